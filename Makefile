@@ -1,0 +1,46 @@
+# `make demo` and `make test` need Python 3.11 and a package index, nothing else.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE := 1          # nothing here needs the Hub; a hidden download is a bug
+export TOKENIZERS_PARALLELISM := false
+INPUTS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format clean
+
+help:           ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo     ## text -> tokenizer -> pretrained BERT -> fine-tuned -> reloaded, in about three minutes
+	$(BIN)/python scripts/demo.py --output_dir demo
+
+test: $(VENV)/.dev      ## the test-suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.dev ## the tests that take long
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev      ## style and types, as CI checks them
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev    ## mend style in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:          ## remove the environment, caches and outputs
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and alone: a resolver that sees it among other requirements may pick another build of it.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
+	@touch $@
+
+# The stamps spare a second call the installation; `dev` contains `demo`.
+$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
+	@touch $@
