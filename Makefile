@@ -2,7 +2,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-export HF_HUB_OFFLINE := 1          # nothing here needs the Hub; a hidden download is a bug
+# Nothing here needs the Hub: a hidden download is a bug.
+export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 INPUTS := pyproject.toml constraints.txt
 
