@@ -1,0 +1,40 @@
+"""Errors a user can mend, and the wrapper that shows them on one screen."""
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+class CtxError(ValueError):
+    """Something the user can mend: says what is wrong, where, and how to mend it.
+
+    Args:
+        what: what was wrong and what was expected.
+        where: the file, line, step or argument concerned.
+        mend: what to do about it.
+    """
+
+    exit_code: int = 2
+
+    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None) -> None:
+        lines = [what]
+        if where:
+            lines.append(f"  where:   {where}")
+        if mend:
+            lines.append(f"  to mend: {mend}")
+        super().__init__("\n".join(lines))
+        self.what, self.where, self.mend = what, where, mend
+
+
+def run_script(main: Callable[[], object]) -> NoReturn:
+    """Run a script's `main` and exit: 0 when it returns, the error's own code (2 by default) after a `CtxError`.
+
+    A `CtxError` is printed on stderr without a traceback. Any other exception is a defect of the program and keeps its
+    traceback.
+    """
+    try:
+        main()
+    except CtxError as error:
+        print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+    sys.exit(0)

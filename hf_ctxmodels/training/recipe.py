@@ -1,0 +1,84 @@
+"""Command lines with recipes: dataclasses become flags, a YAML file gives defaults, flags override it."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+
+from hf_ctxmodels.errors import CtxError
+
+
+def parse_arguments(
+    *dataclass_types: type, description: str | None = None, argv: Sequence[str] | None = None
+) -> tuple[Any, ...]:
+    """Parse the command line into one instance of each dataclass.
+
+    `--recipe FILE.yaml` names a file of `flag: value` pairs. Its values are read exactly like flags that stand before
+    those on the command line, so the same checks apply and a flag given by hand wins.
+
+    Args:
+        dataclass_types: dataclasses whose fields become flags (`metadata={"help": ...}` explains each).
+        description: first lines of `--help`.
+        argv: the command line without the program name; `sys.argv[1:]` by default.
+
+    Raises:
+        CtxError: the recipe is missing, is not a mapping of flags to values, or names an unknown flag.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = HfArgumentParser(dataclass_types, description=description)
+    known = {action.dest for action in parser._actions if action.dest != "help"}
+    parser.add_argument("--recipe", metavar="FILE.yaml", help="YAML file of `flag: value` defaults; flags override it.")
+
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--recipe")
+    recipe = finder.parse_known_args(argv)[0].recipe
+    if recipe is not None and not {"-h", "--help"} & set(argv):
+        argv = recipe_flags(Path(recipe), known) + argv
+    parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    return tuple(parsed[: len(dataclass_types)])
+
+
+def recipe_flags(path: Path, known: set[str]) -> list[str]:
+    """The flags a recipe stands for: `{"max_steps": 10}` is `["--max_steps", "10"]`.
+
+    A list gives a flag several values, a mapping gives it `key=value` pairs, `null` or nothing leaves it alone.
+    """
+    flags: list[str] = []
+    for key, value in _read_recipe(path).items():
+        if key not in known:
+            raise CtxError(
+                f"Unknown key {key!r} in the recipe.",
+                where=str(path),
+                mend=f"use one of: {', '.join(sorted(known))}.",
+            )
+        if value in ("", "null"):
+            continue
+        if isinstance(value, dict):
+            value = [f"{name}={item}" for name, item in value.items()]
+        flags += [f"--{key}", *(value if isinstance(value, list) else [value])]
+    return flags
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        # BaseLoader leaves every scalar the text it is, so that `no`, `1e-4` and `on` mean what they mean as flags.
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CtxError(
+            f"The recipe cannot be read: {error}.", where=str(path), mend="give --recipe an existing YAML file."
+        ) from error
+    except yaml.YAMLError as error:
+        raise CtxError(
+            f"The recipe is not valid YAML: {error}.", where=str(path), mend="write one `flag: value` per line."
+        ) from error
+    if not isinstance(content, dict):
+        raise CtxError(
+            f"A recipe is a mapping of flags to values, not {type(content).__name__}.",
+            where=str(path),
+            mend="write one `flag: value` per line.",
+        )
+    return content
