@@ -1,0 +1,155 @@
+"""Model cards: the template filled from a saved model and the record of its training run."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from safetensors import safe_open
+from transformers import AutoConfig
+
+from hf_ctxmodels.hub.stub import stub_name
+from hf_ctxmodels.registry import Family, get_family
+from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+
+CURVE_FILE = "loss_curve.png"
+_TABLE_ROWS = 10
+
+# Auto class -> the pipeline the Hub offers for it.
+_PIPELINES = {
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForMultipleChoice": "multiple-choice",
+}
+
+
+def model_card(directory: Path, repo_id: str, *, curve_image: str | None = None) -> ModelCard:
+    """The card of the model in `directory`.
+
+    Args:
+        directory: a saved model; `training_summary.json`, where present, tells how it was trained.
+        repo_id: where the card will stand, "org/name".
+        curve_image: file name of the loss curve in the repository; without one the card has a table.
+
+    Returns:
+        A card that `ModelCard.validate` accepts.
+    """
+    config = AutoConfig.from_pretrained(directory)
+    family = get_family(config)
+    summary = TrainingSummary.load(directory) if (directory / SUMMARY_FILE).exists() else None
+    model_class = (config.architectures or [family.models["AutoModel"].__name__])[0]
+    auto_class = _auto_class(family, model_class)
+    name = repo_id.split("/")[-1]
+    return ModelCard.from_template(
+        _card_data(name, family, auto_class, summary),
+        template_path=str(_template_path()),
+        model_name=name,
+        repo_id=repo_id,
+        model_class=model_class,
+        auto_class=auto_class,
+        family_name=family.name,
+        paper=family.paper,
+        parameters=summary.parameters if summary else _stored_elements(directory),
+        max_length=getattr(config, "max_position_embeddings", None),
+        stub=f"{stub_name(family)}.py",
+        summary=summary,
+        curve=_thinned(_losses(summary)) if summary else [],
+        curve_image=curve_image,
+        pairs=_pairs,
+        number=_number,
+    )
+
+
+def loss_curve_png(summary: TrainingSummary) -> bytes | None:
+    """The training loss by step as a PNG, or None where matplotlib is not installed or nothing was logged."""
+    points = _losses(summary)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    if not points:
+        return None
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    steps, losses = zip(*points, strict=True)
+    axes.plot(steps, losses, label="training")
+    evaluations = [(row["step"], row["eval_loss"]) for row in summary.curve if "eval_loss" in row]
+    if evaluations:
+        axes.plot(*zip(*evaluations, strict=True), marker="o", label="evaluation")
+        axes.legend()
+    axes.set(xlabel="optimizer step", ylabel="loss", title=f"{summary.model_class} on {summary.dataset}")
+    axes.grid(alpha=0.3)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=120)
+    return image.getvalue()
+
+
+def _card_data(name: str, family: Family, auto_class: str, summary: TrainingSummary | None) -> ModelCardData:
+    pipeline = _PIPELINES.get(auto_class)
+    if auto_class == "AutoModelForPreTraining" and "AutoModelForMaskedLM" in family.models:
+        pipeline = "fill-mask"  # the masked-LM head opens a pretraining checkpoint
+    data = ModelCardData(
+        library_name="transformers",
+        tags=sorted({"hf_ctxmodels", family.config.model_type, family.name}),
+        pipeline_tag=pipeline or "feature-extraction",
+        model_name=name,
+    )
+    if summary and summary.metrics:
+        data.eval_results = [
+            EvalResult(
+                task_type=pipeline or "feature-extraction",
+                dataset_type=summary.dataset,
+                dataset_name=summary.dataset,
+                metric_type=metric,
+                metric_value=value,
+            )
+            for metric, value in summary.metrics.items()
+        ]
+    return data
+
+
+def _auto_class(family: Family, model_class: str) -> str:
+    """The Auto class that opens `model_class`; AutoModel opens every class."""
+    names = {model.__name__: auto_class for auto_class, model in family.models.items()}
+    return names.get(model_class, "AutoModel")
+
+
+def _template_path() -> Path:
+    """The template: inside an installed package, else in the source tree."""
+    installed = Path(__file__).with_name("template.md")
+    return installed if installed.exists() else Path(__file__).parents[2] / "model_cards" / "template.md"
+
+
+def _stored_elements(directory: Path) -> int:
+    """Number of elements of all weights on disk, where a tied weight is stored once."""
+    total = 0
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as weights:
+            for key in weights.keys():  # noqa: SIM118 - not a mapping
+                size = 1
+                for extent in weights.get_slice(key).get_shape():
+                    size *= extent
+                total += size
+    return total
+
+
+def _losses(summary: TrainingSummary) -> list[tuple[int, float]]:
+    return [(int(row["step"]), row["loss"]) for row in summary.curve if "loss" in row]
+
+
+def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most `_TABLE_ROWS` points, evenly spread, first and last among them."""
+    if len(points) <= _TABLE_ROWS:
+        return points
+    return [points[round(row * (len(points) - 1) / (_TABLE_ROWS - 1))] for row in range(_TABLE_ROWS)]
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,444 @@
+"""A small Hub: a real HTTP server on 127.0.0.1 that speaks what `huggingface_hub` 2.4 asks of the Hub for models.
+
+Repositories live in memory as git would hold them: a branch names a commit, a commit maps paths to blobs. Large files
+go through the LFS protocol into a store of their own and appear in a repository only when a commit names them, so that
+an interrupted upload leaves the repository as it was. Clients reach it through `HF_ENDPOINT`.
+
+No package offered one: the only one on PyPI that serves repositories locally, hf-local-hub 3.0, holds a client for a Go
+program that it does not ship.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import yaml
+
+TOKEN = "hf_thisTokenMayWrite"
+_LFS_ENDINGS = (".safetensors", ".png", ".bin", ".pt", ".pkl")
+
+
+class HubError(Exception):
+    """An error answer; `code` becomes `X-Error-Code`, from which the client chooses its exception."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code = status, message, code
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A file of a commit. `oid` is git's blob id, or the sha256 of a large file."""
+
+    content: bytes
+    oid: str
+    lfs: bool
+
+
+@dataclass
+class Repository:
+    """`branches` name commits; a commit maps each path to its blob."""
+
+    name: str
+    private: bool
+    branches: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
+
+    def commit(self, branch: str, files: dict[str, Blob], message: str) -> str:
+        """Add a commit with exactly `files` to `branch`; return its id."""
+        listing = [(path, blob.oid) for path, blob in sorted(files.items())]
+        oid = hashlib.sha1(json.dumps([self.branches.get(branch), message, listing]).encode()).hexdigest()
+        self.commits[oid] = files
+        self.branches[branch] = oid
+        return oid
+
+    def resolve(self, revision: str) -> str:
+        """The commit that a branch name or commit id names."""
+        commit = self.branches.get(revision, revision)
+        if commit not in self.commits:
+            raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return commit
+
+
+class HubServer:
+    """The server and its state; a context manager.
+
+    Reading a public repository and uploading to a large file's address need no token (the Hub signs such addresses);
+    everything else that writes needs `TOKEN`.
+
+    Attributes:
+        endpoint: value for `HF_ENDPOINT`.
+        repositories: by "org/name".
+        stall_uploads: while set, an upload is read to its half and then held.
+        upload_stalled: set by the server when it holds one.
+        requests: "METHOD path -> status" of every request, for error messages and assertions.
+    """
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.large_files: dict[str, bytes] = {}
+        self.stall_uploads = threading.Event()
+        self.upload_stalled = threading.Event()
+        self.requests: list[str] = []
+        self.lock = threading.RLock()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(self))
+        self._http.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._http.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._http.serve_forever, name="hub", daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stall_uploads.clear()
+        self._http.shutdown()
+        self._http.server_close()
+
+    def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
+        """Paths and contents of a revision."""
+        repository = self.repositories[repo_id]
+        return {path: blob.content for path, blob in repository.commits[repository.resolve(revision)].items()}
+
+
+def git_blob_id(content: bytes) -> str:
+    """The id that git gives a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def metadata_errors(content: str) -> list[str]:
+    """What is wrong with a model card's metadata block; empty when nothing is."""
+    block = re.match(r"\A---\r?\n(.*?)\r?\n---(\r?\n|\Z)", content, re.DOTALL)
+    if block is None:
+        return ["The card has no metadata block between two lines of three dashes."]
+    try:
+        metadata = yaml.safe_load(block[1])
+    except yaml.YAMLError as error:
+        return [f"The metadata is not valid YAML: {error}"]
+    if not isinstance(metadata, dict):
+        return ["The metadata must be a mapping."]
+    errors = []
+    for key in ("tags", "datasets", "metrics"):
+        values = metadata.get(key, [])
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            errors.append(f'"{key}" must be an array of strings')
+    for key in ("library_name", "pipeline_tag", "license"):
+        if not isinstance(metadata.get(key, ""), str):
+            errors.append(f'"{key}" must be a string')
+    for number, model in enumerate(metadata.get("model-index", [])):
+        if not isinstance(model.get("name"), str):
+            errors.append(f'"model-index[{number}].name" is required')
+        for result in model.get("results", []):
+            errors += _result_errors(f"model-index[{number}].results", result)
+    return errors
+
+
+def _result_errors(where: str, result: dict[str, Any]) -> list[str]:
+    errors = []
+    if not isinstance(result.get("task", {}).get("type"), str):
+        errors.append(f'"{where}.task.type" is required')
+    if not {"type", "name"} <= set(result.get("dataset", {})):
+        errors.append(f'"{where}.dataset" must have "type" and "name"')
+    for metric in result.get("metrics", [{}]):
+        if not isinstance(metric.get("type"), str) or metric.get("value") is None:
+            errors.append(f'"{where}.metrics" must have "type" and "value"')
+    return errors
+
+
+Route = Callable[["_Handler", re.Match[str]], None]
+_ROUTES: list[tuple[str, re.Pattern[str], Route]] = []
+_REPO = r"(?P<repo>[\w.-]+/[\w.-]+?)"
+
+
+def _route(method: str, pattern: str) -> Callable[[Route], Route]:
+    def add(function: Route) -> Route:
+        _ROUTES.append((method, re.compile(pattern), function))
+        return function
+
+    return add
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: HubServer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep the test output clean; `HubServer.requests` has the log."""
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815 - names that http.server looks up
+
+    def _answer(self) -> None:
+        url = urlsplit(self.path)
+        self.query = parse_qs(url.query)
+        method = "GET" if self.command == "HEAD" else self.command
+        try:
+            user_may_write = self._authorise()
+            for verb, pattern, function in _ROUTES:
+                match = pattern.fullmatch(url.path)
+                if verb == method and match:
+                    if verb == "POST" and not user_may_write and url.path != "/api/validate-yaml":
+                        raise HubError(401, "Invalid username or password.")
+                    self.user_may_write = user_may_write
+                    function(self, match)
+                    return
+            raise HubError(404, f"This hub has no {self.command} {url.path}")
+        except HubError as refusal:
+            self._read_body()
+            headers = {"X-Error-Message": refusal.message}
+            if refusal.code:
+                headers["X-Error-Code"] = refusal.code
+            self.send(json.dumps({"error": refusal.message}).encode(), refusal.status, headers)
+        except ConnectionError:
+            self.close_connection = True
+
+    def _authorise(self) -> bool:
+        authorization = self.headers.get("Authorization")
+        if authorization not in (None, f"Bearer {TOKEN}"):
+            raise HubError(401, "Invalid credentials in Authorization header")
+        return authorization is not None
+
+    def repository(self, match: re.Match[str]) -> Repository:
+        """The repository a URL names; a private one exists only for those who may read it."""
+        repository = self.hub.repositories.get(match["repo"])
+        if repository is None or (repository.private and not self.user_may_write):
+            raise HubError(401, "Repository not found", "RepoNotFound")
+        return repository
+
+    def chunks(self) -> list[bytes]:
+        """The request's body in pieces; it stops at the half while uploads are stalled."""
+        pieces, left = [], int(self.headers.get("Content-Length", 0))
+        total = left
+        while left:
+            if self.hub.stall_uploads.is_set() and self.command == "PUT" and left <= total // 2:
+                self.hub.upload_stalled.set()
+                while self.hub.stall_uploads.is_set():
+                    time.sleep(0.02)
+            piece = self.rfile.read(min(left, 1 << 14))
+            if not piece:
+                raise ConnectionError("the client hung up")
+            pieces.append(piece)
+            left -= len(piece)
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            while size := int(self.rfile.readline(), 16):
+                pieces.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+        self._body_read = True
+        return pieces
+
+    def _read_body(self) -> bytes:
+        return b"".join(self.chunks()) if not getattr(self, "_body_read", False) else b""
+
+    def json_body(self) -> Any:
+        return json.loads(self._read_body())
+
+    def send_json(self, value: Any, status: int = 200) -> None:
+        self.send(json.dumps(value).encode(), status, {"Content-Type": "application/json"})
+
+    def send(self, content: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.hub.requests.append(f"{self.command} {self.path} -> {status}")
+        self._body_read = False
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def send_file(self, content: bytes, headers: dict[str, str]) -> None:
+        """Whole, or the part that a Range header asks for."""
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", **headers}
+        if asked is None:
+            self.send(content, 200, headers)
+            return
+        first, last = int(asked[1]), int(asked[2] or len(content) - 1)
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+        self.send(content[first : last + 1], 206, headers)
+
+
+def _handler_for(hub: HubServer) -> type[_Handler]:
+    return type("Handler", (_Handler,), {"hub": hub})
+
+
+@_route("GET", r"/api/whoami-v2")
+def _whoami(request: _Handler, match: re.Match[str]) -> None:
+    if not request.headers.get("Authorization"):
+        raise HubError(401, "Invalid username or password.")
+    request.send_json({"type": "user", "name": "tester", "auth": {"accessToken": {"role": "write"}}, "orgs": []})
+
+
+@_route("POST", r"/api/validate-yaml")
+def _validate(request: _Handler, match: re.Match[str]) -> None:
+    errors = metadata_errors(request.json_body()["content"])
+    answer = {"errors": [{"message": error} for error in errors], "warnings": []}
+    request.send_json(answer, 400 if errors else 200)
+
+
+@_route("POST", r"/api/repos/create")
+def _create(request: _Handler, match: re.Match[str]) -> None:
+    wanted = request.json_body()
+    name = f"{wanted.get('organization') or 'tester'}/{wanted['name']}"
+    with request.hub.lock:
+        if name in request.hub.repositories:
+            raise HubError(409, "You already created this model repo")
+        repository = Repository(name, private=wanted.get("visibility") == "private")
+        attributes = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+        repository.commit(
+            "main", {".gitattributes": Blob(attributes, git_blob_id(attributes), False)}, "initial commit"
+        )
+        request.hub.repositories[name] = repository
+    request.send_json({"url": f"{request.hub.endpoint}/{name}", "name": name})
+
+
+@_route("POST", rf"/api/models/{_REPO}/branch/(?P<revision>[^/]+)")
+def _branch(request: _Handler, match: re.Match[str]) -> None:
+    repository, branch = request.repository(match), unquote(match["revision"])
+    start = json.loads(request._read_body() or b"{}").get("startingPoint", "main")
+    if branch in repository.branches:
+        raise HubError(409, f"Reference already exists: {branch}")
+    repository.branches[branch] = repository.resolve(start)
+    request.send_json({})
+
+
+@_route("POST", rf"/api/models/{_REPO}/preupload/(?P<revision>[^/]+)")
+def _preupload(request: _Handler, match: re.Match[str]) -> None:
+    repository = request.repository(match)
+    present = repository.commits[repository.resolve(unquote(match["revision"]))]
+    answers = []
+    for file in request.json_body()["files"]:
+        mode = "lfs" if file["path"].endswith(_LFS_ENDINGS) else "regular"
+        blob = present.get(file["path"])
+        answers.append(
+            {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": blob.oid if blob else None}
+        )
+    request.send_json({"files": answers})
+
+
+@_route("POST", rf"/{_REPO}\.git/info/lfs/objects/batch")
+def _lfs_batch(request: _Handler, match: re.Match[str]) -> None:
+    request.repository(match)
+    objects = []
+    for item in request.json_body()["objects"]:
+        answer = {"oid": item["oid"], "size": item["size"]}
+        if item["oid"] not in request.hub.large_files:
+            href = f"{request.hub.endpoint}/large-files/{item['oid']}"
+            answer["actions"] = {"upload": {"href": href}, "verify": {"href": f"{href}/verify"}}
+        objects.append(answer)
+    request.send_json({"transfer": "basic", "objects": objects})
+
+
+@_route("POST", r"/large-files/(?P<oid>[0-9a-f]{64})/verify")
+def _lfs_verify(request: _Handler, match: re.Match[str]) -> None:
+    expected = request.json_body()
+    content = request.hub.large_files.get(match["oid"])
+    if content is None or len(content) != expected["size"]:
+        raise HubError(404, "The large file was not uploaded")
+    request.send_json({})
+
+
+@_route("POST", rf"/api/models/{_REPO}/commit/(?P<revision>[^/]+)")
+def _commit(request: _Handler, match: re.Match[str]) -> None:
+    repository, branch = request.repository(match), unquote(match["revision"])
+    lines = [json.loads(line) for line in request._read_body().splitlines()]
+    with request.hub.lock:
+        parent = repository.resolve(branch)
+        header = next(line["value"] for line in lines if line["key"] == "header")
+        if header.get("parentCommit") not in (None, parent):
+            raise HubError(412, "A commit has happened since. Please refresh and try again.")
+        files = dict(repository.commits[parent])
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                content = base64.b64decode(value["content"])
+                files[value["path"]] = Blob(content, git_blob_id(content), False)
+            elif line["key"] == "lfsFile":
+                if value["oid"] not in request.hub.large_files:
+                    raise HubError(400, f"The large file {value['path']} was not uploaded")
+                files[value["path"]] = Blob(request.hub.large_files[value["oid"]], value["oid"], True)
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+        oid = repository.commit(branch, files, header["summary"])
+    url = f"{request.hub.endpoint}/{repository.name}/commit/{oid}"
+    request.send_json({"success": True, "commitUrl": url, "commitOid": oid, "pullRequestUrl": None})
+
+
+@_route("GET", rf"/api/models/{_REPO}(/revision/(?P<revision>[^/]+))?")
+def _info(request: _Handler, match: re.Match[str]) -> None:
+    repository = request.repository(match)
+    commit = repository.resolve(unquote(match["revision"] or "main"))
+    request.send_json(
+        {
+            "_id": "0",
+            "id": repository.name,
+            "modelId": repository.name,
+            "sha": commit,
+            "private": repository.private,
+            "tags": [],
+            "downloads": 0,
+            "likes": 0,
+            "siblings": [{"rfilename": path} for path in sorted(repository.commits[commit])],
+        }
+    )
+
+
+@_route("GET", rf"/api/models/{_REPO}/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?")
+def _tree(request: _Handler, match: re.Match[str]) -> None:
+    repository = request.repository(match)
+    files = repository.commits[repository.resolve(unquote(match["revision"]))]
+    folder = unquote(match["folder"]) + "/" if match["folder"] else ""
+    entries = []
+    for path, blob in sorted(files.items()):
+        if path.startswith(folder):
+            entry: dict[str, Any] = {"type": "file", "path": path, "size": len(blob.content), "oid": blob.oid}
+            if blob.lfs:
+                entry["lfs"] = {"oid": blob.oid, "size": len(blob.content), "pointerSize": 134}
+            entries.append(entry)
+    if folder and not entries:
+        raise HubError(404, f"{match['folder']} does not exist", "EntryNotFound")
+    request.send_json(entries)
+
+
+@_route("GET", rf"/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+def _resolve(request: _Handler, match: re.Match[str]) -> None:
+    repository = request.repository(match)
+    commit = repository.resolve(unquote(match["revision"]))
+    blob = repository.commits[commit].get(unquote(match["path"]))
+    headers = {"X-Repo-Commit": commit}
+    if blob is None:
+        headers |= {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
+        request.send(b"Entry not found", 404, headers)
+    elif blob.lfs:
+        headers |= {"X-Linked-Etag": f'"{blob.oid}"', "X-Linked-Size": str(len(blob.content))}
+        request.send(b"", 302, {**headers, "Location": f"{request.hub.endpoint}/large-files/{blob.oid}"})
+    else:
+        request.send_file(blob.content, {**headers, "ETag": f'"{blob.oid}"'})
+
+
+@_route("PUT", r"/large-files/(?P<oid>[0-9a-f]{64})")
+def _lfs_put(request: _Handler, match: re.Match[str]) -> None:
+    content = request._read_body()
+    if hashlib.sha256(content).hexdigest() != match["oid"]:
+        raise HubError(400, "The content does not have the announced sha256")
+    request.hub.large_files[match["oid"]] = content
+    request.send(b"")
+
+
+@_route("GET", r"/large-files/(?P<oid>[0-9a-f]{64})")
+def _lfs_get(request: _Handler, match: re.Match[str]) -> None:
+    content = request.hub.large_files.get(match["oid"])
+    if content is None:
+        raise HubError(404, "No such large file", "EntryNotFound")
+    request.send_file(content, {"ETag": f'"{match["oid"]}"'})
