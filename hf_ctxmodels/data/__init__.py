@@ -1,0 +1,16 @@
+"""From text to training examples."""
+
+from hf_ctxmodels.data.documents import Documents, load_documents
+from hf_ctxmodels.data.examples import ExampleSet, ExampleStream, build_training_set
+from hf_ctxmodels.data.sampling import EpochBatchSampler, ShuffledStream, training_loader
+
+__all__ = [
+    "Documents",
+    "EpochBatchSampler",
+    "ExampleSet",
+    "ExampleStream",
+    "ShuffledStream",
+    "build_training_set",
+    "load_documents",
+    "training_loader",
+]

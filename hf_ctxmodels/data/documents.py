@@ -1,0 +1,158 @@
+"""Sources of documents: the demo text, local files, the Hub."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from hf_ctxmodels.data.demo import demo_documents
+from hf_ctxmodels.data.files import FILE_KINDS, column_paragraphs, file_kind, read_file
+from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives.seeding import Stream, generator
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Which document numbers are held out: one of every `block` in a row, at a place drawn from (seed, its block).
+
+    So the share is exact, a stream can be split, and where a document belongs does not depend on what follows it.
+    """
+
+    block: int
+    seed: int
+
+    def __contains__(self, number: int) -> bool:
+        block, place = divmod(number, self.block)
+        return int(generator(self.seed, 0, block, Stream.HELD_OUT).integers(self.block)) == place
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents that can be iterated again and again; each is a non-empty list of sentences.
+
+    Nothing is kept in memory: every iteration reads the source from its start.
+
+    Attributes:
+        name: of the source, for errors and cards.
+        read: opens the source and yields documents, each as its paragraphs.
+        skip_empty: pass over documents without text instead of raising.
+        held_out: how the source is split; None for not at all.
+        part: "all", "training" or "held-out": what of the source is iterated.
+    """
+
+    name: str
+    read: Callable[[], Iterator[list[str]]]
+    skip_empty: bool = False
+    held_out: HeldOut | None = None
+    part: str = "all"
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yield documents.
+
+        Raises:
+            CtxError: the source is empty or cannot be read, or a document has no text (unless `skip_empty`).
+        """
+        empty = True
+        for number, paragraphs in enumerate(self.read()):
+            if self.held_out is not None and (number in self.held_out) != (self.part == "held-out"):
+                continue
+            sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
+            if sentences:
+                empty = False
+                yield sentences
+            elif not self.skip_empty:
+                raise CtxError(
+                    f"Document {number} (counted from 0) has no text.",
+                    where=self.name,
+                    mend="remove it from the data, or pass over such documents with skip_empty_documents.",
+                )
+        if empty:
+            part = "" if self.part == "all" else f"The {self.part} part of "
+            raise CtxError(
+                f"{part or 'T'}{'t' if part else ''}he data set is empty: it holds no document with text.",
+                where=self.name,
+                mend="check the source" + (", or the share held out." if part else "."),
+            )
+
+    def texts(self) -> "DocumentTexts":
+        """The documents as single strings, one sentence a line; can be iterated again and again."""
+        return DocumentTexts(self)
+
+    def split(self, validation_fraction: float, seed: int = 0) -> tuple[Self, Self]:
+        """Training documents and held-out documents; see `HeldOut`. Reads nothing."""
+        if not 0 < validation_fraction <= 0.5:
+            raise CtxError(
+                f"validation_fraction={validation_fraction} is out of range.", mend="use more than 0 and at most 0.5."
+            )
+        held_out = HeldOut(round(1 / validation_fraction), seed)
+        return replace(self, held_out=held_out, part="training"), replace(self, held_out=held_out, part="held-out")
+
+
+@dataclass(frozen=True)
+class DocumentTexts:
+    """`Documents` as strings."""
+
+    documents: Documents
+
+    def __iter__(self) -> Iterator[str]:
+        return ("\n".join(sentences) for sentences in self.documents)
+
+
+def load_documents(
+    dataset: str,
+    *,
+    split: str = "train",
+    text_column: str = "text",
+    config_name: str | None = None,
+    streaming: bool = False,
+    skip_empty: bool = False,
+) -> Documents:
+    """Open a source of documents. A file, the demo text and a stream are read anew by every iteration.
+
+    Args:
+        dataset: `demo`, a local `.txt`, `.jsonl` or `.parquet` file (plain or `.gz`), or what `datasets.load_dataset`
+            takes: a Hub id or a directory.
+        split: of a Hub data set or directory.
+        text_column: where a record's text stands; the text files have none.
+        config_name: configuration of a Hub data set.
+        streaming: read a Hub data set over the network instead of downloading it first. Files are never loaded whole.
+        skip_empty: pass over documents without text instead of raising.
+
+    Raises:
+        CtxError: the source cannot be found. What is wrong inside it is raised while iterating.
+    """
+    if dataset == "demo":
+        return Documents("demo", demo_documents, skip_empty)
+    path = Path(dataset).expanduser()
+    if not path.is_dir() and (path.is_file() or file_kind(path) in FILE_KINDS):
+        if file_kind(path) not in FILE_KINDS:
+            raise CtxError(
+                f"Cannot read text from a file of kind {file_kind(path)!r}.",
+                where=str(path),
+                mend=f"give one of {', '.join(FILE_KINDS)} (also with .gz), a directory, a Hub id, or `demo`.",
+            )
+        if not path.is_file():
+            raise CtxError("No such file.", where=str(path), mend="check the path given as the data set.")
+        return Documents(path.name, partial(read_file, path, text_column), skip_empty)
+    rows = _load_dataset(dataset, config_name, split, streaming)
+    return Documents(dataset, partial(_hub_documents, rows, text_column, dataset), skip_empty)
+
+
+def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: bool) -> object:
+    import datasets
+
+    try:
+        return datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise CtxError(
+            f"The data set cannot be opened: {error}",
+            where=f"{dataset} (configuration {config_name}, split {split})",
+            mend="give the path of a text file, `demo`, or a Hub id that exists and can be reached.",
+        ) from error
+
+
+def _hub_documents(rows: object, text_column: str, name: str) -> Iterator[list[str]]:
+    for number, row in enumerate(rows):  # type: ignore[arg-type, var-annotated]
+        yield column_paragraphs(row, text_column, f"{name}, row {number}")

@@ -1,0 +1,147 @@
+"""Tokenised examples: in memory as flat arrays, or as a stream."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives.base import Example, Objective
+
+ROWS_PER_BLOCK = 8192  # examples gathered as small arrays before they are joined
+
+
+class Column:
+    """One column of a table of examples, stored flat.
+
+    Attributes:
+        values: all rows' values behind each other.
+        offsets: (rows + 1,) row i is `values[offsets[i]:offsets[i + 1]]`; None when each row holds one number.
+    """
+
+    def __init__(self, values: np.ndarray, offsets: np.ndarray | None) -> None:
+        self.values, self.offsets = values, offsets
+
+    def __getitem__(self, row: int) -> np.ndarray | int:
+        if self.offsets is None:
+            return int(self.values[row])
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+
+class ExampleSet(torch.utils.data.Dataset):
+    """Examples in memory, at the size of their numbers: about four bytes a token.
+
+    `examples[i]` and `examples[epoch, i]` give a dictionary with the columns of row i, `example_index` and `epoch`, which
+    the collators seed their masks from. `examples[i]` is of the epoch last given to `set_epoch` (0 at first), which
+    `transformers.Trainer` calls by itself: masks are new in every epoch there too, and those of a set used for
+    evaluation stay.
+
+    Args:
+        columns: of one length.
+        statistics: what the objective met while it made the examples.
+    """
+
+    def __init__(self, columns: dict[str, Column], length: int, statistics: Mapping[str, int]) -> None:
+        self.columns, self.length, self.statistics = columns, length, dict(statistics)
+        self.epoch = 0
+
+    @classmethod
+    def build(cls, examples: Iterable[Example], statistics: Mapping[str, int] | None = None) -> Self:
+        """Store examples, all of which have the same columns.
+
+        Raises:
+            CtxError: there is none.
+        """
+        block: list[Example] = []
+        blocks: list[dict[str, Column]] = []
+        length = 0
+        for example in examples:
+            block.append(example)
+            length += 1
+            if len(block) == ROWS_PER_BLOCK:
+                blocks.append(_store(block))
+                block = []
+        if block:
+            blocks.append(_store(block))
+        if not blocks:
+            raise CtxError(
+                "The documents gave no example: none of them holds a token.",
+                mend="check the data set and the tokenizer.",
+            )
+        columns = {name: _join([stored.pop(name) for stored in blocks]) for name in list(blocks[0])}
+        return cls(columns, length, statistics or {})
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
+        epoch, index = key if isinstance(key, tuple) else (self.epoch, key)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Example {index} of a set of {len(self)}.")
+        index = int(index) % len(self)
+        row = {name: column[index] for name, column in self.columns.items()}
+        return {**row, "example_index": index, "epoch": int(epoch)}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Epoch of the examples asked for by their number alone."""
+        self.epoch = epoch
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows, special tokens included."""
+        return len(self.columns["input_ids"].values)
+
+
+def _store(block: list[Example]) -> dict[str, Column]:
+    columns = {}
+    for name, first in block[0].items():
+        values = [example[name] for example in block]
+        if isinstance(first, np.ndarray):
+            lengths = [len(value) for value in values]  # type: ignore[arg-type]
+            columns[name] = Column(np.concatenate(values), np.concatenate([[0], np.cumsum(lengths)]))
+        else:
+            columns[name] = Column(np.array(values), None)
+    return columns
+
+
+def _join(parts: list[Column]) -> Column:
+    values = np.concatenate([part.values for part in parts])
+    if parts[0].offsets is None:
+        return Column(values, None)
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])  # type: ignore[arg-type]
+    return Column(values, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+@dataclass(frozen=True)
+class ExampleStream:
+    """Examples made while they are read, for text that exceeds memory.
+
+    Its first pass gives the examples of the `ExampleSet` of the same documents, in the same order; later passes draw
+    new pairs. At most the documents that are tokenised together are held.
+
+    Attributes:
+        documents: read anew in every pass.
+        objective: makes the examples.
+    """
+
+    documents: Iterable[list[str]]
+    objective: Objective
+
+    def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
+        """The examples of one pass over the documents, with `example_index` and `epoch`."""
+        for index, example in enumerate(self.objective.examples(self.documents, epoch)):
+            yield {**example, "example_index": index, "epoch": epoch}
+
+
+def build_training_set(
+    documents: Iterable[list[str]], objective: Objective, streaming: bool = False
+) -> ExampleSet | ExampleStream:
+    """Examples of an objective, in memory or as a stream."""
+    if streaming:
+        return ExampleStream(documents, objective)
+    before = dict(objective.statistics)
+    examples = ExampleSet.build(objective.examples(documents))
+    examples.statistics = {name: value - before.get(name, 0) for name, value in objective.statistics.items()}
+    return examples

@@ -1,0 +1,136 @@
+"""Local files of running text -> documents, with errors that name the file and the place.
+
+Read line by line or batch by batch, never as a whole. A document is a list of paragraphs, which may be empty.
+"""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hf_ctxmodels.errors import CtxError
+
+FILE_KINDS = (".txt", ".jsonl", ".parquet")
+
+
+def file_kind(path: Path) -> str:
+    """The suffix that says how a file is read, `.gz` left aside: ".txt", ".jsonl", ".parquet" or another one."""
+    return Path(path.stem if path.suffix == ".gz" else path.name).suffix.lower()
+
+
+def read_file(path: Path, text_column: str) -> Iterator[list[str]]:
+    """Documents of a file of one of the `FILE_KINDS`, plain or gzipped.
+
+    Args:
+        path: in `.txt` every line is a paragraph and a blank line ends a document; in `.jsonl` every line is an object,
+            in `.parquet` every row a record, and each holds one document.
+        text_column: name of the document's text in `.jsonl` and `.parquet`.
+
+    Raises:
+        CtxError: the file is missing or damaged, not UTF-8, or has no such column.
+    """
+    if not path.is_file():
+        raise CtxError("No such file.", where=str(path), mend="check the path given as the data set.")
+    kind = file_kind(path)
+    if kind == ".txt":
+        return _text_documents(path)
+    if kind == ".jsonl":
+        return _json_documents(path, text_column)
+    return _parquet_documents(path, text_column)
+
+
+def paragraphs_of(text: str | None) -> list[str]:
+    """The non-blank lines of a text."""
+    return [line for line in (text or "").splitlines() if not line.isspace()]
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Lines of a UTF-8 file without their ends."""
+    offset = 0
+    packed = path.suffix == ".gz"
+    try:
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+            for line in file:
+                # Only a first line may begin with a byte order mark; elsewhere it is a character like any other.
+                yield line.decode("utf-8-sig" if offset == 0 else "utf-8").rstrip("\r\n")
+                offset += len(line)
+    except UnicodeDecodeError as error:
+        place = offset + error.start + len(line) - len(error.object)
+        raise CtxError(
+            f"Not UTF-8: byte {place} is 0x{error.object[error.start]:02x}.",
+            where=f"{path}, byte {place}{' of what it unpacks to' if packed else ''}",
+            mend="convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW.",
+        ) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CtxError(
+            f"Not a whole gzip file: {error}.", where=str(path), mend="fetch it or pack it again."
+        ) from error
+
+
+def _text_documents(path: Path) -> Iterator[list[str]]:
+    document: list[str] = []
+    for line in _lines(path):
+        if line.strip():
+            document.append(line)
+        elif document:
+            yield document
+            document = []
+    if document:
+        yield document
+
+
+def _json_documents(path: Path, text_column: str) -> Iterator[list[str]]:
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise CtxError(f"Not JSON: {error}.", where=where, mend="write one JSON object a line.") from error
+        if not isinstance(row, dict):
+            raise CtxError(f"A {type(row).__name__}, not a JSON object.", where=where, mend="write one object a line.")
+        yield column_paragraphs(row, text_column, where)
+
+
+def column_paragraphs(row: dict[str, Any], text_column: str, where: str) -> list[str]:
+    """The paragraphs of one record's text; a null is a document without text."""
+    if text_column not in row:
+        raise CtxError(
+            f"No column {text_column!r}; the columns are {', '.join(map(repr, row))}.",
+            where=where,
+            mend="name the column that holds the text with text_column.",
+        )
+    text = row[text_column]
+    if text is not None and not isinstance(text, str):
+        raise CtxError(
+            f"Column {text_column!r} holds a {type(text).__name__}, not text.",
+            where=where,
+            mend="name a column of strings with text_column.",
+        )
+    return paragraphs_of(text)
+
+
+def _parquet_documents(path: Path, text_column: str) -> Iterator[list[str]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        # Parquet is read from its end, so a gzipped one has to be unpacked first.
+        source = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path
+        file = pyarrow.parquet.ParquetFile(source)
+        columns = file.schema_arrow.names
+        if text_column not in columns:
+            column_paragraphs(dict.fromkeys(columns), text_column, str(path))
+        number = 0
+        for batch in file.iter_batches(batch_size=1024, columns=[text_column]):
+            for row in batch.to_pylist():
+                yield column_paragraphs(row, text_column, f"{path}, row {number}")
+                number += 1
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
+        raise CtxError(
+            f"Not a whole Parquet file: {error}.", where=str(path), mend="fetch it or write it again."
+        ) from error

@@ -1,0 +1,127 @@
+"""The order of examples in training: seeded, endless, and entered at any batch."""
+
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+
+from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives.seeding import Stream, generator
+
+
+class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
+    """Endless batches of `(epoch, index)`: a fresh permutation every epoch, every example exactly once in each.
+
+    Epochs follow each other without a gap, so a batch may hold the end of one and the start of the next, and no example
+    is dropped. Batch b is known without those before it.
+
+    Args:
+        num_examples: of the `ExampleSet`.
+        batch_size: examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
+        seed: of the permutations.
+        start_batch: the first batch to give.
+    """
+
+    drop_last = True  # read by accelerate: every batch is full
+
+    def __init__(self, num_examples: int, batch_size: int, seed: int, start_batch: int = 0) -> None:
+        if num_examples < 1 or batch_size < 1 or start_batch < 0:
+            raise CtxError(
+                f"Cannot draw batches of {batch_size} from {num_examples} examples, starting at batch {start_batch}.",
+                mend="give at least one example, a batch size of at least 1, and a start of at least 0.",
+            )
+        self.num_examples, self.batch_size, self.seed, self.start_batch = num_examples, batch_size, seed, start_batch
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch, place = divmod(self.start_batch * self.batch_size, self.num_examples)
+        order = self._order(epoch)
+        while True:
+            batch: list[tuple[int, int]] = []
+            while len(batch) < self.batch_size:
+                if place == self.num_examples:
+                    epoch, place = epoch + 1, 0
+                    order = self._order(epoch)
+                taken = order[place : place + self.batch_size - len(batch)]
+                batch += [(epoch, index) for index in taken.tolist()]
+                place += len(taken)
+            yield batch
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return generator(self.seed, epoch, 0, Stream.ORDER).permutation(self.num_examples)
+
+
+class ShuffledStream(IterableDataset):
+    """Endless examples of an `ExampleStream`, shuffled in a buffer, the same for any number of workers.
+
+    Every worker reads the whole stream and keeps each n-th batch, in the order in which `DataLoader` asks its workers.
+    To start at a later batch the ones before it are made and thrown away.
+
+    Args:
+        stream: what is read; once per epoch.
+        batch_size: examples of a micro-batch over all processes, the `batch_size` of the `DataLoader`.
+        seed: of the shuffling.
+        start_batch: the first batch to give.
+        buffer_size: examples held to draw the next one from; 1 keeps the order of the text.
+    """
+
+    def __init__(
+        self, stream: ExampleStream, batch_size: int, seed: int, start_batch: int = 0, buffer_size: int = 10_000
+    ) -> None:
+        self.stream, self.batch_size, self.seed = stream, batch_size, seed
+        self.start_batch, self.buffer_size = start_batch, buffer_size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        examples = (example for epoch in count() for example in self._shuffled(epoch))
+        for number in count(-self.start_batch):
+            batch = list(islice(examples, self.batch_size))
+            if number >= 0 and number % step == first:
+                yield from batch
+
+    def _shuffled(self, epoch: int) -> Iterator[dict[str, Any]]:
+        rng = generator(self.seed, epoch, 0, Stream.ORDER)
+        buffer: list[dict[str, Any]] = []
+        empty = True
+        for example in self.stream.one_pass(epoch):
+            empty = False
+            if len(buffer) < self.buffer_size:
+                buffer.append(example)
+                continue
+            place = int(rng.integers(len(buffer)))
+            yield buffer[place]
+            buffer[place] = example
+        if empty:
+            raise CtxError("The documents gave no example: none of them holds a token.", mend="check the data set.")
+        yield from (buffer[place] for place in rng.permutation(len(buffer)))
+
+
+def training_loader(
+    examples: ExampleSet | ExampleStream,
+    collate: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]],
+    *,
+    batch_size: int,
+    seed: int,
+    start_batch: int = 0,
+    workers: int = 0,
+) -> DataLoader:
+    """Endless training batches, the same for any number of workers, from `start_batch` on.
+
+    Args:
+        examples: a set or a stream.
+        collate: the objective's.
+        batch_size: examples of a micro-batch over all processes. For several, prepare the loader with an `Accelerator`
+            made with `DataLoaderConfiguration(split_batches=True, dispatch_batches=False)`.
+        seed: of the order.
+        start_batch: the first batch to give.
+        workers: background processes; 0 makes batches in this one.
+    """
+    if isinstance(examples, ExampleStream):
+        stream = ShuffledStream(examples, batch_size, seed, start_batch)
+        return DataLoader(stream, batch_size=batch_size, collate_fn=collate, num_workers=workers)
+    sampler = EpochBatchSampler(len(examples), batch_size, seed, start_batch)
+    return DataLoader(examples, batch_sampler=sampler, collate_fn=collate, num_workers=workers)

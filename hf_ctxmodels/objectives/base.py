@@ -1,0 +1,86 @@
+"""What every pretraining objective offers to the scripts: documents -> examples -> batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.errors import CtxError
+
+Example = dict[str, np.ndarray | int]
+"""One tokenised example: token-wise columns as 1-D integer arrays of one length, and integers for the whole row."""
+
+Batch = dict[str, torch.Tensor]
+
+
+class Objective(ABC):
+    """Documents -> examples -> batches for one pretraining head.
+
+    `examples` runs once per pass over the text, in one process, and decides which tokens stand in a row. `collate`
+    runs for every batch, in any worker, and draws the corruption. Both are deterministic in the seed; see `seeding`.
+
+    Args:
+        tokenizer: gives ids, special tokens, padding side and, where an objective asks for it, word ids.
+        max_length: longest row in tokens, special tokens included.
+        seed: of everything drawn.
+        **options: the fields of the objective's `Options`; an unknown one raises.
+    """
+
+    auto_class: ClassVar[str]
+    """The Auto class whose head this objective trains, for example "AutoModelForMaskedLM"."""
+
+    Options: ClassVar[type]
+    """A frozen dataclass: name, type, default and `metadata["help"]` of every option. HfArgumentParser reads it."""
+
+    collate: Callable[[list[dict[str, Any]]], Batch]
+    """A `DataCollatorFor...`: returns exactly what the head's `forward` names."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        known = self.option_help()
+        for name in options:
+            if name not in known:
+                raise CtxError(
+                    f"{type(self).__name__} has no option {name!r}. It has: {', '.join(known)}. "
+                    "Correct the name or leave it out."
+                )
+        if seed < 0:
+            raise CtxError(f"seed={seed} is negative; use 0 or a positive integer.")
+        if max_length > tokenizer.model_max_length:
+            raise CtxError(
+                f"max_length={max_length} is over the tokenizer's limit of {tokenizer.model_max_length} tokens "
+                "(model_max_length in tokenizer_config.json): lower max_length, or train the tokenizer for longer "
+                "input."
+            )
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.seed = seed
+        self.options = self.Options(**options)
+        self.statistics: Counter[str] = Counter()
+        """What `examples` met: documents, sentences, tokens, truncated_tokens. Kept in the process that called it."""
+
+    @classmethod
+    def option_help(cls) -> dict[str, str]:
+        """Option name -> one sentence of help with the default."""
+        return {field.name: f"{field.metadata['help']} Default: {field.default}." for field in fields(cls.Options)}
+
+    @abstractmethod
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Tokenised examples of the documents, deterministic in (seed, pass_index, position of the document)."""
+
+    @abstractmethod
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """What a collated batch holds, as counts that may be added up over batches and processes.
+
+        It reads the batch alone, so it works whatever process made it.
+        """
+
+    @abstractmethod
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Realised rates from the added-up counts of `count`, for example the share of tokens selected."""

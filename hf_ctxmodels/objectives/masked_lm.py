@@ -1,0 +1,217 @@
+"""Masked language modelling (Devlin et al. 2019, section 3.1, task 1; dynamic masks: Liu et al. 2019, section 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.data.data_collator import DataCollatorMixin
+
+from hf_ctxmodels.data.packing import pack_rows
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.objectives.masking import IGNORED, MaskingRule, TokenMasker, masking_rates
+from hf_ctxmodels.objectives.padding import RowPadder
+from hf_ctxmodels.objectives.seeding import generator
+from hf_ctxmodels.objectives.segments import RowTemplate, TokenizedDocument, tokenized_batches
+
+DOCUMENTS_PER_BATCH = 1000  # tokenised together; next-sentence prediction draws its random segments among them
+
+
+@dataclass
+class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
+    """Pads a batch and masks it: 15% of the ordinary tokens, of which 80% -> mask token, 10% -> random, 10% kept.
+
+    Differs from `transformers.DataCollatorForLanguageModeling` in that the number of predictions of a row is its share
+    exactly (rounded, at least one) instead of a coin per token, that whole words follow 80/10/10 as well, and that the
+    mask of example i in epoch e depends on (seed, e, i) only.
+
+    Each feature holds:
+        input_ids: (tokens,) with special tokens.
+        example_index, epoch: integers; they seed the mask.
+        word_ids: (tokens,), needed with `whole_word`; None or -1 for special tokens.
+        token_type_ids, sequence_ids: (tokens,), optional, padded and passed on.
+
+    Returns: input_ids, attention_mask, labels (batch, width) int64, labels -100 where nothing is predicted; and what of
+    token_type_ids and sequence_ids the features hold.
+
+    Args:
+        tokenizer: with a mask token and a padding token.
+        mlm_probability, mask_share, random_share, whole_word, max_predictions: see `MaskingRule`.
+        static: the same mask in every epoch.
+        seed: of the masks.
+        pad_to_multiple_of: round the width of the batch up.
+
+    Raises:
+        CtxError: a feature lacks what is needed, or holds ids that are not the tokenizer's.
+
+    Example:
+        >>> collate = DataCollatorForMaskedLanguageModeling(tokenizer, seed=1)
+        >>> batch = collate([{"input_ids": tokenizer("a cat sat").input_ids, "example_index": 0, "epoch": 0}])
+        >>> sorted(batch)
+        ['attention_mask', 'input_ids', 'labels']
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    mlm_probability: float = 0.15
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    whole_word: bool = False
+    max_predictions: int | None = None
+    static: bool = False
+    seed: int = 0
+    pad_to_multiple_of: int | None = None
+    return_tensors: str = "pt"
+
+    def __post_init__(self) -> None:
+        rule = MaskingRule(
+            self.mlm_probability, self.mask_share, self.random_share, self.whole_word, self.max_predictions
+        )
+        self.masker = TokenMasker(self.tokenizer, rule)
+        if self.tokenizer.pad_token_id is None:
+            raise CtxError(
+                f"{type(self.tokenizer).__name__} has no padding token, which batches of rows of unequal length need.",
+                mend="tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings",
+            )
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        rows = [np.asarray(feature["input_ids"]) for feature in features]
+        corrupted, labels = [], []
+        for feature, ids in zip(features, rows):
+            rng = generator(self.seed, self._epoch(feature), _integer(feature, "example_index"))
+            new_ids, targets = self.masker.mask(ids, self._word_ids(feature), rng)
+            corrupted.append(new_ids)
+            labels.append(targets)
+        padder = RowPadder([len(ids) for ids in rows], self.tokenizer.padding_side, self.pad_to_multiple_of)
+        batch = {
+            "input_ids": padder.pad(corrupted, self.tokenizer.pad_token_id),
+            "attention_mask": padder.attention_mask(),
+            "labels": padder.pad(labels, IGNORED),
+        }
+        for name, padding in (("token_type_ids", self.tokenizer.pad_token_type_id), ("sequence_ids", 0)):
+            if name in features[0]:
+                batch[name] = padder.pad([np.asarray(feature[name]) for feature in features], padding)
+        return batch
+
+    def _epoch(self, feature: Mapping[str, Any]) -> int:
+        return 0 if self.static else _integer(feature, "epoch")
+
+    def _word_ids(self, feature: Mapping[str, Any]) -> np.ndarray | None:
+        if not self.whole_word:
+            return None
+        if feature.get("word_ids") is None:
+            raise CtxError(
+                "Whole-word masking needs `word_ids` in every feature, and this one has none.",
+                mend="add them from a fast tokenizer's encoding.word_ids(), or set whole_word=False",
+            )
+        words = feature["word_ids"]
+        if not isinstance(words, np.ndarray):
+            words = np.array([-1 if word is None else word for word in words])
+        return words
+
+
+def _integer(feature: Mapping[str, Any], name: str) -> int:
+    if name not in feature:
+        raise CtxError(
+            f"A feature has no `{name}`, from which its mask is seeded.",
+            mend="hf_ctxmodels.data.ExampleSet adds it; with another data set give each row its own number: "
+            "dataset.map(lambda row, index: {'example_index': index, 'epoch': 0}, with_indices=True), and keep both "
+            "columns (Trainer: remove_unused_columns=False)",
+        )
+    return int(feature[name])
+
+
+def option(default: Any, text: str) -> Any:
+    """A field of an `Options` dataclass with its help text."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class MaskingOptions:
+    """Options that every objective with token masking has; see `MaskingRule`."""
+
+    mlm_probability: float = option(0.15, "Share of the tokens of a row to predict.")
+    mask_share: float = option(0.8, "Share of the predicted tokens replaced by the mask token.")
+    random_share: float = option(0.1, "Share of the predicted tokens replaced by a random one; the rest is kept.")
+    whole_word: bool = option(False, "Mask all pieces of a word or none.")
+    max_predictions: int | None = option(None, "At most this many predictions in a row.")
+    static: bool = option(False, "The same mask in every epoch instead of a new one.")
+    pad_to_multiple_of: int | None = option(None, "Round the width of every batch up to a multiple of this.")
+
+    def collator(self, kind: type, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+        """A collator of class `kind` with these options."""
+        own = {name: getattr(self, name) for name in MaskingOptions.__dataclass_fields__}
+        return kind(tokenizer, seed=seed, **own)
+
+
+@dataclass(frozen=True)
+class MaskedLMOptions(MaskingOptions):
+    """Options of `MaskedLM`."""
+
+    packing: bool = option(False, "Put several short documents into one row, without attention across them.")
+
+
+class MaskedLM(Objective):
+    """Masked language modelling on rows of whole sentences of one document, as many as fit.
+
+    A sentence longer than a row is cut and continued in the next one; nothing is dropped. With `packing` short rows are
+    joined into full ones, and `sequence_ids` keeps them apart.
+
+    References: Devlin et al. 2019, task 1, without task 2; Liu et al. 2019, section 4.2, "DOC-SENTENCES".
+    Related: `MaskedLMWithNextSentence` adds the second task.
+    """
+
+    auto_class = "AutoModelForMaskedLM"
+    Options: ClassVar[type] = MaskedLMOptions
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        self.template = RowTemplate(tokenizer, segments=1)
+        self.room = max_length - self.template.special_tokens
+        if self.room < 1:
+            raise CtxError(
+                f"max_length={max_length} leaves no room for text beside {self.template.special_tokens} special tokens.",
+                mend=f"use at least {self.template.special_tokens + 1}",
+            )
+        self.collate = self.options.collator(DataCollatorForMaskedLanguageModeling, tokenizer, seed)
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows with input_ids, and word_ids and sequence_ids where the options ask for them."""
+        rows = self._rows(documents)
+        return pack_rows(rows, self.max_length) if self.options.packing else rows
+
+    def _rows(self, documents: Iterable[list[str]]) -> Iterator[Example]:
+        with_words = self.options.whole_word
+        for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, with_words):
+            for document in batch:
+                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
+                for start, stop in _row_bounds(document, self.room):
+                    row: Example = {"input_ids": self.template.fill(document.ids[start:stop])}
+                    if document.word_ids is not None:
+                        row["word_ids"] = self.template.fill_words(document.word_ids[start:stop])
+                    yield row
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """See `Objective.count`."""
+        return self.collate.masker.count(batch)
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`."""
+        return masking_rates(counts)
+
+
+def _row_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[int, int]]:
+    """Token ranges of at most `room` tokens that end at a sentence's end wherever a sentence fits."""
+    start, ends = 0, document.bounds[1:]
+    while start < len(document.ids):
+        last = int(np.searchsorted(ends, start + room, side="right"))  # sentences that end within the room
+        stop = int(ends[last - 1]) if last else 0
+        if stop <= start:  # not even the first sentence fits
+            stop = start + room
+        yield start, stop
+        start = stop

@@ -1,0 +1,168 @@
+"""Which tokens a masked language model predicts, and what stands in their place (Devlin et al. 2019, section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.errors import CtxError
+
+IGNORED = -100
+"""Label of a token that is not predicted."""
+
+
+@dataclass(frozen=True)
+class MaskingRule:
+    """How much is selected and what becomes of it.
+
+    Attributes:
+        probability: share of the non-special tokens of a row that is selected.
+        mask_share, random_share: shares of the selected tokens replaced by the mask token and by a random one; the
+            rest is kept (80/10/10 in the paper, its appendix C.2 compares others).
+        whole_word: select all pieces of a word or none (the release of May 2019).
+        max_predictions: at most this many tokens of a row; None for no limit.
+    """
+
+    probability: float = 0.15
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    whole_word: bool = False
+    max_predictions: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1:
+            raise CtxError(f"The masking probability must lie in (0, 1], not be {self.probability}.")
+        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
+            raise CtxError(
+                f"mask_share={self.mask_share} and random_share={self.random_share} must be at least 0 and at most 1 "
+                "together; what is left of 1 is the share of selected tokens that stay as they are."
+            )
+        if self.max_predictions is not None and self.max_predictions < 1:
+            raise CtxError(f"max_predictions={self.max_predictions} must be at least 1, or None for no limit.")
+
+    def budget(self, candidates: int) -> int:
+        """How many of a row's candidates are selected: the rounded share, at least one, at most `max_predictions`."""
+        if candidates == 0:
+            return 0
+        wanted = max(1, round(candidates * self.probability))
+        return wanted if self.max_predictions is None else min(wanted, self.max_predictions)
+
+    def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+        """Positions to predict, drawn without replacement.
+
+        Args:
+            candidates: (tokens,) bool, True where a token may be selected.
+            word_ids: (tokens,) for whole words; neighbours with one id are one word.
+            rng: the row's own generator.
+        """
+        positions = np.flatnonzero(candidates)
+        budget = self.budget(len(positions))
+        if not self.whole_word:
+            return rng.choice(positions, budget, replace=False)
+        return _select_words(positions, word_ids[positions], budget, self.max_predictions, rng)  # type: ignore[index]
+
+
+def _select_words(
+    positions: np.ndarray, words: np.ndarray, budget: int, limit: int | None, rng: np.random.Generator
+) -> np.ndarray:
+    """Take whole words in random order while they fit into the budget; one that does not fit is passed over.
+
+    If no word fits, the first drawn of the shortest is taken all the same, cut at `limit`: a row without any
+    prediction, or one over the limit, would be worse than a row a few pieces over its share.
+    """
+    if not len(positions):
+        return positions
+    new_word = (np.diff(words) != 0) | (np.diff(positions) != 1)
+    starts = np.concatenate([[0], np.flatnonzero(new_word) + 1])
+    lengths = np.diff(np.concatenate([starts, [len(positions)]]))
+    order = rng.permutation(len(starts))
+    chosen: list[int] = []
+    left = budget
+    for word, length in zip(order.tolist(), lengths[order].tolist()):
+        if length <= left:
+            chosen.append(word)
+            left -= length
+            if left == 0:
+                break
+    if not chosen:
+        chosen = [int(order[np.argmin(lengths[order])])]
+    picked = np.concatenate([positions[starts[word] : starts[word] + lengths[word]] for word in chosen])
+    return picked[:limit]
+
+
+class TokenMasker:
+    """Applies a `MaskingRule` to rows of token ids. Special tokens are never selected, never drawn as a replacement.
+
+    Args:
+        tokenizer: gives the mask token, the special tokens and the vocabulary of random replacements.
+        rule: how much, and what becomes of it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, rule: MaskingRule) -> None:
+        if tokenizer.mask_token_id is None:
+            raise CtxError(f"{type(tokenizer).__name__} has no mask token; masked language modelling needs one.")
+        self.rule = rule
+        self.mask_token_id = tokenizer.mask_token_id
+        ids = np.unique(np.fromiter(tokenizer.get_vocab().values(), dtype=np.int64))
+        self.ordinary = np.zeros(int(ids[-1]) + 1, dtype=bool)  # token id -> may be selected
+        self.ordinary[ids] = True
+        self.ordinary[tokenizer.all_special_ids] = False
+        self.replacements = np.flatnonzero(self.ordinary)
+        if not len(self.replacements):
+            raise CtxError("The tokenizer's vocabulary holds special tokens only; train it on some text first.")
+
+    def candidates(self, ids: np.ndarray) -> np.ndarray:
+        """True where a token is not special."""
+        if len(ids) and (ids.min() < 0 or ids.max() >= len(self.ordinary)):
+            wrong = ids.min() if ids.min() < 0 else ids.max()
+            raise CtxError(
+                f"Token id {wrong} is outside the tokenizer's vocabulary (0 to {len(self.ordinary) - 1}): the example "
+                "was made with another tokenizer. Tokenise the text again with this one."
+            )
+        return self.ordinary[ids]
+
+    def mask(
+        self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Corrupt one row. Returns its new ids and its labels, both (tokens,) int64."""
+        rule = self.rule
+        corrupted = ids.astype(np.int64)
+        labels = np.full(len(ids), IGNORED, dtype=np.int64)
+        chosen = rule.select(self.candidates(ids), word_ids, rng)
+        labels[chosen] = ids[chosen]
+        fate = rng.random(len(chosen))
+        corrupted[chosen[fate < rule.mask_share]] = self.mask_token_id
+        random = chosen[(fate >= rule.mask_share) & (fate < rule.mask_share + rule.random_share)]
+        corrupted[random] = self.replacements[rng.integers(len(self.replacements), size=len(random))]
+        return corrupted, labels
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Tokens that could be selected, were selected, and how they were replaced, of a collated batch.
+
+        A random replacement that happens to equal the original counts as kept.
+        """
+        ids, labels = batch["input_ids"], batch["labels"]
+        selected = labels != IGNORED
+        ordinary = torch.from_numpy(self.ordinary).to(ids.device)[ids] | selected
+        masked = selected & (ids == self.mask_token_id)
+        kept = selected & (ids == labels)
+        totals = torch.stack([ordinary.sum(), selected.sum(), masked.sum(), kept.sum()]).tolist()
+        names = ("maskable_tokens", "selected_tokens", "mask_tokens", "kept_tokens")
+        return {"rows": len(ids), **dict(zip(names, totals))}
+
+
+def masking_rates(counts: Mapping[str, int]) -> dict[str, float]:
+    """Shares from the added-up counts of `TokenMasker.count`."""
+    selected = max(1, counts["selected_tokens"])
+    mask, kept = counts["mask_tokens"] / selected, counts["kept_tokens"] / selected
+    return {
+        "selected_share": counts["selected_tokens"] / max(1, counts["maskable_tokens"]),
+        "mask_token_share": mask,
+        "random_token_share": max(0.0, 1 - mask - kept),
+        "kept_token_share": kept,
+        "predictions_per_row": counts["selected_tokens"] / max(1, counts["rows"]),
+    }

@@ -1,0 +1,35 @@
+"""Rows of different length -> rectangular tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+class RowPadder:
+    """Lays rows of the given lengths into a rectangle on one side, by one array assignment per column.
+
+    Args:
+        lengths: of the rows of this batch.
+        side: "right" or "left": where the padding goes.
+        multiple: the width is rounded up to a multiple of it (tensor cores like 8); None for no rounding.
+    """
+
+    def __init__(self, lengths: Sequence[int], side: str, multiple: int | None = None) -> None:
+        width = max(lengths)
+        if multiple:
+            width = -(-width // multiple) * multiple
+        column, length = np.arange(width), np.asarray(lengths)[:, None]
+        self.filled = column < length if side == "right" else column >= width - length  # (rows, width)
+
+    def pad(self, rows: Sequence[np.ndarray], value: int) -> torch.Tensor:
+        """(rows, width) int64 tensor of the rows, `value` elsewhere."""
+        rectangle = np.full(self.filled.shape, value, dtype=np.int64)
+        rectangle[self.filled] = np.concatenate(rows)
+        return torch.from_numpy(rectangle)
+
+    def attention_mask(self) -> torch.Tensor:
+        """(rows, width) int64: 1 for tokens, 0 for padding."""
+        return torch.from_numpy(self.filled.astype(np.int64))
