@@ -1,0 +1,39 @@
+"""Contextual-embedding systems as Hugging Face models; importing the package registers them with the Auto classes."""
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+from hf_ctxmodels.models.bert.modeling_bert import (
+    CtxBertForMaskedLM,
+    CtxBertForMultipleChoice,
+    CtxBertForNextSentencePrediction,
+    CtxBertForPreTraining,
+    CtxBertForQuestionAnswering,
+    CtxBertForSequenceClassification,
+    CtxBertForTokenClassification,
+    CtxBertModel,
+)
+from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, DataCollatorForNextSentencePrediction
+from hf_ctxmodels.registry import FAMILIES, get_family, register
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FAMILIES",
+    "CtxBertConfig",
+    "CtxBertForMaskedLM",
+    "CtxBertForMultipleChoice",
+    "CtxBertForNextSentencePrediction",
+    "CtxBertForPreTraining",
+    "CtxBertForQuestionAnswering",
+    "CtxBertForSequenceClassification",
+    "CtxBertForTokenClassification",
+    "CtxBertModel",
+    "CtxBertTokenizer",
+    "CtxError",
+    "DataCollatorForMaskedLanguageModeling",
+    "DataCollatorForNextSentencePrediction",
+    "get_family",
+]
+
+register()

@@ -1,0 +1,1 @@
+"""Building blocks: plain modules with explicit arguments; they know no family."""

@@ -1,0 +1,54 @@
+"""Input embeddings of absolute-position encoders."""
+
+from torch import Tensor, nn
+
+
+class TokenPositionTypeEmbeddings(nn.Module):
+    """Sum of word, learned position and segment embeddings, normalised (Devlin et al. 2019, figure 2).
+
+    Args:
+        vocab_size: Number of tokens.
+        hidden_size: Width of each table.
+        max_positions: Longest sequence.
+        num_types: Number of segments.
+        layer_norm_eps: Epsilon of the LayerNorm.
+        dropout: Dropout on the result.
+        padding_idx: Id whose word embedding starts at zero and gets no gradient.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        max_positions: int,
+        num_types: int,
+        *,
+        layer_norm_eps: float,
+        dropout: float,
+        padding_idx: int | None,
+    ) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(vocab_size, hidden_size, padding_idx=padding_idx)
+        self.position_embeddings = nn.Embedding(max_positions, hidden_size)
+        self.token_type_embeddings = nn.Embedding(num_types, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
+        """Embed tokens.
+
+        Args:
+            words: (...) ids, or (..., hidden) word embeddings made elsewhere.
+            position_ids: Same leading shape as `words`, or broadcastable to it.
+            token_type_ids: Likewise; None means the first segment everywhere.
+
+        Returns:
+            (..., hidden).
+        """
+        embedded = words if words.is_floating_point() else self.word_embeddings(words)
+        embedded = embedded + self.position_embeddings(position_ids)
+        if token_type_ids is None:
+            embedded = embedded + self.token_type_embeddings.weight[0]
+        else:
+            embedded = embedded + self.token_type_embeddings(token_type_ids)
+        return self.dropout(self.norm(embedded))

@@ -1,0 +1,24 @@
+"""The position-wise feed-forward network (Vaswani et al. 2017, section 3.3)."""
+
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between them.
+
+    Args:
+        hidden_size: Width of the input and output.
+        intermediate_size: Width between the two maps.
+        activation: Name of an activation known to transformers (`gelu`, `relu`, ...).
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: str) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(hidden_size, intermediate_size)
+        self.activation = ACT2FN[activation]
+        self.down_proj = nn.Linear(intermediate_size, hidden_size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., hidden)."""
+        return self.down_proj(self.activation(self.up_proj(hidden_states)))

@@ -1,0 +1,225 @@
+"""The model base every family derives from: checked input, layouts, native saving, export to the reference layout."""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import WeightTransform
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.output_capturing import capture_outputs
+
+from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.varlen import Layout, PackedLayout, PaddedLayout
+
+
+class CtxPreTrainedModel(PreTrainedModel):
+    """What all families share.
+
+    Attributes:
+        loss_targets: The `forward` arguments a head's loss is computed from, one per term. Every head divides a term's
+            sum by the number of its targets; `num_items_in_batch` may give these numbers for a larger batch.
+        reference_model_type: `model_type` of the reference implementation in transformers.
+        export_conversion: The invertible part of the family's conversion table.
+    """
+
+    config: CtxConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    loss_targets: ClassVar[tuple[str, ...]] = ()
+    reference_model_type: ClassVar[str]
+    export_conversion: ClassVar[list[WeightTransform]]
+
+    def save_pretrained(self, save_directory: str | Path, save_original_format: bool = False, **kwargs: Any) -> None:
+        """Save in the native layout.
+
+        transformers reverses conversion tables on save by default, and Trainer's resume then finds no native key and
+        silently goes on from random weights; `export_reference` is the way to the reference layout.
+        """
+        super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
+
+    def export_reference(self, save_directory: str | Path) -> None:
+        """Write weights and a config.json that the reference class in transformers opens, bit for bit.
+
+        Args:
+            save_directory: Folder to write config.json and model.safetensors to; created if needed.
+        """
+        loaded_with = getattr(self, "_weight_conversions", None)
+        self._weight_conversions = self.export_conversion
+        try:
+            super().save_pretrained(save_directory, save_original_format=True)
+        finally:
+            self._weight_conversions = loaded_with
+        path = Path(save_directory) / "config.json"
+        path.write_text(json.dumps(self.reference_config(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def reference_config(self) -> dict[str, Any]:
+        """This model's configuration as the reference class reads it."""
+        values = self.config.to_diff_dict()
+        for own in (*CtxConfig.__annotations__, "auto_map"):
+            values.pop(own, None)
+        values["model_type"] = self.reference_model_type
+        values["architectures"] = [type(self).__name__.removeprefix("Ctx")]
+        return values
+
+    def check_encoder_input(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        max_length: int,
+        **aligned: Tensor | None,
+    ) -> tuple[int, int]:
+        """Refuse what would fail deep inside or, on a GPU, take the device down.
+
+        Args:
+            input_ids: (batch, length), or None with `inputs_embeds` (batch, length, hidden).
+            attention_mask: (batch, length) or a ready 4-D mask.
+            max_length: Longest sequence the model can take.
+            aligned: Other (batch, length) tensors by their argument name.
+
+        Returns:
+            (batch, length).
+
+        Raises:
+            CtxError: Naming the argument, what it is and what was expected.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise CtxError("Give exactly one of input_ids and inputs_embeds.")
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given.dim() != (2 if input_ids is not None else 3):
+            raise CtxError(
+                f"input_ids must be (batch, length), inputs_embeds (batch, length, hidden); got {tuple(given.shape)}."
+            )
+        batch_size, length = given.shape[:2]
+        if not batch_size or not length:
+            raise CtxError(
+                f"The batch is empty: shape {tuple(given.shape)}. Drop empty batches and texts without tokens."
+            )
+        if length > max_length:
+            raise CtxError(
+                f"The sequence has {length} tokens, this model takes at most max_position_embeddings={max_length}; "
+                f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows."
+            )
+        if attention_mask is not None and attention_mask.dim() == 2:
+            aligned["attention_mask"] = attention_mask
+        for name, tensor in aligned.items():
+            if tensor is not None and tensor.shape[-1] != length:
+                raise CtxError(f"{name} is {tuple(tensor.shape)}, but the input is ({batch_size}, {length}).")
+        if input_ids is not None:
+            check_ids("input_ids", input_ids, self.config.vocab_size, "vocab_size")
+        return batch_size, length
+
+    def encoder_layout(
+        self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None, **kwargs: Any
+    ) -> Layout:
+        """Choose how the encoder lays out its tokens: packed where that is exact, padded otherwise.
+
+        Padded are: `config.unpad=False`, implementations other than sdpa, masks that are not (batch, length), asked-for
+        attention weights, and graphs being traced, where packed lengths would be data-dependent shapes.
+
+        Args:
+            words: (batch, length) ids or (batch, length, hidden) embeddings.
+            attention_mask: (batch, length) or a ready mask of the implementation in use.
+            sequence_ids: (batch, length), 0 at padding, or None.
+            kwargs: Passed on to the attention function.
+        """
+        padding_only = attention_mask is None or (torch.is_tensor(attention_mask) and attention_mask.dim() == 2)
+        wants_weights = kwargs.get("output_attentions") or self.config.output_attentions
+        exact = padding_only and self.config._attn_implementation == "sdpa" and not wants_weights
+        if self.config.unpad and exact and not _is_traced(words):
+            return PackedLayout.build(words.shape[:2], attention_mask, sequence_ids, words.device)
+        same_sequence = None
+        if sequence_ids is not None:
+            tokens = (sequence_ids != 0).long()
+            attention_mask = tokens if attention_mask is None else attention_mask * tokens
+            same_sequence = _same_sequence(sequence_ids)
+        first = attention_mask.argmax(1) if padding_only and attention_mask is not None else None
+        like = torch.empty(*words.shape[:2], 0, dtype=self.dtype, device=words.device)
+        mask = create_bidirectional_mask(self.config, like, attention_mask, and_mask_function=same_sequence)
+        return PaddedLayout(mask, kwargs, first)
+
+
+@dataclass
+class EncoderOutput(BaseModelOutputWithPooling):
+    """Output of an encoder; `layout` is for `capture_unpacked_outputs`, which removes it."""
+
+    layout: Layout | None = None
+
+
+def default_positions(words: Tensor, position_ids: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
+    """(batch, length) positions: those given, else counted within each sequence of a row, else the columns."""
+    batch_size, length = words.shape[:2]
+    if position_ids is None:
+        columns = torch.arange(length, device=words.device)[None]
+        if sequence_ids is None:
+            position_ids = columns
+        else:
+            starts = torch.ones_like(sequence_ids, dtype=torch.bool)
+            starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+            position_ids = columns - (columns * starts).cummax(1).values
+    return position_ids.expand(batch_size, length)
+
+
+def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> None:
+    """Raise if an id is outside [0, limit), naming the first one. Skipped while a graph is being traced.
+
+    Raises:
+        CtxError: The argument, the id, where it stands and the limit.
+    """
+    if ids is None or _is_traced(ids):
+        return
+    low, high = torch.aminmax(ids)
+    if int(low) >= 0 and int(high) < limit:
+        return
+    row, column = ((ids < 0) | (ids >= limit)).nonzero()[0].tolist()
+    raise CtxError(
+        f"{name}[{row}, {column}] is {int(ids[row, column])}, outside [0, {limit_name}={limit}). "
+        "Does the tokenizer belong to this model? If tokens were added, call "
+        "model.resize_token_embeddings(len(tokenizer))."
+    )
+
+
+def capture_unpacked_outputs(forward: Callable) -> Callable:
+    """`capture_outputs` of transformers, with recorded hidden states padded back when the encoder ran packed.
+
+    The wrapped forward leaves the layout it used on its output, as `outputs.layout`.
+    """
+    captured = capture_outputs(forward)
+
+    @functools.wraps(forward)
+    def wrapper(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        return_dict = kwargs.pop("return_dict", self.config.return_dict)
+        outputs = captured(self, *args, return_dict=True, **kwargs)
+        layout = outputs.layout
+        found = {name: value for name, value in outputs.items() if name != "layout"}
+        if found.get("hidden_states") is not None and isinstance(layout, PackedLayout):
+            *states, last = found["hidden_states"]
+            found["hidden_states"] = (*(None if state is None else layout.unpack(state) for state in states), last)
+        outputs = BaseModelOutputWithPooling(**found)
+        return outputs if return_dict is not False else outputs.to_tuple()
+
+    return wrapper
+
+
+def _same_sequence(sequence_ids: Tensor) -> Callable:
+    def mask_function(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return sequence_ids[batch, query] == sequence_ids[batch, key]
+
+    return mask_function
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether values cannot be looked at: a graph is being compiled or traced, or there are none."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or tensor.device.type == "meta"

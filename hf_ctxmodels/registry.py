@@ -1,0 +1,125 @@
+"""The one table of the zoo: what each family is made of. Registration and the test matrix both read it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightTransform
+
+from hf_ctxmodels.models.bert import modeling_bert as bert
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
+from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence, Objective
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the zoo.
+
+    Attributes:
+        name: What scripts call it.
+        paper: Where it was published.
+        config: Its configuration class; `config.model_type` is what checkpoints carry.
+        tokenizer: Its tokenizer class.
+        models: Auto class name -> model class.
+        objectives: Name -> objective; the first is the family's own.
+        sizes: Name -> configuration fields.
+        conversion: Weight names and shapes, reference layout -> native layout.
+        reference: The peer in transformers (`model_type`), loaded from and exported to.
+    """
+
+    name: str
+    paper: str
+    config: type[PreTrainedConfig]
+    tokenizer: type[PreTrainedTokenizerBase]
+    models: dict[str, type[PreTrainedModel]]
+    objectives: dict[str, type[Objective]]
+    sizes: dict[str, dict[str, Any]]
+    conversion: list[WeightTransform]
+    reference: str
+
+
+def _encoder_size(width: int, layers: int, heads: int) -> dict[str, int]:
+    """Shape of a Transformer whose feed-forward layer is four times as wide as its residual stream."""
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+    }
+
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in [
+        Family(
+            name="bert",
+            paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers (arXiv 1810.04805)",
+            config=CtxBertConfig,
+            tokenizer=CtxBertTokenizer,
+            models={
+                "AutoModel": bert.CtxBertModel,
+                "AutoModelForPreTraining": bert.CtxBertForPreTraining,
+                "AutoModelForMaskedLM": bert.CtxBertForMaskedLM,
+                "AutoModelForNextSentencePrediction": bert.CtxBertForNextSentencePrediction,
+                "AutoModelForSequenceClassification": bert.CtxBertForSequenceClassification,
+                "AutoModelForTokenClassification": bert.CtxBertForTokenClassification,
+                "AutoModelForQuestionAnswering": bert.CtxBertForQuestionAnswering,
+                "AutoModelForMultipleChoice": bert.CtxBertForMultipleChoice,
+            },
+            objectives={"mlm+nsp": MaskedLMWithNextSentence, "mlm": MaskedLM},
+            # tiny to small: Turc et al. 2019 (arXiv 1908.08962), table 1; base, large: Devlin et al. 2019, section 3
+            sizes={
+                "tiny": _encoder_size(128, 2, 2),
+                "mini": _encoder_size(256, 4, 4),
+                "small": _encoder_size(512, 4, 8),
+                "base": _encoder_size(768, 12, 12),
+                "large": _encoder_size(1024, 24, 16),
+            },
+            conversion=BERT_CONVERSION,
+            reference="bert",
+        ),
+    ]
+}
+
+
+def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> Family:
+    """Look a family up by its name, its `model_type`, a configuration or a model.
+
+    Raises:
+        ValueError: No such family; the message lists those there are.
+    """
+    if isinstance(key, PreTrainedModel):
+        key = key.config
+    name = key.model_type if isinstance(key, PreTrainedConfig) else key
+    for family in FAMILIES.values():
+        if name in (family.name, family.config.model_type):
+            return family
+    raise ValueError(f"No family {name!r} in this zoo; there are: {', '.join(FAMILIES)}.")
+
+
+def register() -> None:
+    """Register every family with the Auto classes of transformers. Calling it again changes nothing.
+
+    Raises:
+        RuntimeError: Somebody else has registered a family's `model_type` already.
+    """
+    for family in FAMILIES.values():
+        model_type = family.config.model_type
+        known = transformers.models.auto.configuration_auto.CONFIG_MAPPING._extra_content.get(model_type)
+        if known is family.config:
+            continue
+        if known is not None or get_checkpoint_conversion_mapping(model_type) is not None:
+            owner = "somebody" if known is None else f"{known.__module__}.{known.__qualname__}"
+            raise RuntimeError(
+                f"model_type {model_type!r} is registered already, by {owner}; hf_ctxmodels cannot register its own. "
+                f"Import only one of the two packages, or the other after renaming its model_type."
+            )
+        register_checkpoint_conversion_mapping(model_type, family.conversion)
+        AutoConfig.register(model_type, family.config)
+        AutoTokenizer.register(family.config, tokenizer_class=family.tokenizer)
+        for auto_name, model_class in family.models.items():
+            getattr(transformers, auto_name).register(family.config, model_class)

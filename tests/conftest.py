@@ -1,0 +1,25 @@
+"""What all tests share."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data beside the repository; tests that need it are skipped where it is missing."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"needs the real data in {folder}, which is not part of the repository")
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_threads() -> None:
+    """Tests run in several processes on few cores: one thread each."""
+    torch.set_num_threads(1)
