@@ -1,0 +1,69 @@
+"""The flags of the training loop, shared by all scripts."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hf_ctxmodels.errors import CtxError
+
+
+def _flag(default: object, explanation: str) -> Any:
+    return field(default=default, metadata={"help": explanation})
+
+
+@dataclass
+class LoopArguments:
+    """Everything the training loop needs besides model, data and collator.
+
+    Raises:
+        CtxError: a value out of its range, or not exactly one of `max_steps` and `num_train_epochs`.
+    """
+
+    output_dir: str = field(metadata={"help": "Directory for the model, its checkpoints and logs."})
+    max_steps: int | None = _flag(None, "Optimizer steps to train.")
+    num_train_epochs: float | None = _flag(None, "Passes over the data to train, instead of --max_steps.")
+    per_device_batch_size: int = _flag(32, "Examples per process and micro-batch.")
+    gradient_accumulation_steps: int = _flag(1, "Micro-batches per optimizer step.")
+    learning_rate: float = _flag(1e-4, "Peak learning rate.")
+    weight_decay: float = _flag(0.01, "Decoupled weight decay; biases and normalisation weights are spared.")
+    adam_beta1: float = _flag(0.9, "AdamW: decay of the first moment.")
+    adam_beta2: float = _flag(0.999, "AdamW: decay of the second moment.")
+    adam_epsilon: float = _flag(1e-6, "AdamW: added to the denominator.")
+    lr_scheduler: Literal["linear", "cosine", "constant"] = _flag("linear", "Learning rate after the warm-up.")
+    warmup_steps: float = _flag(0.0, "Steps of linear warm-up; a value below 1 is a share of all steps.")
+    max_grad_norm: float = _flag(1.0, "Clip the gradient to this norm; 0 does not clip.")
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = _flag(
+        None, "Precision of the forward pass; by default what `accelerate launch` says, else no."
+    )
+    seed: int = _flag(42, "Seed of initialisation, data order, masks and dropout.")
+    logging_steps: int = _flag(50, "Steps between two log records.")
+    eval_steps: int = _flag(0, "Steps between two evaluations; 0 evaluates at the end only.")
+    save_steps: int = _flag(500, "Steps between two checkpoints; 0 saves at the end only.")
+    keep_checkpoints: int = _flag(2, "Newest checkpoints to keep.")
+    resume: bool = _flag(False, "Continue from the newest checkpoint in --output_dir, exactly; without one, start.")
+    report_to: Literal["none", "tensorboard", "trackio"] = _flag("none", "Experiment tracker.")
+    dataloader_workers: int = _flag(1, "Background processes that make batches; 0 makes them in the training process.")
+
+    def __post_init__(self) -> None:
+        if (self.max_steps is None) == (self.num_train_epochs is None):
+            raise CtxError(
+                f"The length of training is given {'twice' if self.max_steps is not None else 'nowhere'}.",
+                where=f"--max_steps {self.max_steps} --num_train_epochs {self.num_train_epochs}",
+                mend="give exactly one of --max_steps and --num_train_epochs.",
+            )
+        for name in ("max_steps", "num_train_epochs", "per_device_batch_size", "gradient_accumulation_steps"):
+            self._require(name, above=0)
+        for name in ("learning_rate", "logging_steps", "keep_checkpoints", "adam_epsilon"):
+            self._require(name, above=0)
+        for name in ("weight_decay", "warmup_steps", "max_grad_norm", "eval_steps", "save_steps", "dataloader_workers"):
+            self._require(name, at_least=0)
+
+    def _require(self, name: str, above: float | None = None, at_least: float | None = None) -> None:
+        value = getattr(self, name)
+        if value is None or (above is not None and value > above) or (at_least is not None and value >= at_least):
+            return
+        expected = f"above {above}" if above is not None else f"at least {at_least}"
+        raise CtxError(f"--{name} must be {expected}.", where=f"--{name} {value}", mend=f"give a value {expected}.")
+
+    def warmup(self, total_steps: int) -> int:
+        """Steps of warm-up in a run of `total_steps`."""
+        return round(self.warmup_steps * total_steps) if self.warmup_steps < 1 else int(self.warmup_steps)

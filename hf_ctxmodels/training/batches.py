@@ -1,0 +1,125 @@
+"""From examples to device batches, in an order that depends on nothing but the seed and the position."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import Dataset
+
+from hf_ctxmodels.data import ExampleStream, training_loader
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.interruption import ignore_signals
+
+Collate = Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]
+Batch = dict[str, torch.Tensor]
+
+INDEX_KEY = "example_index"
+IGNORED_TARGET = -100
+
+
+class EpochIndexed(Dataset):
+    """Any map-style data set as the loop wants it: indexed by `(epoch, index)`, both noted in the item."""
+
+    def __init__(self, examples: Sequence[Mapping[str, Any]]) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        epoch, index = key
+        return {**self._examples[index], "epoch": epoch, INDEX_KEY: index}
+
+
+class IndexedCollator:
+    """A collator whose batches also say which examples they hold, so that an error can name them."""
+
+    def __init__(self, collate: Collate) -> None:
+        self._collate = collate
+
+    def __call__(self, examples: list[dict[str, Any]]) -> Batch:
+        """The batch of `examples`, with their numbers as an extra entry "example_index"."""
+        indices = [int(example[INDEX_KEY]) for example in examples]
+        batch = dict(self._collate(examples))
+        batch.pop("epoch", None)
+        batch[INDEX_KEY] = torch.tensor(indices)
+        return batch
+
+
+def training_batches(
+    accelerator: Accelerator,
+    examples: Dataset | ExampleStream,
+    collate: Collate,
+    arguments: LoopArguments,
+    start_batch: int,
+) -> Iterator[Batch]:
+    """Endless micro-batches of this process, from the `start_batch`-th micro-batch of the run on.
+
+    A micro-batch is drawn for all processes together and split among them, so that two processes with batch size 4 see
+    what one with batch size 8 sees. Background workers only work ahead: what they have made and nobody has used is made
+    again after a resume.
+
+    Args:
+        examples: indexed by `(epoch, index)` (see `EpochIndexed`), or an `ExampleStream`.
+    """
+    if isinstance(examples, Sized) and len(examples) == 0:
+        raise CtxError(
+            "The training set holds no example.", mend="give --dataset or --train_file with at least one example."
+        )
+    loader = training_loader(
+        examples,  # type: ignore[arg-type]
+        IndexedCollator(collate),
+        batch_size=arguments.per_device_batch_size * accelerator.num_processes,
+        seed=arguments.seed,
+        start_batch=start_batch,
+        workers=arguments.dataloader_workers,
+    )
+    # A generator of its own: starting a loader must not draw from the one that dropout uses.
+    loader.generator = torch.Generator().manual_seed(arguments.seed)
+    loader.worker_init_fn = ignore_signals
+    loader.pin_memory = accelerator.device.type == "cuda"
+    return iter(accelerator.prepare_data_loader(loader))
+
+
+def take(batches: Iterator[Batch], count: int) -> list[Batch]:
+    """The next `count` micro-batches.
+
+    Raises:
+        CtxError: the stream ended before.
+    """
+    taken = list(islice(batches, count))
+    if len(taken) < count:
+        raise CtxError("The data ended before the last step.", mend="lower --max_steps or give more data.")
+    return taken
+
+
+def count_items(batches: Iterable[Batch], targets: Sequence[str]) -> torch.Tensor:
+    """Targets per name, then non-padding input tokens, over all `batches`: an int64 tensor (len(targets) + 1,).
+
+    Every element of a floating-point target counts; of an integer target those that are not -100. A target that is
+    absent counts 0. Nothing is read back from the device.
+    """
+    return torch.stack([_count_batch(batch, targets) for batch in batches]).sum(dim=0)
+
+
+def _count_batch(batch: Batch, targets: Sequence[str]) -> torch.Tensor:
+    device = next(iter(batch.values())).device
+    counts = [_count_target(batch[name]) if name in batch else torch.zeros((), device=device) for name in targets]
+    return torch.stack([count.to(torch.int64) for count in [*counts, _count_tokens(batch)]])
+
+
+def _count_target(target: torch.Tensor) -> torch.Tensor:
+    if target.is_floating_point():
+        return torch.tensor(target.numel(), device=target.device)
+    return (target != IGNORED_TARGET).sum()
+
+
+def _count_tokens(batch: Batch) -> torch.Tensor:
+    for name in ("sequence_ids", "attention_mask"):
+        if name in batch:
+            return (batch[name] != 0).sum()
+    first = batch.get("input_ids", next(iter(batch.values())))
+    return torch.tensor(first.numel(), device=first.device)

@@ -1,0 +1,70 @@
+"""The loss on held-out examples, with fixed corruption."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from hf_ctxmodels.training.batches import INDEX_KEY, Batch, Collate, IndexedCollator, count_items
+from hf_ctxmodels.training.steps import component_losses, loss_targets
+
+
+class LossEvaluation:
+    """Called by the loop: the loss on all `examples`, `{"eval_loss": ..., "eval_<component>_loss": ...}`.
+
+    Examples are always asked for as `(0, index)`, that is with the masks of epoch 0, so that two evaluations differ by
+    the model alone. Each term is the mean over all its targets in the whole set, whatever the batches.
+
+    Args:
+        examples: map-style, indexed by `(epoch, index)`.
+        batch_size: examples per process and batch.
+    """
+
+    def __init__(self, examples: Dataset, collate: Collate, batch_size: int) -> None:
+        self._examples = examples
+        self._collate = IndexedCollator(collate)
+        self._batch_size = batch_size
+        self._totals: dict[str, float] | None = None
+
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """Evaluate; every process must call, and all get the same values."""
+        targets = loss_targets(accelerator.unwrap_model(model))
+        if self._totals is None:
+            self._totals = self._count(accelerator, targets)
+        sums: dict[str, torch.Tensor] = {}
+        with torch.no_grad():
+            for batch, counts in self._batches(accelerator):
+                output = model(**batch, num_items_in_batch=self._totals)
+                for name, value in {"loss": output.loss, **component_losses(output)}.items():
+                    sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value.detach().float() * counts
+        reduced = accelerator.reduce(torch.stack(list(sums.values())), reduction="sum").tolist()
+        return {f"eval_{name}": value for name, value in zip(sums, reduced, strict=True)}
+
+    def _count(self, accelerator: Accelerator, targets: tuple[str, ...]) -> dict[str, float]:
+        counted = [count_items([batch], targets) for batch, counts in self._batches(accelerator) if counts]
+        nothing = torch.zeros(len(targets) + 1, dtype=torch.int64, device=accelerator.device)
+        total = accelerator.reduce(torch.stack([nothing, *counted]).sum(dim=0), reduction="sum").tolist()
+        return {name: max(count, 1) for name, count in zip(targets, total, strict=False)}
+
+    def _batches(self, accelerator: Accelerator) -> Iterator[tuple[Batch, bool]]:
+        """This process's batches, each with whether it counts.
+
+        All processes run equally many forward passes, as sharded models demand: one that has run out repeats the last
+        batch, which then does not count.
+        """
+        number = len(self._examples)  # type: ignore[arg-type]
+        starts = range(0, number, self._batch_size)
+        chunks = [[(0, index) for index in range(start, min(start + self._batch_size, number))] for start in starts]
+        rounds = math.ceil(len(chunks) / accelerator.num_processes)
+        turns = [turn * accelerator.num_processes + accelerator.process_index for turn in range(rounds)]
+        mine = [chunks[min(turn, len(chunks) - 1)] for turn in turns]
+        loader = DataLoader(
+            self._examples, batch_sampler=mine, collate_fn=self._collate, generator=torch.Generator().manual_seed(0)
+        )
+        for turn, batch in zip(turns, loader, strict=True):
+            del batch[INDEX_KEY]
+            yield send_to_device(batch, accelerator.device), turn < len(chunks)

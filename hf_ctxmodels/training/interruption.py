@@ -1,0 +1,70 @@
+"""Stopping on SIGTERM and SIGINT after the step that is running."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Self
+
+import torch
+
+from hf_ctxmodels.errors import CtxError
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class InterruptionError(CtxError):
+    """Training was stopped by a signal and saved; the exit code is the shell's for that signal (143 or 130)."""
+
+    def __init__(self, received: signal.Signals, step: int, checkpoint: str) -> None:
+        super().__init__(
+            f"Training stopped by {received.name} after step {step}; everything is saved.",
+            where=checkpoint,
+            mend="run the same command with --resume to continue exactly here.",
+        )
+        self.exit_code = 128 + received
+
+
+class SignalWatch:
+    """Context that turns the first SIGTERM or SIGINT into a flag; a second one acts as usual.
+
+    Under several processes all of them learn of a signal that any of them received, through a group of their own on the
+    CPU: asking costs no synchronisation with an accelerator.
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        self._received = 0
+        self._previous: dict[int, object] = {}
+        self._group = torch.distributed.new_group(backend="gloo") if num_processes > 1 else None
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def received(self) -> signal.Signals | None:
+        """The signal any process received, else None. Every process must ask equally often."""
+        number = self._received
+        if self._group is not None:
+            shared = torch.tensor(number)
+            torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX, group=self._group)
+            number = int(shared)
+        return signal.Signals(number) if number else None
+
+
+def ignore_signals(worker_id: int) -> None:
+    """Keep a data worker alive when its whole process group is signalled: the training process decides when to stop."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

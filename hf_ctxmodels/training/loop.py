@@ -1,0 +1,278 @@
+"""The training loop: one for pretraining and fine-tuning, on one process or many (through Accelerate)."""
+
+import sys
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import ProjectConfiguration, set_seed
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.data import ExampleStream
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.batches import Collate, take, training_batches
+from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch
+from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
+from hf_ctxmodels.training.progress import Progress, Stopwatch
+from hf_ctxmodels.training.records import StepRecords
+from hf_ctxmodels.training.run_state import RunState, check_output_dir
+from hf_ctxmodels.training.steps import Stepper
+from hf_ctxmodels.training.summary import TrainingSummary
+
+Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
+
+
+def make_accelerator(arguments: LoopArguments) -> Accelerator:
+    """The Accelerator of a script; call it before data and model are made. Seeds the global generators."""
+    accelerator = Accelerator(
+        mixed_precision=arguments.mixed_precision,
+        log_with=None if arguments.report_to == "none" else arguments.report_to,
+        project_config=ProjectConfiguration(arguments.output_dir, logging_dir=f"{arguments.output_dir}/tensorboard"),
+        dataloader_config=DataLoaderConfiguration(split_batches=True, dispatch_batches=False, non_blocking=True),
+        rng_types=[],
+    )
+    set_seed(arguments.seed)
+    return accelerator
+
+
+@dataclass
+class TrainingResult:
+    """What a finished run gives back.
+
+    Attributes:
+        steps: optimizer steps done, resumed ones included.
+        tokens: non-padding input tokens trained on, over all processes.
+        tokens_per_second: of this process's lifetime, training alone; None if there was nothing left to train.
+        metrics: the last evaluation.
+        curve: the records of `training_log.jsonl`.
+        arguments, parameters, model_class, model_type: for the summary.
+    """
+
+    arguments: LoopArguments
+    model_class: str
+    model_type: str
+    parameters: int
+    global_batch_size: int
+    steps: int
+    tokens: int
+    tokens_per_second: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+    def summary(self, *, task: str, dataset: str, **more: Any) -> TrainingSummary:
+        """The summary of this run; `more` are further fields of `TrainingSummary` (objective, rates, max_length...)."""
+        own = {name: value for name, value in vars(self).items() if name != "arguments"}
+        hyperparameters = asdict(self.arguments)
+        return TrainingSummary(
+            task=task,
+            dataset=dataset,
+            seed=hyperparameters.pop("seed"),
+            hyperparameters=hyperparameters,
+            **own,
+            **more,
+        )
+
+
+def total_steps(arguments: LoopArguments, examples: Dataset | ExampleStream, accelerator: Accelerator) -> int:
+    """Optimizer steps of the run: `max_steps`, or `num_train_epochs` rounded to whole steps, at least 1.
+
+    Raises:
+        CtxError: epochs of a stream, whose length is not known.
+    """
+    if arguments.max_steps is not None or arguments.num_train_epochs is None:
+        return arguments.max_steps or 0
+    length = _length(examples)
+    if length is None:
+        raise CtxError(
+            "A stream has no known length, so its epochs cannot be counted in steps.",
+            where=f"--num_train_epochs {arguments.num_train_epochs}",
+            mend="give --max_steps instead, or leave out --streaming.",
+        )
+    return max(round(arguments.num_train_epochs * length / global_batch_size(arguments, accelerator)), 1)
+
+
+def global_batch_size(arguments: LoopArguments, accelerator: Accelerator) -> int:
+    """Examples per optimizer step."""
+    return arguments.per_device_batch_size * accelerator.num_processes * arguments.gradient_accumulation_steps
+
+
+def train(
+    model: PreTrainedModel,
+    examples: Dataset | ExampleStream,
+    collate: Collate,
+    arguments: LoopArguments,
+    accelerator: Accelerator,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    evaluate: Evaluate | None = None,
+    identity: Mapping[str, Any] | None = None,
+) -> TrainingResult:
+    """Train a model, evaluate, save checkpoints and the final model.
+
+    Checkpoints are complete: a run that was killed at any moment and goes on with `arguments.resume` gives the losses
+    and weights of a run that was not, bit for bit (same number of processes, same machine).
+
+    Args:
+        model: a head with `loss_targets` whose forward takes `num_items_in_batch` as a mapping of counts.
+        examples: map-style, indexed by `(epoch, index)`, items with "epoch" and "example_index" (wrap any other data
+            set into `batches.EpochIndexed`), or a stream from `hf_ctxmodels.data`.
+        collate: list of examples -> batch, exactly what the model's forward names. Any randomness in it must derive
+            from the examples' "epoch" and "example_index".
+        accelerator: from `make_accelerator`.
+        tokenizer: saved beside every checkpoint and the final model.
+        evaluate: `(model, accelerator) -> {name: value}`; called with the model in evaluation mode on every process.
+            `evaluation.LossEvaluation` is one.
+        identity: what else must be equal when a run is resumed (data set, objective, ...), as JSON values.
+
+    Raises:
+        InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
+        NonFiniteError: the loss or gradient norm became NaN or infinite.
+        CtxError: the output directory or a checkpoint cannot be used.
+    """
+    return _Run(model, examples, collate, arguments, accelerator, tokenizer, evaluate, identity or {}).execute()
+
+
+class _Run:
+    """The parts of one run, wired together; `execute` is the loop."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        examples: Dataset | ExampleStream,
+        collate: Collate,
+        arguments: LoopArguments,
+        accelerator: Accelerator,
+        tokenizer: PreTrainedTokenizerBase | None,
+        evaluate: Evaluate | None,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self.arguments, self.accelerator, self.evaluate_model = arguments, accelerator, evaluate
+        checkpoint = check_output_dir(accelerator, arguments)
+        self.total_steps = total_steps(arguments, examples, accelerator)
+        self.state = RunState(accelerator, arguments, tokenizer, {"examples": _length(examples), **identity})
+        if checkpoint is not None:
+            self.state.load_weights(checkpoint, model)
+        self.parameters = model.num_parameters()
+        self.model, self.optimizer = accelerator.prepare(model, make_optimizer(model, arguments))
+        self.scheduler = make_scheduler(self.optimizer.optimizer, arguments, self.total_steps)
+        self.stepper = Stepper(accelerator, self.model, self.optimizer, arguments.max_grad_norm)
+        self.records = StepRecords(accelerator, arguments.output_dir)
+        self.state.attach(self.model, self.optimizer, self.scheduler, self.records)
+        set_seed(arguments.seed, device_specific=True)
+        if checkpoint is not None:
+            self.state.load(checkpoint)
+            accelerator.print(f"Resuming from {checkpoint}.", file=sys.stderr)
+        if arguments.report_to != "none":
+            given = {name: value for name, value in asdict(arguments).items() if value is not None}
+            accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=given)
+        start_batch = self.state.step * arguments.gradient_accumulation_steps
+        self.batches = training_batches(accelerator, examples, collate, arguments, start_batch)
+        self.progress = Progress(accelerator, arguments.output_dir, self.total_steps, self.state.step)
+        self.examples_per_epoch = _length(examples)
+        self.watch = Stopwatch()
+        self.untimed_tokens = self.records.tokens
+        self.timed_tokens = 0.0
+        self.metrics: dict[str, float] = {}
+
+    def execute(self) -> TrainingResult:
+        """Train to the end."""
+        try:
+            with SignalWatch(self.accelerator.num_processes) as signals:
+                self._train(signals)
+                self._finish()
+        finally:
+            self.progress.close()
+            if self.arguments.report_to != "none":
+                self.accelerator.end_training()
+        return self._result()
+
+    def _train(self, signals: SignalWatch) -> None:
+        state, arguments = self.state, self.arguments
+        self.model.train()
+        self.watch.start()
+        while state.step < self.total_steps:
+            step = state.step + 1
+            scalars, indices = self.stepper.step(take(self.batches, arguments.gradient_accumulation_steps))
+            self.learning_rate = self.scheduler.get_last_lr()[0]
+            self.scheduler.step()
+            self.records.add(step, scalars, indices)
+            state.step = step
+            self.progress.advance()
+
+            last = step == self.total_steps
+            if last or _due(step, arguments.logging_steps):
+                self._log()
+            elif self.records.full:
+                self.records.settle()
+            if not last and _due(step, arguments.eval_steps):
+                self._evaluate()
+            received = signals.received()
+            if last or received or _due(step, arguments.save_steps):
+                self._save()
+            if received and not last:
+                raise InterruptionError(received, step, str(self.state.path))
+        self.watch.pause()
+
+    def _log(self) -> None:
+        values = self.records.flush()
+        tokens = values.pop("tokens")
+        self.state.tokens += int(tokens)
+        self.timed_tokens += tokens - self.untimed_tokens
+        rate = (tokens - self.untimed_tokens) / self.watch.pause()
+        self.untimed_tokens = 0
+        if self.examples_per_epoch is not None:
+            per_step = global_batch_size(self.arguments, self.accelerator)
+            values["epoch"] = round(self.state.step * per_step / self.examples_per_epoch, 4)
+        timed = {"tokens": self.state.tokens, "tokens_per_second": rate}
+        self.progress.record(self.state.step, {**values, "learning_rate": float(self.learning_rate), **timed})
+        self.watch.start()
+
+    def _evaluate(self) -> None:
+        if self.evaluate_model is None:
+            return
+        self.watch.pause()
+        self.model.eval()
+        self.metrics = self.evaluate_model(self.model, self.accelerator)
+        self.model.train()
+        self.progress.record(self.state.step, self.metrics)
+        self.watch.start()
+
+    def _save(self) -> None:
+        self.records.settle()  # a step that went wrong is found before it is saved
+        self.watch.pause()
+        self.state.save()
+        self.watch.start()
+
+    def _finish(self) -> None:
+        """Evaluate and publish the final model."""
+        self._evaluate()
+        self.state.publish()
+
+    def _result(self) -> TrainingResult:
+        model = self.accelerator.unwrap_model(self.model)
+        return TrainingResult(
+            arguments=self.arguments,
+            model_class=self.state.model_class,
+            model_type=model.config.model_type,
+            parameters=self.parameters,
+            global_batch_size=global_batch_size(self.arguments, self.accelerator),
+            steps=self.state.step,
+            tokens=self.state.tokens,
+            tokens_per_second=self.timed_tokens / self.watch.seconds if self.timed_tokens else None,
+            metrics=self.metrics,
+            curve=self.progress.curve,
+        )
+
+
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
+
+
+def _length(examples: Dataset | ExampleStream) -> int | None:
+    """Number of examples; None for a stream."""
+    return len(examples) if isinstance(examples, Sized) else None

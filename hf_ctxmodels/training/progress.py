@@ -1,0 +1,90 @@
+"""What a run shows while it runs: progress bar, log file, experiment trackers."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from accelerate import Accelerator
+from tqdm import tqdm
+
+LOG_FILE = "training_log.jsonl"
+
+
+def read_log(output_dir: str | Path, up_to_step: float = float("inf")) -> list[dict[str, float]]:
+    """The records of `training_log.jsonl` up to and including a step; a line cut off by a crash is left out."""
+    file = Path(output_dir) / LOG_FILE
+    records = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if record["step"] <= up_to_step:
+            records.append(record)
+    return records
+
+
+class Progress:
+    """Shows and records training on the main process; silent on the others.
+
+    On a terminal there is a bar with loss, non-padding tokens per second and the time left; elsewhere each record is
+    one line. All records go to `training_log.jsonl` and to the trackers.
+    """
+
+    def __init__(self, accelerator: Accelerator, output_dir: str, total_steps: int, start_step: int) -> None:
+        self._accelerator = accelerator
+        self._main = accelerator.is_main_process
+        self._file = Path(output_dir) / LOG_FILE
+        self.curve = read_log(output_dir, start_step) if start_step else []
+        if self._main:
+            # After a crash the log may run ahead of the checkpoint: what is trained again is logged again.
+            temporary = self._file.with_name(LOG_FILE + ".writing")
+            temporary.write_text("".join(json.dumps(record) + "\n" for record in self.curve), encoding="utf-8")
+            os.replace(temporary, self._file)
+        # `disable=None` shows no bar where stderr is not a terminal.
+        self._bar = tqdm(
+            total=total_steps, initial=start_step, unit="step", disable=None if self._main else True, smoothing=0.05
+        )
+
+    def advance(self) -> None:
+        """One more step is done."""
+        self._bar.update()
+
+    def record(self, step: int, values: dict[str, float]) -> None:
+        """Log named values of a step."""
+        entry = {"step": step, **values}
+        self.curve.append(entry)
+        if not self._main:
+            return
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        if self._bar.disable:
+            print("  ".join(f"{name} {value:.6g}" for name, value in entry.items()), file=sys.stderr, flush=True)
+        elif "loss" in values:
+            self._bar.set_postfix_str(f"loss {values['loss']:.4g}, {values['tokens_per_second']:,.0f} tokens/s")
+        self._accelerator.log(values, step=step)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
+
+class Stopwatch:
+    """Seconds of training, with pauses for evaluation and saving left out."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        """Start, or go on."""
+        self._since = time.perf_counter()
+
+    def pause(self) -> float:
+        """Stop, and return the seconds since the last start."""
+        lap = time.perf_counter() - self._since if self._since is not None else 0.0
+        self._since = None
+        self.seconds += lap
+        return lap

@@ -1,0 +1,98 @@
+"""What every step yields (loss, gradient norm, tokens), kept on the device until somebody needs to read it."""
+
+import math
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from hf_ctxmodels.errors import CtxError
+
+_SHOWN_INDICES = 64
+
+
+class NonFiniteError(CtxError):
+    """The loss or the gradient norm became infinite or NaN."""
+
+
+class StepRecords:
+    """Scalars of the steps since the last log record.
+
+    Reading a device scalar waits for the device, so scalars are collected as tensors (`add`) and read together
+    (`settle`), at logging and saving and at least every `capacity` steps. Settled values are means over processes.
+    """
+
+    capacity = 64
+
+    def __init__(self, accelerator: Accelerator, output_dir: str) -> None:
+        self._accelerator = accelerator
+        self._output_dir = output_dir
+        self._pending: list[tuple[int, dict[str, torch.Tensor], list[torch.Tensor]]] = []
+        self._settled: list[dict[str, float]] = []
+
+    def add(self, step: int, scalars: dict[str, torch.Tensor], example_indices: list[torch.Tensor]) -> None:
+        """Take the scalars of one step (0-dimensional tensors, the same names every step) and its examples."""
+        self._pending.append((step, scalars, example_indices))
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to settle, whatever else happens."""
+        return len(self._pending) >= self.capacity
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of the settled steps."""
+        return math.fsum(row["tokens"] for row in self._settled)
+
+    def settle(self) -> None:
+        """Read the collected scalars.
+
+        Raises:
+            NonFiniteError: at the first step whose loss, or gradient norm where none is expected to overflow, is not
+                finite.
+        """
+        if not self._pending:
+            return
+        names = list(self._pending[0][1])
+        table = torch.stack([torch.stack([row[name].float() for name in names]) for _, row, _ in self._pending])
+        # fp16 loss scaling searches for the largest scale that does not overflow, and skips the steps that do.
+        watched = ["loss"] if self._accelerator.mixed_precision == "fp16" else ["loss", "grad_norm"]
+        for (step, _, indices), row in zip(self._pending, table.tolist(), strict=True):
+            values = dict(zip(names, row, strict=True))
+            for name in watched:
+                if not math.isfinite(values[name]):
+                    raise self._non_finite(step, name, values[name], indices)
+        table = self._accelerator.reduce(table, reduction="mean")
+        self._settled += [dict(zip(names, row, strict=True)) for row in table.tolist()]
+        self._pending.clear()
+
+    def flush(self) -> dict[str, float]:
+        """Settle, return the mean of every scalar over the steps (the sum for "tokens"), and start anew."""
+        self.settle()
+        summary = {}
+        for name in self._settled[0] if self._settled else ():
+            values = [row[name] for row in self._settled if math.isfinite(row[name])]
+            summary[name] = math.fsum(values) / (1 if name == "tokens" else max(len(values), 1))
+        self._settled.clear()
+        return summary
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The settled values; call `settle` first."""
+        return self._settled
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Take up settled values where they were saved."""
+        self._settled = list(state)
+
+    def _non_finite(self, step: int, name: str, value: float, indices: list[torch.Tensor]) -> NonFiniteError:
+        numbers = torch.cat(indices).tolist()
+        shown = ", ".join(str(number) for number in numbers[:_SHOWN_INDICES])
+        more = f" and {len(numbers) - _SHOWN_INDICES} more" if len(numbers) > _SHOWN_INDICES else ""
+        what = "loss" if name == "loss" else "gradient norm"
+        return NonFiniteError(
+            f"The {what} of step {step} is {value}; training stopped and the last good checkpoint was kept.",
+            where=f"step {step}, process {self._accelerator.process_index}, examples {shown}{more}",
+            mend="look at these examples; if they are sound, start again with a lower --learning_rate, longer "
+            "--warmup_steps, or --mixed_precision bf16 or no. What was saved before this step is in "
+            f"{self._output_dir}.",
+        )

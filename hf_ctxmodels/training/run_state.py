@@ -1,0 +1,205 @@
+"""What a run must remember to go on exactly: saving it as a checkpoint, and restoring it."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.training import checkpoint as checkpoints
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.records import StepRecords
+from hf_ctxmodels.training.state import (
+    load_optimizer_tensors,
+    load_random_state,
+    optimizer_tensors,
+    save_random_state,
+    save_tensors,
+)
+
+_MODEL_FILE = "model.safetensors"
+_OPTIMIZER_FILE = "optimizer.safetensors"
+_STATE_FILE = "trainer_state.json"
+_SAME_ON_RESUME = (
+    "seed",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "lr_scheduler",
+    "warmup_steps",
+    "max_grad_norm",
+)
+
+
+def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path | None:
+    """Clean the output directory of half-written files; the verified checkpoint to resume from, if any.
+
+    Raises:
+        CtxError: it holds checkpoints and `resume` is not set, or the newest is damaged.
+    """
+    output_dir = Path(arguments.output_dir)
+    if accelerator.is_main_process:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        checkpoints.remove_unfinished(output_dir)
+    accelerator.wait_for_everyone()
+    if arguments.resume:
+        return checkpoints.latest_checkpoint(output_dir)
+    if existing := checkpoints.checkpoints(output_dir):
+        raise CtxError(
+            f"The output directory already holds the checkpoint of a run, {existing[-1].name}.",
+            where=str(output_dir),
+            mend="continue that run with --resume, or give another --output_dir, or delete this one.",
+        )
+    return None
+
+
+class RunState:
+    """Step, data position, weights, optimizer, schedule and random generators of a run.
+
+    The data position is the step itself: every step takes `gradient_accumulation_steps` micro-batches.
+
+    Attributes:
+        step: optimizer steps done.
+        tokens: non-padding tokens of the logged steps.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        arguments: LoopArguments,
+        tokenizer: PreTrainedTokenizerBase | None,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self._accelerator = accelerator
+        self._arguments = arguments
+        self._tokenizer = tokenizer
+        self.step = self.tokens = 0
+        same = {name: getattr(arguments, name) for name in _SAME_ON_RESUME}
+        micro_batch = arguments.per_device_batch_size * accelerator.num_processes
+        # Through JSON, so that it compares equal to what a checkpoint holds.
+        self._identity = json.loads(json.dumps({**same, "global_micro_batch": micro_batch, **identity}))
+        self.model_class = ""
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint of the current step."""
+        return checkpoints.checkpoint_path(self._arguments.output_dir, self.step)
+
+    def load_weights(self, checkpoint: Path, model: PreTrainedModel) -> None:
+        """Load a checkpoint's weights into the bare model, before it is wrapped or sharded."""
+        state = self._read(checkpoint)
+        self._check_identity(checkpoint, state["identity"])
+        safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
+
+    def attach(
+        self, model: nn.Module, optimizer: AcceleratedOptimizer, scheduler: LRScheduler, records: StepRecords
+    ) -> None:
+        """The prepared parts whose state is to be saved."""
+        self._model, self._optimizer, self._scheduler, self._records = model, optimizer.optimizer, scheduler, records
+        self._bare_model = self._accelerator.unwrap_model(model)
+        # Sharding replaces the class by a subclass named FSDP<class>.
+        self.model_class = type(self._bare_model).__name__.removeprefix("FSDP")
+
+    def load(self, checkpoint: Path) -> None:
+        """Restore everything but the weights; the generators last, as the steps before may draw from them."""
+        state = self._read(checkpoint)
+        self.step, self.tokens = state["step"], state["tokens"]
+        self._records.load_state_dict(state["records"])
+        load_optimizer_tensors(self._bare_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
+        self._scheduler.load_state_dict(state["scheduler"])
+        for group, rate in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+        if self._accelerator.scaler is not None:
+            self._accelerator.scaler.load_state_dict(state["scaler"])
+        random_state = checkpoint / self._random_file()
+        if random_state.exists():
+            load_random_state(random_state)
+        else:
+            self._accelerator.print(
+                f"Warning: {checkpoint} was saved by fewer processes; dropout will differ from an uninterrupted run."
+            )
+
+    def save(self) -> None:
+        """Write the checkpoint of the current step, unless it exists; delete those that are too old."""
+        temporary = checkpoints.temporary_path(self.path)
+        if self._accelerator.is_main_process and not self.path.exists():
+            temporary.mkdir()
+        self._accelerator.wait_for_everyone()
+        if not temporary.exists():
+            return
+        self._save_model(temporary)
+        tensors = optimizer_tensors(self._bare_model, self._optimizer)
+        save_random_state(temporary / self._random_file())
+        if self._accelerator.is_main_process:
+            save_tensors(tensors, temporary / _OPTIMIZER_FILE)
+            (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            checkpoints.commit(temporary, self.path)
+            checkpoints.prune(self._arguments.output_dir, self._arguments.keep_checkpoints)
+        self._accelerator.wait_for_everyone()
+
+    def publish(self) -> None:
+        """Write the final model and tokenizer into the output directory itself, each file atomically."""
+        output_dir = Path(self._arguments.output_dir)
+        temporary = checkpoints.temporary_path(output_dir / "model")
+        if self._accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+        self._accelerator.wait_for_everyone()
+        self._save_model(temporary)
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            checkpoints.publish_files(temporary, output_dir)
+        self._accelerator.wait_for_everyone()
+
+    def _save_model(self, directory: Path) -> None:
+        weights = self._accelerator.get_state_dict(self._model)  # gathers sharded weights: every process takes part
+        if not self._accelerator.is_main_process:
+            return
+        # One file, whatever the size, so that resuming reads one file.
+        self._bare_model.save_pretrained(directory, state_dict=weights, max_shard_size="1000GB")
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(directory)
+
+    def _as_json(self) -> dict[str, Any]:
+        scaler = self._accelerator.scaler
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            "identity": self._identity,
+            "records": self._records.state_dict(),
+            "scheduler": self._scheduler.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+
+    def _random_file(self) -> str:
+        return f"random_state_{self._accelerator.process_index}.json"
+
+    def _read(self, checkpoint: Path) -> dict[str, Any]:
+        return json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8"))
+
+    def _check_identity(self, checkpoint: Path, saved: dict[str, Any]) -> None:
+        differing = [
+            f"{name} is {self._identity.get(name)}, was {saved.get(name)}"
+            for name in sorted({*self._identity, *saved})
+            if self._identity.get(name) != saved.get(name)
+        ]
+        if differing:
+            raise CtxError(
+                f"This is not the run that the checkpoint belongs to: {'; '.join(differing)}.",
+                where=str(checkpoint),
+                mend="resume with the values of the first run, or give another --output_dir; to start a new run from "
+                "these weights, pass them as --model.",
+            )

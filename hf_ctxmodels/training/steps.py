@@ -1,0 +1,82 @@
+"""One optimizer step: forward and backward over its micro-batches, clipping, update."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import nn
+from transformers.utils import ModelOutput
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.training.batches import INDEX_KEY, Batch, count_items
+
+
+def loss_targets(model: nn.Module) -> tuple[str, ...]:
+    """Names of the batch entries that the model's loss counts.
+
+    Raises:
+        CtxError: the model does not say (it is not one of this package's heads).
+    """
+    targets = getattr(model, "loss_targets", None)
+    if targets is None:
+        raise CtxError(
+            f"{type(model).__name__} has no `loss_targets`, so its loss cannot be normalised over an optimizer step.",
+            mend="train a head of this package, or use transformers.Trainer for other models.",
+        )
+    return targets
+
+
+def component_losses(output: ModelOutput) -> dict[str, torch.Tensor]:
+    """The terms of a loss of several terms, for the log: output fields named `..._loss`."""
+    return {name: value for name, value in output.items() if name.endswith("_loss") and value is not None}
+
+
+class Stepper:
+    """Makes optimizer steps whose gradient is that of one big batch.
+
+    The head divides each term's sum over targets by the number of targets in the whole step, over all micro-batches and
+    processes, so the gradient is exact for any distribution of targets. Processes average their gradients, hence the
+    factor: each divides by count / processes.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, model: nn.Module, optimizer: AcceleratedOptimizer, max_grad_norm: float
+    ) -> None:
+        self._accelerator = accelerator
+        self._model = model
+        self._optimizer = optimizer
+        self._max_grad_norm = max_grad_norm or float("inf")
+        self._targets = loss_targets(accelerator.unwrap_model(model))
+
+    def step(self, batches: Sequence[Batch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Train on the micro-batches of one step.
+
+        Returns:
+            0-dimensional tensors "loss", component losses, "grad_norm" (before clipping) and "tokens" (all processes),
+            of which the mean over processes is the step's value; and the example indices of every micro-batch.
+        """
+        indices = [batch.pop(INDEX_KEY) for batch in batches]
+        counts = self._accelerator.reduce(count_items(batches, self._targets), reduction="sum")
+        processes = self._accelerator.num_processes
+        # A step without any target has loss 0, not 0/0.
+        divisors = {name: counts[i].clamp(min=1) / processes for i, name in enumerate(self._targets)}
+        scalars: dict[str, torch.Tensor] = {}
+        for number, batch in enumerate(batches, start=1):
+            last = number == len(batches)
+            self._accelerator.sync_gradients = last  # DeepSpeed's engine reads it
+            with nullcontext() if last else self._accelerator.no_sync(self._model):
+                output = self._model(**batch, num_items_in_batch=divisors)
+                self._accelerator.backward(output.loss)
+            for name, value in {"loss": output.loss, **component_losses(output)}.items():
+                scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()
+        scalars["grad_norm"] = self._clip()
+        scalars["tokens"] = counts[-1]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return scalars, indices
+
+    def _clip(self) -> torch.Tensor:
+        norm = self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm.detach()
