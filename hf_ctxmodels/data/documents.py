@@ -69,11 +69,10 @@ class Documents:
                     mend="remove it from the data, or pass over such documents with skip_empty_documents.",
                 )
         if empty:
-            part = "" if self.part == "all" else f"The {self.part} part of "
             raise CtxError(
-                f"{part or 'T'}{'t' if part else ''}he data set is empty: it holds no document with text.",
-                where=self.name,
-                mend="check the source" + (", or the share held out." if part else "."),
+                "The data set is empty: it holds no document with text.",
+                where=self.name if self.part == "all" else f"{self.name}, {self.part} part",
+                mend="check the source, and the share of it that is held out.",
             )
 
     def texts(self) -> "DocumentTexts":

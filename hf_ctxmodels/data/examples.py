@@ -33,10 +33,9 @@ class Column:
 class ExampleSet(torch.utils.data.Dataset):
     """Examples in memory, at the size of their numbers: about four bytes a token.
 
-    `examples[i]` and `examples[epoch, i]` give a dictionary with the columns of row i, `example_index` and `epoch`, which
-    the collators seed their masks from. `examples[i]` is of the epoch last given to `set_epoch` (0 at first), which
-    `transformers.Trainer` calls by itself: masks are new in every epoch there too, and those of a set used for
-    evaluation stay.
+    `examples[i]` and `examples[epoch, i]` give a dictionary with the columns of row i, `example_index` and `epoch`, from
+    which the collators seed their masks. `examples[i]` is of the epoch last given to `set_epoch` (0 at first).
+    `transformers.Trainer` calls that by itself: its training masks are new in every epoch, its evaluation masks stay.
 
     Args:
         columns: of one length.
@@ -110,7 +109,7 @@ def _join(parts: list[Column]) -> Column:
     values = np.concatenate([part.values for part in parts])
     if parts[0].offsets is None:
         return Column(values, None)
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])  # type: ignore[arg-type]
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts if part.offsets is not None])
     return Column(values, np.concatenate([[0], np.cumsum(lengths)]))
 
 

@@ -1,7 +1,5 @@
 """Several short rows in one, kept apart by `sequence_ids` (Krell et al. 2021, "Efficient Sequence Packing")."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What every pretraining objective offers to the scripts: documents -> examples -> batches."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,16 +45,16 @@ class Objective(ABC):
         for name in options:
             if name not in known:
                 raise CtxError(
-                    f"{type(self).__name__} has no option {name!r}. It has: {', '.join(known)}. "
-                    "Correct the name or leave it out."
+                    f"{type(self).__name__} has no option {name!r}.",
+                    mend=f"use some of: {', '.join(known)}.",
                 )
         if seed < 0:
-            raise CtxError(f"seed={seed} is negative; use 0 or a positive integer.")
+            raise CtxError(f"seed={seed} is negative.", mend="use 0 or a positive integer.")
         if max_length > tokenizer.model_max_length:
             raise CtxError(
                 f"max_length={max_length} is over the tokenizer's limit of {tokenizer.model_max_length} tokens "
-                "(model_max_length in tokenizer_config.json): lower max_length, or train the tokenizer for longer "
-                "input."
+                "(model_max_length in tokenizer_config.json).",
+                mend="lower max_length, or train the tokenizer for longer input.",
             )
         self.tokenizer = tokenizer
         self.max_length = max_length

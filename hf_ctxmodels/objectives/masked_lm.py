@@ -1,7 +1,5 @@
 """Masked language modelling (Devlin et al. 2019, section 3.1, task 1; dynamic masks: Liu et al. 2019, section 4.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -34,7 +32,7 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
         input_ids: (tokens,) with special tokens.
         example_index, epoch: integers; they seed the mask.
         word_ids: (tokens,), needed with `whole_word`; None or -1 for special tokens.
-        token_type_ids, sequence_ids: (tokens,), optional, padded and passed on.
+        attention_mask, token_type_ids, sequence_ids: (tokens,), optional, padded and passed on.
 
     Returns: input_ids, attention_mask, labels (batch, width) int64, labels -100 where nothing is predicted; and what of
     token_type_ids and sequence_ids the features hold.
@@ -75,7 +73,7 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
         if self.tokenizer.pad_token_id is None:
             raise CtxError(
                 f"{type(self.tokenizer).__name__} has no padding token, which batches of rows of unequal length need.",
-                mend="tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings",
+                mend="tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings.",
             )
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
@@ -93,8 +91,9 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
             "attention_mask": padder.attention_mask(),
             "labels": padder.pad(labels, IGNORED),
         }
-        for name, padding in (("token_type_ids", self.tokenizer.pad_token_type_id), ("sequence_ids", 0)):
+        for name in ("attention_mask", "token_type_ids", "sequence_ids"):
             if name in features[0]:
+                padding = self.tokenizer.pad_token_type_id if name == "token_type_ids" else 0
                 batch[name] = padder.pad([np.asarray(feature[name]) for feature in features], padding)
         return batch
 
@@ -107,7 +106,7 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
         if feature.get("word_ids") is None:
             raise CtxError(
                 "Whole-word masking needs `word_ids` in every feature, and this one has none.",
-                mend="add them from a fast tokenizer's encoding.word_ids(), or set whole_word=False",
+                mend="add them from a fast tokenizer's encoding.word_ids(), or set whole_word=False.",
             )
         words = feature["word_ids"]
         if not isinstance(words, np.ndarray):
@@ -121,7 +120,7 @@ def _integer(feature: Mapping[str, Any], name: str) -> int:
             f"A feature has no `{name}`, from which its mask is seeded.",
             mend="hf_ctxmodels.data.ExampleSet adds it; with another data set give each row its own number: "
             "dataset.map(lambda row, index: {'example_index': index, 'epoch': 0}, with_indices=True), and keep both "
-            "columns (Trainer: remove_unused_columns=False)",
+            "columns (Trainer: remove_unused_columns=False).",
         )
     return int(feature[name])
 
@@ -168,6 +167,7 @@ class MaskedLM(Objective):
 
     auto_class = "AutoModelForMaskedLM"
     Options: ClassVar[type] = MaskedLMOptions
+    collate: DataCollatorForMaskedLanguageModeling
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
@@ -175,8 +175,8 @@ class MaskedLM(Objective):
         self.room = max_length - self.template.special_tokens
         if self.room < 1:
             raise CtxError(
-                f"max_length={max_length} leaves no room for text beside {self.template.special_tokens} special tokens.",
-                mend=f"use at least {self.template.special_tokens + 1}",
+                f"max_length={max_length} leaves no room for text beside the special tokens.",
+                mend=f"use at least {self.template.special_tokens + 1}.",
             )
         self.collate = self.options.collator(DataCollatorForMaskedLanguageModeling, tokenizer, seed)
 

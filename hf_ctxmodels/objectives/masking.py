@@ -1,7 +1,5 @@
 """Which tokens a masked language model predicts, and what stands in their place (Devlin et al. 2019, section 3.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,14 +33,20 @@ class MaskingRule:
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
-            raise CtxError(f"The masking probability must lie in (0, 1], not be {self.probability}.")
+            raise CtxError(
+                f"A masking probability of {self.probability} is out of range.", mend="use more than 0 and at most 1."
+            )
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
             raise CtxError(
-                f"mask_share={self.mask_share} and random_share={self.random_share} must be at least 0 and at most 1 "
-                "together; what is left of 1 is the share of selected tokens that stay as they are."
+                f"mask_share={self.mask_share} and random_share={self.random_share} are no shares of one whole.",
+                mend="use numbers from 0 on that are at most 1 together; what is left of 1 is the share of selected tokens "
+                "that stay as they are.",
             )
         if self.max_predictions is not None and self.max_predictions < 1:
-            raise CtxError(f"max_predictions={self.max_predictions} must be at least 1, or None for no limit.")
+            raise CtxError(
+                f"max_predictions={self.max_predictions} leaves nothing to learn.",
+                mend="use 1 or more, or None: no limit.",
+            )
 
     def budget(self, candidates: int) -> int:
         """How many of a row's candidates are selected: the rounded share, at least one, at most `max_predictions`."""
@@ -104,7 +108,10 @@ class TokenMasker:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, rule: MaskingRule) -> None:
         if tokenizer.mask_token_id is None:
-            raise CtxError(f"{type(tokenizer).__name__} has no mask token; masked language modelling needs one.")
+            raise CtxError(
+                f"{type(tokenizer).__name__} has no mask token, which masked language modelling needs.",
+                mend="tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings.",
+            )
         self.rule = rule
         self.mask_token_id = tokenizer.mask_token_id
         ids = np.unique(np.fromiter(tokenizer.get_vocab().values(), dtype=np.int64))
@@ -113,7 +120,7 @@ class TokenMasker:
         self.ordinary[tokenizer.all_special_ids] = False
         self.replacements = np.flatnonzero(self.ordinary)
         if not len(self.replacements):
-            raise CtxError("The tokenizer's vocabulary holds special tokens only; train it on some text first.")
+            raise CtxError("The tokenizer's vocabulary holds special tokens only.", mend="train it on some text first.")
 
     def candidates(self, ids: np.ndarray) -> np.ndarray:
         """True where a token is not special."""
@@ -121,7 +128,8 @@ class TokenMasker:
             wrong = ids.min() if ids.min() < 0 else ids.max()
             raise CtxError(
                 f"Token id {wrong} is outside the tokenizer's vocabulary (0 to {len(self.ordinary) - 1}): the example "
-                "was made with another tokenizer. Tokenise the text again with this one."
+                "was made with another tokenizer.",
+                mend="tokenise the text again with this one.",
             )
         return self.ordinary[ids]
 

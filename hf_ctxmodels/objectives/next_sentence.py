@@ -1,7 +1,5 @@
 """Masked language modelling with next-sentence prediction (Devlin et al. 2019, section 3.1 and appendix A.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -43,7 +41,7 @@ class DataCollatorForNextSentencePrediction(DataCollatorForMaskedLanguageModelin
             if any(name not in feature for feature in features):
                 raise CtxError(
                     f"Next-sentence prediction needs `{name}` in every feature.",
-                    mend="build the pairs from documents with MaskedLMWithNextSentence.examples(documents)",
+                    mend="build the pairs from documents with MaskedLMWithNextSentence.examples(documents).",
                 )
         batch = super().torch_call(features)
         labels = [int(feature["next_sentence_label"]) for feature in features]
@@ -69,7 +67,7 @@ class _Piece:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def cut(self, count: int, rng: np.random.Generator) -> _Piece:
+    def cut(self, count: int, rng: np.random.Generator) -> "_Piece":
         """Without `count` tokens, each taken from the front or the end with equal chance."""
         front = int(rng.binomial(count, 0.5))
         return _Piece(self.document, self.start + front, self.stop - (count - front))
@@ -100,18 +98,21 @@ class MaskedLMWithNextSentence(Objective):
 
     auto_class = "AutoModelForPreTraining"
     Options: ClassVar[type] = NextSentenceOptions
+    collate: DataCollatorForNextSentencePrediction
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if not 0 <= self.options.short_seq_probability <= 1:
-            raise CtxError(f"short_seq_probability={self.options.short_seq_probability} must lie in [0, 1].")
+            raise CtxError(
+                f"short_seq_probability={self.options.short_seq_probability} is not a probability.",
+                mend="use 0 to 1.",
+            )
         self.template = RowTemplate(tokenizer, segments=2)
         self.room = max_length - self.template.special_tokens
         if self.room < 2:
             raise CtxError(
-                f"max_length={max_length} leaves no room for two segments beside {self.template.special_tokens} special "
-                "tokens.",
-                mend=f"use at least {self.template.special_tokens + 2}",
+                f"max_length={max_length} leaves no room for two segments beside the special tokens.",
+                mend=f"use at least {self.template.special_tokens + 2}.",
             )
         self.collate = self.options.collator(DataCollatorForNextSentencePrediction, tokenizer, seed)
 
@@ -124,7 +125,7 @@ class MaskedLMWithNextSentence(Objective):
                 raise CtxError(
                     "Next-sentence prediction draws the random second segment from another document, and there is only "
                     "one document with text.",
-                    mend="separate the documents (in a text file: by a blank line), or use the objective `mlm`",
+                    mend="separate the documents (in a text file: by a blank line), or use the objective `mlm`.",
                 )
             for place, index in enumerate(usable):
                 rng = generator(self.seed, pass_index, number + index, Stream.PAIRING)

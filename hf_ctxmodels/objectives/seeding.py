@@ -5,8 +5,6 @@ No global state is read or advanced, so the number of workers, the order of a ba
 resume change nothing.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

@@ -1,13 +1,11 @@
 """Documents as arrays of token ids, and the special tokens that go around them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ctxmodels.errors import CtxError
 
@@ -62,13 +60,14 @@ def tokenize_documents(
     return result
 
 
-def _word_ids(encoded: object, row: int) -> np.ndarray:
-    if not encoded.is_fast:  # type: ignore[attr-defined]
+def _word_ids(encoded: BatchEncoding, row: int) -> np.ndarray:
+    if not encoded.is_fast:
         raise CtxError(
             "Whole-word masking needs a tokenizer that knows which pieces form a word (`BatchEncoding.word_ids()`); "
-            "this one does not. Use one of the `tokenizers` library, or switch whole_word off."
+            "this one does not.",
+            mend="use a tokenizer of the `tokenizers` library, or switch whole_word off.",
         )
-    return np.asarray(encoded.word_ids(row), dtype=np.int32)  # type: ignore[attr-defined]
+    return np.asarray(encoded.word_ids(row), dtype=np.int32)
 
 
 def _join_words(words: list[np.ndarray]) -> np.ndarray:
@@ -109,8 +108,8 @@ class RowTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segments: int) -> None:
         if tokenizer.mask_token is None:
             raise CtxError(
-                f"{type(tokenizer).__name__} has no mask token, which masked language modelling needs. Give it one: "
-                "tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings."
+                f"{type(tokenizer).__name__} has no mask token, which masked language modelling needs.",
+                mend="tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings.",
             )
         row = tokenizer(*[tokenizer.mask_token] * segments, return_token_type_ids=True)
         ids = np.asarray(row["input_ids"], dtype=np.int32)

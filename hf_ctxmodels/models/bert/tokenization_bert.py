@@ -1,7 +1,5 @@
 """WordPiece tokenizer of BERT (Devlin et al. 2019, section 3; the algorithm is Wu et al. 2016, section 4.1)."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -93,8 +91,9 @@ class CtxBertTokenizer(TokenizersBackend):
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             file = kwargs.get("tokenizer_file")
             raise CtxError(
-                f"The tokenizer file {file} is damaged ({error}). It should be the JSON that `save_pretrained` wrote. "
-                "Copy the file again from its source, or delete it to have vocab.txt beside it read instead."
+                f"The tokenizer file is damaged; it should be the JSON that `save_pretrained` wrote: {error}.",
+                where=str(file),
+                mend="copy it again from its source, or delete it to have a vocab.txt beside it read instead.",
             ) from error
 
     @classmethod
@@ -135,8 +134,8 @@ class CtxBertTokenizer(TokenizersBackend):
         if vocab_size < needed:
             raise CtxError(
                 f"A vocabulary of {vocab_size} tokens cannot hold the {len(alphabet)} different characters of the text "
-                f"(each alone and as a continuation) and {len(SPECIAL_TOKENS)} special tokens: ask for at least "
-                f"{needed}, or keep fewer characters with limit_alphabet."
+                f"(each alone and as a continuation) and {len(SPECIAL_TOKENS)} special tokens.",
+                mend=f"ask for at least {needed} tokens, or keep fewer characters with limit_alphabet.",
             )
         trainer = trainers.WordPieceTrainer(
             vocab_size=vocab_size,
@@ -179,7 +178,7 @@ def _frequent_characters(texts: Iterable[str], normalizer: normalizers.Normalize
         counts.update(normalizer.normalize_str(text))
     visible = [(-count, character) for character, count in counts.items() if not character.isspace()]
     if not visible:
-        raise CtxError("No text to learn a vocabulary from: `texts` is empty or holds white space only.")
+        raise CtxError("No text to learn a vocabulary from: it is empty or white space only.", mend="check the texts.")
     return sorted(character for _, character in sorted(visible)[:limit])
 
 
@@ -188,21 +187,21 @@ def _checked_vocabulary(
 ) -> dict[str, int]:
     """The vocabulary as a dictionary, or a `CtxError` that says what is wrong with it."""
     if vocab is None:
-        place = kwargs.get("name_or_path") or "the given directory"
         raise CtxError(
-            f"No vocabulary: {place} has neither tokenizer.json nor vocab.txt. Copy one of them there, or make one "
-            "with scripts/train_tokenizer.py or CtxBertTokenizer.train(texts, vocab_size)."
+            "A tokenizer without a vocabulary: neither tokenizer.json nor vocab.txt is there.",
+            where=kwargs.get("name_or_path") or None,
+            mend="copy one of them there, or make one: scripts/train_tokenizer.py, or CtxBertTokenizer.train.",
         )
-    source = "The vocabulary"
+    file = vocab if isinstance(vocab, str) else None
     if isinstance(vocab, str):
-        source = f"The vocabulary file {vocab}"
         vocab = _read_vocabulary_file(vocab)
     added = {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
     missing = [token for token in special_tokens if token not in vocab and token not in added]
     if missing:
         raise CtxError(
-            f"{source} ({len(vocab)} tokens) lacks {', '.join(missing)}. It is damaged or not BERT's: every special "
-            "token needs its own line; other names can be given as pad_token=, unk_token=, cls_token=, ..."
+            f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}: it is damaged or not BERT's.",
+            where=file,
+            mend="copy it again; tokens of other names are given as pad_token=, unk_token=, cls_token=, ...",
         )
     return vocab
 
@@ -212,10 +211,11 @@ def _read_vocabulary_file(path: str) -> dict[str, int]:
     try:
         lines = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
-        raise CtxError(f"The vocabulary file {path} cannot be read ({error.strerror}). Check the path.") from error
+        raise CtxError(f"The vocabulary cannot be read: {error.strerror}.", where=path, mend="check it.") from error
     except UnicodeDecodeError as error:
         raise CtxError(
-            f"The vocabulary file {path} is not UTF-8 at byte {error.start}. Copy it again from its source, or convert "
-            "it, for example with `iconv -t UTF-8`."
+            f"The vocabulary is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}.",
+            where=f"{path}, byte {error.start}",
+            mend="copy it again from its source.",
         ) from error
     return {line.rstrip(): number for number, line in enumerate(lines)}
