@@ -177,14 +177,13 @@ class _Run:
         self.watch = Stopwatch()
         self.untimed_tokens = self.records.tokens
         self.timed_tokens = 0.0
-        self.metrics: dict[str, float] = {}
 
     def execute(self) -> TrainingResult:
         """Train to the end."""
         try:
             with SignalWatch(self.accelerator.num_processes) as signals:
                 self._train(signals)
-                self._finish()
+                self.state.publish()
         finally:
             self.progress.close()
             if self.arguments.report_to != "none":
@@ -209,7 +208,7 @@ class _Run:
                 self._log()
             elif self.records.full:
                 self.records.settle()
-            if not last and _due(step, arguments.eval_steps):
+            if last or _due(step, arguments.eval_steps):
                 self._evaluate()
             received = signals.received()
             if last or received or _due(step, arguments.save_steps):
@@ -237,9 +236,9 @@ class _Run:
             return
         self.watch.pause()
         self.model.eval()
-        self.metrics = self.evaluate_model(self.model, self.accelerator)
+        self.state.metrics = self.evaluate_model(self.model, self.accelerator)
         self.model.train()
-        self.progress.record(self.state.step, self.metrics)
+        self.progress.record(self.state.step, self.state.metrics)
         self.watch.start()
 
     def _save(self) -> None:
@@ -247,11 +246,6 @@ class _Run:
         self.watch.pause()
         self.state.save()
         self.watch.start()
-
-    def _finish(self) -> None:
-        """Evaluate and publish the final model."""
-        self._evaluate()
-        self.state.publish()
 
     def _result(self) -> TrainingResult:
         model = self.accelerator.unwrap_model(self.model)
@@ -264,7 +258,7 @@ class _Run:
             steps=self.state.step,
             tokens=self.state.tokens,
             tokens_per_second=self.timed_tokens / self.watch.seconds if self.timed_tokens else None,
-            metrics=self.metrics,
+            metrics=self.state.metrics,
             curve=self.progress.curve,
         )
 

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training import checkpoint as checkpoints
@@ -72,6 +74,7 @@ class RunState:
     Attributes:
         step: optimizer steps done.
         tokens: non-padding tokens of the logged steps.
+        metrics: the last evaluation.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class RunState:
         self._arguments = arguments
         self._tokenizer = tokenizer
         self.step = self.tokens = 0
+        self.metrics: dict[str, float] = {}
         same = {name: getattr(arguments, name) for name in _SAME_ON_RESUME}
         micro_batch = arguments.per_device_batch_size * accelerator.num_processes
         # Through JSON, so that it compares equal to what a checkpoint holds.
@@ -114,7 +118,7 @@ class RunState:
     def load(self, checkpoint: Path) -> None:
         """Restore everything but the weights; the generators last, as the steps before may draw from them."""
         state = self._read(checkpoint)
-        self.step, self.tokens = state["step"], state["tokens"]
+        self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
         self._records.load_state_dict(state["records"])
         load_optimizer_tensors(self._bare_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
         self._scheduler.load_state_dict(state["scheduler"])
@@ -168,8 +172,9 @@ class RunState:
         weights = self._accelerator.get_state_dict(self._model)  # gathers sharded weights: every process takes part
         if not self._accelerator.is_main_process:
             return
-        # One file, whatever the size, so that resuming reads one file.
-        self._bare_model.save_pretrained(directory, state_dict=weights, max_shard_size="1000GB")
+        with _no_progress_bar():
+            # One file, whatever the size, so that resuming reads one file.
+            self._bare_model.save_pretrained(directory, state_dict=weights, max_shard_size="1000GB")
         if self._tokenizer is not None:
             self._tokenizer.save_pretrained(directory)
 
@@ -178,6 +183,7 @@ class RunState:
         return {
             "step": self.step,
             "tokens": self.tokens,
+            "metrics": self.metrics,
             "identity": self._identity,
             "records": self._records.state_dict(),
             "scheduler": self._scheduler.state_dict(),
@@ -203,3 +209,15 @@ class RunState:
                 mend="resume with the values of the first run, or give another --output_dir; to start a new run from "
                 "these weights, pass them as --model.",
             )
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Without transformers' bar for writing weights, which would tear the bar of the run."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

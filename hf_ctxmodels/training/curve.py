@@ -1,0 +1,28 @@
+"""The loss curve as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def plot_curve(curve: Sequence[dict[str, float]], file: Path) -> bool:
+    """Draw every loss of a training log over the steps; False where matplotlib is not installed.
+
+    Args:
+        curve: records with "step" and entries named "loss" or "..._loss".
+        file: the PNG to write.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="step", ylabel="loss")
+    names = dict.fromkeys(name for record in curve for name in record if name == "loss" or name.endswith("_loss"))
+    for name in names:
+        points = [(record["step"], record[name]) for record in curve if name in record]
+        axes.plot(*zip(*points, strict=True), label=name, marker="o" if name.startswith("eval_") else None)
+    if names:
+        axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=120)
+    return True

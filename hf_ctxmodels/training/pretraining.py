@@ -1,0 +1,200 @@
+"""Pretraining of any registered family from raw text: what `scripts/pretrain.py` runs."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import transformers
+from accelerate import Accelerator
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.data import ExampleSet, ExampleStream, build_training_set, load_documents
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives import Objective
+from hf_ctxmodels.registry import FAMILIES, Family, get_family
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.curve import plot_curve
+from hf_ctxmodels.training.evaluation import LossEvaluation
+from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.summary import TrainingSummary
+
+_BATCHES_FOR_RATES = 50
+
+
+def _flag(default: Any, explanation: str) -> Any:
+    return field(default=default, metadata={"help": explanation})
+
+
+@dataclass
+class PretrainingArguments:
+    """What to pretrain, on what."""
+
+    dataset: str = field(metadata={"help": "A .txt, .jsonl or .parquet file (also .gz), a Hub id, or demo."})
+    tokenizer: str = field(metadata={"help": "Tokenizer directory, from scripts/train_tokenizer.py, or Hub id."})
+    family: str = field(default="bert", metadata={"help": "Model family.", "choices": list(FAMILIES)})
+    config: str = _flag("tiny", "A size of the family (tiny, mini, small, base, large) or a JSON file of its fields.")
+    model: str | None = _flag(None, "Continue from these weights (directory or Hub id) instead of --config.")
+    objective: str | None = _flag(None, "Pretraining objective; by default the family's own.")
+    objective_options: list[str] = field(
+        default_factory=list, metadata={"help": "Options of the objective as key=value; an unknown key lists them."}
+    )
+    packing: bool = _flag(False, "Short for --objective_options packing=true: several documents in one row.")
+    max_length: int = _flag(128, "Longest input in tokens.")
+    dataset_split: str = _flag("train", "Split of a Hub data set.")
+    text_column: str = _flag("text", "Column of the text, where the data has columns.")
+    streaming: bool = _flag(False, "Make examples while training, for text that exceeds memory.")
+    validation_fraction: float = _flag(0.0, "Share of the documents held out to evaluate on; 0 does not evaluate.")
+
+
+def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> TrainingSummary:
+    """Pretrain, and leave model, tokenizer, log, loss curve and summary in `output_dir`.
+
+    Raises:
+        CtxError: anything the user can mend.
+    """
+    accelerator = make_accelerator(loop_arguments)
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    family = get_family(arguments.family)
+    name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
+    model = make_model(family, objective.auto_class, tokenizer, arguments)
+    examples, held_out = make_examples(arguments, objective, loop_arguments.seed)
+    evaluate = None
+    if held_out is not None:
+        evaluate = LossEvaluation(held_out, objective.collate, loop_arguments.per_device_batch_size)
+    identity = {
+        name: getattr(arguments, name) for name in ("dataset", "max_length", "streaming", "validation_fraction")
+    }
+    result = train(
+        model,
+        examples,
+        objective.collate,
+        loop_arguments,
+        accelerator,
+        tokenizer=tokenizer,
+        evaluate=evaluate,
+        identity={**identity, "objective": name, "objective_options": asdict(objective.options)},
+    )
+    summary = result.summary(
+        task="pretraining",
+        dataset=arguments.dataset,
+        max_length=arguments.max_length,
+        objective=name,
+        objective_options=asdict(objective.options),
+        rates=realised_rates(objective, examples, loop_arguments.per_device_batch_size),
+    )
+    _leave_records(accelerator, summary, Path(loop_arguments.output_dir))
+    return summary
+
+
+def make_objective(
+    family: Family, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
+) -> tuple[str, Objective]:
+    """The objective asked for, and its name.
+
+    Raises:
+        CtxError: the family has no such objective, or the objective no such option.
+    """
+    name = arguments.objective or next(iter(family.objectives))
+    if name not in family.objectives:
+        raise CtxError(
+            f"The family {family.name} has no objective {name!r}.",
+            where="--objective",
+            mend=f"use one of: {', '.join(family.objectives)}.",
+        )
+    kind = family.objectives[name]
+    texts = [*arguments.objective_options, *(["packing=true"] if arguments.packing else [])]
+    options = parse_options(kind, texts)
+    return name, kind(tokenizer, max_length=arguments.max_length, seed=seed, **options)
+
+
+def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any]:
+    """`["mlm_probability=0.2"]` as `{"mlm_probability": 0.2}`, with the types that the objective's `Options` declare.
+
+    Raises:
+        CtxError: not `key=value`, an unknown key, or a value of another type.
+    """
+    pairs = dict(text.partition("=")[::2] for text in texts)
+    known = objective.option_help()
+    for key, value in pairs.items():
+        if key not in known or not value:
+            explained = "".join(f"\n    {name}: {text}" for name, text in known.items())
+            raise CtxError(
+                f"{objective.__name__} has no option {key!r}." if value else f"{key!r} is not of the form key=value.",
+                where="--objective_options",
+                mend=f"use key=value with one of:{explained}",
+            )
+    parser = HfArgumentParser(objective.Options, exit_on_error=False)
+    try:
+        flags = [part for key, value in pairs.items() for part in (f"--{key}", value)]
+        (options,) = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
+    except Exception as error:
+        raise CtxError(f"{error}.", where="--objective_options", mend="give a value of that type.") from error
+    return {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name in pairs}
+
+
+def make_model(
+    family: Family, auto_class: str, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
+) -> PreTrainedModel:
+    """The model to train: new, of a size or a configuration file, or opened from a checkpoint.
+
+    Raises:
+        CtxError: an unknown size, a checkpoint that cannot be opened, or one the tokenizer or length does not fit.
+    """
+    if arguments.model is not None:
+        model = load_model(arguments.model, auto_class)
+        check_fit(tokenizer, model.config, arguments.max_length, where=arguments.model)
+        return model
+    if arguments.config in family.sizes:
+        own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        config = family.config(**family.sizes[arguments.config], **own)
+    elif arguments.config.endswith(".json"):
+        config = load_config(family.config, arguments.config)
+    else:
+        raise CtxError(
+            f"The family {family.name} has no size {arguments.config!r}.",
+            where="--config",
+            mend=f"use one of {', '.join(family.sizes)}, or a .json file.",
+        )
+    check_fit(tokenizer, config, arguments.max_length, where=arguments.config)
+    return getattr(transformers, auto_class).from_config(config)
+
+
+def make_examples(
+    arguments: PretrainingArguments, objective: Objective, seed: int
+) -> tuple[ExampleSet | ExampleStream, ExampleSet | None]:
+    """Examples to train on, and held-out ones if asked for."""
+    documents = load_documents(
+        arguments.dataset,
+        split=arguments.dataset_split,
+        text_column=arguments.text_column,
+        streaming=arguments.streaming,
+    )
+    held_out = None
+    if arguments.validation_fraction:
+        documents, others = documents.split(arguments.validation_fraction, seed)
+        held_out = ExampleSet.build(objective.examples(others))
+    return build_training_set(documents, objective, streaming=arguments.streaming), held_out
+
+
+def realised_rates(objective: Objective, examples: ExampleSet | ExampleStream, batch_size: int) -> dict[str, float]:
+    """What the objective did to the first batches of epoch 0: share of masked tokens and so on."""
+    rows: Iterator[dict[str, Any]]
+    if isinstance(examples, ExampleStream):
+        rows = islice(examples.one_pass(0), _BATCHES_FOR_RATES * batch_size)
+    else:
+        rows = (examples[0, index] for index in range(min(len(examples), _BATCHES_FOR_RATES * batch_size)))
+    counts: Counter[str] = Counter()
+    while batch := list(islice(rows, batch_size)):
+        counts.update(objective.count(objective.collate(batch)))
+    return objective.rates(counts)
+
+
+def _leave_records(accelerator: Accelerator, summary: TrainingSummary, output_dir: Path) -> None:
+    if accelerator.is_main_process:
+        summary.save(output_dir)
+        plot_curve(summary.curve, output_dir / "training_curve.png")
+    accelerator.wait_for_everyone()
