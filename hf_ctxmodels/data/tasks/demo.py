@@ -1,0 +1,28 @@
+"""The demo classification data: 200 film-review sentences, half of them positive, that the package gensim carries."""
+
+import importlib.util
+from pathlib import Path
+
+from hf_ctxmodels.data.tasks.readers import Row
+from hf_ctxmodels.errors import CtxError
+
+VALIDATION_EVERY = 5  # the file is sorted by label, so every fifth sentence gives a balanced validation part
+
+
+def demo_rows(split: str) -> list[Row]:
+    """Rows with the columns `text` and `label` ("neg" or "pos"): 160 for split "train", 40 for "validation".
+
+    The sentences are from Pang & Lee's polarity data. Raises CtxError when gensim is not installed.
+    """
+    package = importlib.util.find_spec("gensim")  # found, not imported: gensim itself is slow to import and not needed
+    if package is None or package.origin is None:
+        raise CtxError(
+            "The demo data are part of gensim, which is not installed.", mend="pip install hf_ctxmodels[demo]"
+        )
+    path = Path(package.origin).parent / "test" / "test_data" / "pang_lee_polarity.cor"
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="windows-1252").splitlines()):
+        label, _, text = line.partition(" ")
+        if (number % VALIDATION_EVERY == VALIDATION_EVERY - 1) == (split == "validation"):
+            rows.append(Row({"text": text.strip(), "label": label.removeprefix("__label__")}, f"demo:{number + 1}"))
+    return rows

@@ -1,0 +1,79 @@
+"""Evaluation in fine-tuning: the loss, the predictions and the task's metrics on held-out examples, in one pass."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, send_to_device
+from torch import nn
+
+from hf_ctxmodels.data.tasks import Encoded, Task
+from hf_ctxmodels.data.tasks.base import Collator, Logits
+from hf_ctxmodels.training.batches import count_items
+from hf_ctxmodels.training.steps import loss_targets
+
+
+class TaskEvaluation:
+    """Called by the loop: `{"eval_loss": ..., "eval_<metric>": ...}` over all examples.
+
+    The loss is the mean over all targets, whatever the batches; every example is predicted once, whatever the number of
+    processes.
+
+    Args:
+        task: after `configure`.
+        examples: what `encoded` was made from.
+        batch_size: features per process and batch.
+
+    Attributes:
+        predictions: one per example, from the latest call.
+    """
+
+    def __init__(
+        self, task: Task[Any], examples: Sequence[Any], encoded: Encoded, collate: Collator, batch_size: int
+    ) -> None:
+        self._task = task
+        self._examples = examples
+        self._encoded = encoded
+        self._collate = collate
+        self._batch_size = batch_size
+        self.predictions: list[Any] = []
+
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """Predict and score; every process must call it and gets the same numbers."""
+        outputs, loss = self._run(model, accelerator)
+        self.predictions = self._task.decode(self._examples, self._encoded, outputs)
+        scores = self._task.score(self._examples, self.predictions)
+        return {"eval_loss": loss} | {f"eval_{name}": value for name, value in scores.items()}
+
+    @torch.no_grad()
+    def _run(self, model: nn.Module, accelerator: Accelerator) -> tuple[list[Logits], float]:
+        """The outputs for every feature, in order, and the mean loss; the same on every process."""
+        features, targets = self._encoded.features, loss_targets(accelerator.unwrap_model(model))
+        starts = range(0, len(features), self._batch_size)
+        rounds = math.ceil(len(starts) / accelerator.num_processes)
+        mine: dict[int, list[Logits]] = {}
+        total = torch.zeros(2, dtype=torch.float64)
+        for turn in range(accelerator.process_index, rounds * accelerator.num_processes, accelerator.num_processes):
+            # Sharded models demand equally many passes of every process: who has run out repeats the last batch.
+            start = starts[min(turn, len(starts) - 1)]
+            batch = self._collate(features[start : start + self._batch_size])
+            output = model(**send_to_device(batch, accelerator.device))
+            if turn < len(starts):
+                mine[start] = self._rows(output, batch)
+                count = float(count_items([batch], targets)[0])
+                total += torch.tensor([output.loss.item() * count, count], dtype=torch.float64)
+        gathered = gather_object([(mine, total.tolist())])
+        rows = {start: batch_rows for part, _ in gathered for start, batch_rows in part.items()}
+        loss_sum, count = (math.fsum(column) for column in zip(*(sums for _, sums in gathered)))
+        return [row for start in starts for row in rows[start]], loss_sum / count
+
+    def _rows(self, output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:
+        """The output of each feature of a batch, without its padding."""
+        columns = {name: getattr(output, name).float().cpu() for name in self._task.output_names}
+        size = len(batch["attention_mask"])
+        if not self._task.per_token:
+            return [{name: column[i].numpy() for name, column in columns.items()} for i in range(size)]
+        kept = batch["attention_mask"].bool()
+        return [{name: column[i][kept[i]].numpy() for name, column in columns.items()} for i in range(size)]
