@@ -13,6 +13,10 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.objectives.seeding import Stream, generator
 
 
+class NoDocumentError(CtxError):
+    """A source, or the part of it that was asked for, holds no document with text."""
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """Which document numbers are held out: one of every `block` in a row, at a place drawn from (seed, its block).
@@ -52,7 +56,8 @@ class Documents:
         """Yield documents.
 
         Raises:
-            CtxError: the source is empty or cannot be read, or a document has no text (unless `skip_empty`).
+            NoDocumentError: there is none.
+            CtxError: the source cannot be read, or a document has no text (unless `skip_empty`).
         """
         empty = True
         for number, paragraphs in enumerate(self.read()):
@@ -69,7 +74,7 @@ class Documents:
                     mend="remove it from the data, or pass over such documents with skip_empty_documents.",
                 )
         if empty:
-            raise CtxError(
+            raise NoDocumentError(
                 "The data set is empty: it holds no document with text.",
                 where=self.name if self.part == "all" else f"{self.name}, {self.part} part",
                 mend="check the source, and the share of it that is held out.",

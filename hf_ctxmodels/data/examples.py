@@ -33,8 +33,8 @@ class Column:
 class ExampleSet(torch.utils.data.Dataset):
     """Examples in memory, at the size of their numbers: about four bytes a token.
 
-    `examples[i]` and `examples[epoch, i]` give a dictionary with the columns of row i, `example_index` and `epoch`, from
-    which the collators seed their masks. `examples[i]` is of the epoch last given to `set_epoch` (0 at first).
+    `examples[i]` and `examples[epoch, i]` give a dictionary with the columns of row i, `example_index` and `epoch`,
+    from which the collators seed their masks. `examples[i]` is of the epoch last given to `set_epoch` (0 at first).
     `transformers.Trainer` calls that by itself: its training masks are new in every epoch, its evaluation masks stay.
 
     Args:

@@ -39,7 +39,7 @@ class MaskingRule:
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
             raise CtxError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} are no shares of one whole.",
-                mend="use numbers from 0 on that are at most 1 together; what is left of 1 is the share of selected tokens "
+                mend="use numbers from 0 on, at most 1 together; what is left of 1 is the share of selected tokens "
                 "that stay as they are.",
             )
         if self.max_predictions is not None and self.max_predictions < 1:
