@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.hub.card import CURVE_FILE, loss_curve_png, model_card
 from hf_ctxmodels.hub.stub import stub_files
-from hf_ctxmodels.registry import Family, get_family
+from hf_ctxmodels.registry import FAMILIES, Family
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
@@ -103,10 +103,16 @@ def _checked_family(directory: Path) -> Family:
                 where=str(directory),
                 mend=f"write it with {call}.save_pretrained({str(directory)!r}).",
             )
-    try:
-        return get_family(AutoConfig.from_pretrained(directory))
-    except ValueError as error:
-        raise CtxError(str(error), where=str(directory / "config.json"), mend="publish a model of a family.") from error
+    config = AutoConfig.from_pretrained(directory)
+    families = [family for family in FAMILIES.values() if type(config) is family.config]
+    if not families:
+        known = ", ".join(family.config.model_type for family in FAMILIES.values())
+        raise CtxError(
+            f"A configuration of model_type {config.model_type!r} is none of this package's: {known}.",
+            where=str(directory / "config.json"),
+            mend="open the model with a class of hf_ctxmodels and save it with save_pretrained.",
+        )
+    return families[0]
 
 
 def _refuse_pickles(directory: Path) -> None:

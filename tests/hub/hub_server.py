@@ -11,18 +11,21 @@ program that it does not ship.
 import base64
 import hashlib
 import json
+import os
 import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
+ROOT = Path(__file__).parents[2]
 TOKEN = "hf_thisTokenMayWrite"
 _LFS_ENDINGS = (".safetensors", ".png", ".bin", ".pt", ".pkl")
 
@@ -93,6 +96,9 @@ class HubServer:
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(self))
         self._http.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._http.server_port}"
+        # Large files are served under another host name, as by the Hub: to one's own host the client follows a
+        # redirect and then misses the headers of the first answer.
+        self.large_file_host = f"http://localhost:{self._http.server_port}"
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._http.serve_forever, name="hub", daemon=True).start()
@@ -151,6 +157,17 @@ def _result_errors(where: str, result: dict[str, Any]) -> list[str]:
         if not isinstance(metric.get("type"), str) or metric.get("value") is None:
             errors.append(f'"{where}.metrics" must have "type" and "value"')
     return errors
+
+
+def environment_for(hub: HubServer, cache: Path, token: str | None) -> dict[str, str]:
+    """The caller's environment, turned to the local Hub."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    # Xet needs a second server of its own; without it the client uses the LFS protocol.
+    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1,localhost"}
+    if token:
+        environment["HF_TOKEN"] = token
+    return environment
 
 
 Route = Callable[["_Handler", re.Match[str]], None]
@@ -291,16 +308,16 @@ def _validate(request: _Handler, match: re.Match[str]) -> None:
 def _create(request: _Handler, match: re.Match[str]) -> None:
     wanted = request.json_body()
     name = f"{wanted.get('organization') or 'tester'}/{wanted['name']}"
+    answer = {"url": f"{request.hub.endpoint}/{name}", "name": name}
     with request.hub.lock:
         if name in request.hub.repositories:
-            raise HubError(409, "You already created this model repo")
+            request.send_json({**answer, "error": "You already created this model repo"}, 409)
+            return
         repository = Repository(name, private=wanted.get("visibility") == "private")
-        attributes = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
-        repository.commit(
-            "main", {".gitattributes": Blob(attributes, git_blob_id(attributes), False)}, "initial commit"
-        )
+        rules = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+        repository.commit("main", {".gitattributes": Blob(rules, git_blob_id(rules), False)}, "initial commit")
         request.hub.repositories[name] = repository
-    request.send_json({"url": f"{request.hub.endpoint}/{name}", "name": name})
+    request.send_json(answer)
 
 
 @_route("POST", rf"/api/models/{_REPO}/branch/(?P<revision>[^/]+)")
@@ -422,7 +439,7 @@ def _resolve(request: _Handler, match: re.Match[str]) -> None:
         request.send(b"Entry not found", 404, headers)
     elif blob.lfs:
         headers |= {"X-Linked-Etag": f'"{blob.oid}"', "X-Linked-Size": str(len(blob.content))}
-        request.send(b"", 302, {**headers, "Location": f"{request.hub.endpoint}/large-files/{blob.oid}"})
+        request.send(b"", 302, {**headers, "Location": f"{request.hub.large_file_host}/large-files/{blob.oid}"})
     else:
         request.send_file(blob.content, {**headers, "ETag": f'"{blob.oid}"'})
 

@@ -1,0 +1,92 @@
+"""The model card says what the run was and passes the Hub's rules."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hub_server import metadata_errors
+from huggingface_hub import ModelCard
+
+from hf_ctxmodels.hub import loss_curve_png, model_card
+from hf_ctxmodels.registry import Family
+from hf_ctxmodels.training.summary import TrainingSummary
+
+REPO = "zoo/tiny-model"
+
+
+def test_card_is_filled_from_the_run(saved_model: Path, family: Family) -> None:
+    summary = TrainingSummary.load(saved_model)
+    text = str(model_card(saved_model, REPO))
+    for fact in (
+        summary.objective,
+        f"| data | {summary.dataset} |",
+        "| masked | 0.1498 |",
+        f"| seed | {summary.seed} |",
+        f"{summary.parameters:,}",
+        "| eval_loss | 2.25 |",
+        "| 40 | 3 |",
+        f'AutoModelForPreTraining.from_pretrained("{REPO}")',
+        family.paper,
+    ):
+        assert fact in text, fact
+    assert "{{" not in text
+    assert "None" not in text
+
+
+def test_card_metadata_passes_the_rules(saved_model: Path) -> None:
+    card = model_card(saved_model, REPO)
+    assert metadata_errors(str(card)) == []
+    read_again = ModelCard(str(card))
+    assert read_again.data.eval_results[0].metric_value == 2.25
+    assert read_again.data.pipeline_tag == "fill-mask"
+
+
+def test_curve_is_an_image_where_there_is_one(saved_model: Path) -> None:
+    text = str(model_card(saved_model, REPO, curve_image="loss_curve.png"))
+    assert "![Training loss by step](loss_curve.png)" in text
+    assert "| step | loss |" not in text
+
+
+def test_loss_curve_png(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = TrainingSummary.load(saved_model)
+    assert loss_curve_png(summary).startswith(b"\x89PNG")
+    summary.curve = []
+    assert loss_curve_png(summary) is None
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert loss_curve_png(TrainingSummary.load(saved_model)) is None
+
+
+def test_long_curve_is_thinned_with_both_ends(saved_model: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    summary = TrainingSummary.load(directory)
+    summary.curve = [{"step": step, "loss": 1.0} for step in range(1, 1001)]
+    summary.save(directory)
+    text = str(model_card(directory, REPO))
+    rows = [line for line in text.splitlines() if line.endswith("| 1 |")]
+    assert len(rows) == 10
+    assert rows[0] == "| 1 | 1 |"
+    assert rows[-1] == "| 1000 | 1 |"
+
+
+def test_card_without_a_run_says_so_and_counts_the_weights(saved_model: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    parameters = TrainingSummary.load(directory).parameters
+    (directory / "training_summary.json").unlink()
+    card = model_card(directory, REPO)
+    assert metadata_errors(str(card)) == []
+    assert f"{parameters:,} parameters" in str(card)
+    assert "no record of how the model was trained" in str(card)
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ("# no metadata", "no metadata block"),
+        ("---\ntags: one\n---\n", "array of strings"),
+        ("---\n- a list\n---\n", "must be a mapping"),
+        ("---\nmodel-index:\n- name: m\n  results:\n  - task: {type: t}\n---\n", "dataset"),
+    ],
+)
+def test_the_rules_refuse(card: str, message: str) -> None:
+    assert any(message in error for error in metadata_errors(card))
