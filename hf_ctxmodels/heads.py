@@ -1,8 +1,8 @@
 """The downstream heads, written once; a family binds each to its encoder in two lines.
 
 Every head divides the sum of its loss by the number of its targets. `num_items_in_batch` replaces that number by the
-count over a larger batch (accumulated micro-batches, other processes), so that accumulation is exact: a number for heads
-with one term (what Trainer passes), a mapping from target name to number for all heads.
+count over a larger batch (accumulated micro-batches, other processes), so that accumulation is exact: a number for
+heads with one term (what Trainer passes), a mapping from target name to number for all heads.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,88 @@
+"""Timing and peak memory of steps that are run in turn in one process."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One step's cost.
+
+    Attributes:
+        seconds: Median over the repeats.
+        spread: Interquartile range over the median: the machine's noise.
+        peak_bytes: Most memory held during the step beyond what was held before it (weights, optimizer state).
+    """
+
+    seconds: float
+    spread: float
+    peak_bytes: int
+
+
+def measure(steps: Mapping[str, Step], repeats: int, device: torch.device) -> dict[str, Measurement]:
+    """Run the steps in turn, `repeats` times after one warm-up each, so that drift of the machine meets all alike.
+
+    Args:
+        steps: Name -> step.
+        repeats: Timed runs of each step.
+        device: Where they run.
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    peaks = {name: peak_bytes(step, device) for name, step in steps.items()}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            _synchronize(device)
+            start = time.perf_counter()
+            step()
+            _synchronize(device)
+            times[name].append(time.perf_counter() - start)
+    return {name: _summarise(times[name], peaks[name]) for name in steps}
+
+
+def peak_bytes(step: Step, device: torch.device) -> int:
+    """Most memory allocated during one run of `step` beyond what was allocated before it."""
+    step()  # lazily made state (optimizer moments, caches) is not part of a step
+    if device.type == "cuda":
+        _synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        return torch.cuda.max_memory_allocated(device) - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    held = peak = 0
+    events = (event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def matmul_flops(device: torch.device, dtype: torch.dtype, size: int, repeats: int = 9) -> float:
+    """Floating-point operations per second of a square matrix product: the ceiling of what a model can reach here."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    times = []
+    for _ in range(repeats):
+        _synchronize(device)
+        start = time.perf_counter()
+        left @ right
+        _synchronize(device)
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(times)
+
+
+def _summarise(times: list[float], peak: int) -> Measurement:
+    median = statistics.median(times)
+    low, _, high = statistics.quantiles(times, n=4)
+    return Measurement(median, (high - low) / median, peak)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

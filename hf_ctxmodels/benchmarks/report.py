@@ -1,0 +1,54 @@
+"""The Markdown table a benchmark writes."""
+
+import platform
+from collections.abc import Sequence
+
+import torch
+import transformers
+
+from hf_ctxmodels.benchmarks.encoders import Result
+
+_HEADER = (
+    "| family | work | peer | ours | speed | expected | peak memory | expected | difference | tokens/s | of matmul |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def describe_setting(device: torch.device, dtype: torch.dtype, attention: str, repeats: int) -> str:
+    """One line: machine, precision, versions, method."""
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return (
+        f"{machine}, {torch.get_num_threads()} threads, {str(dtype)[6:]}, torch {torch.__version__}; "
+        f"peer: transformers {transformers.__version__} with {attention}; medians of {repeats} interleaved runs in one "
+        "process, ± half the interquartile range; peak memory is what a step holds beyond weights and optimizer state; "
+        "'of matmul' is useful operations over the rate of a large matrix product here."
+    )
+
+
+def table(results: Sequence[Result]) -> str:
+    """Render results; a missed expectation is set in bold."""
+    return "\n".join([_HEADER, *(_row(result) for result in results)])
+
+
+def _row(result: Result) -> str:
+    case, ours, peer = result.case, result.ours, result.peer
+    speed = peer.seconds / ours.seconds
+    memory = ours.peak_bytes / peer.peak_bytes
+    cells = [
+        result.family,
+        case.name,
+        f"{1e3 * peer.seconds:.0f} ms ± {peer.spread / 2:.0%}",
+        f"{1e3 * ours.seconds:.0f} ms ± {ours.spread / 2:.0%}",
+        _mark(f"{speed:.2f}x", speed < case.speed),
+        f"≥ {case.speed}x",
+        _mark(f"{memory:.2f}x", case.memory is not None and memory > case.memory),
+        "-" if case.memory is None else f"≤ {case.memory}x",
+        f"{result.difference:.0e}",
+        f"{result.tokens / ours.seconds:,.0f}",
+        f"{result.utilisation:.0%}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _mark(text: str, missed: bool) -> str:
+    return f"**{text} (missed)**" if missed else text

@@ -1,0 +1,52 @@
+"""Measure speed and memory against transformers: same weights, same outputs, one process, interleaved."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+from hf_ctxmodels.benchmarks import encoders, report
+from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.training.recipe import parse_arguments
+
+SUITES = {"encoders": encoders.run}
+
+
+@dataclass
+class BenchmarkArguments:
+    """What to measure, and where."""
+
+    suite: str = field(default="encoders", metadata={"help": "Which suite to run.", "choices": list(SUITES)})
+    output: str | None = field(default=None, metadata={"help": "Markdown file to write the table to."})
+    only: str | None = field(default=None, metadata={"help": "Run the cases whose name contains this text."})
+    repeats: int = field(default=7, metadata={"help": "Timed runs of each side; the median is reported."})
+    threads: int = field(default=2, metadata={"help": "CPU threads."})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
+    dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16 (training: by autocast)."})
+    peer_attention: str = field(
+        default="sdpa", metadata={"help": "Attention implementation of the peer: sdpa, flash_attention_2 or eager."}
+    )
+
+
+def main() -> None:
+    """Run the suite, printing the table as it grows."""
+    (arguments,) = parse_arguments(BenchmarkArguments, description=__doc__)
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
+    setting = report.describe_setting(device, dtype, arguments.peer_attention, arguments.repeats)
+    results = []
+    print(setting)
+    for result in SUITES[arguments.suite](device, dtype, arguments.repeats, arguments.peer_attention, arguments.only):
+        results.append(result)
+        print(report.table([result]).splitlines()[-1], flush=True)
+    text = f"{setting}\n\n{report.table(results)}\n"
+    if arguments.output:
+        Path(arguments.output).write_text(text, encoding="utf-8")
+    print(f"\n{report.table(results)}")
+
+
+if __name__ == "__main__":
+    run_script(main)
