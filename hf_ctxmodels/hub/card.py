@@ -1,8 +1,8 @@
 """Model cards: the template filled from a saved model and the record of its training run."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
@@ -10,9 +10,10 @@ from transformers import AutoConfig
 
 from hf_ctxmodels.hub.stub import stub_name
 from hf_ctxmodels.registry import Family, get_family
+from hf_ctxmodels.training.curve import plot_curve
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
-CURVE_FILE = "loss_curve.png"
+CURVE_FILE = "training_curve.png"
 _TABLE_ROWS = 10
 
 # Auto class -> the pipeline the Hub offers for it.
@@ -64,27 +65,12 @@ def model_card(directory: Path, repo_id: str, *, curve_image: str | None = None)
 
 
 def loss_curve_png(summary: TrainingSummary) -> bytes | None:
-    """The training loss by step as a PNG, or None where matplotlib is not installed or nothing was logged."""
-    points = _losses(summary)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    """The losses by step as a PNG, or None where matplotlib is not installed or nothing was logged."""
+    if not _losses(summary):
         return None
-    if not points:
-        return None
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
-    steps, losses = zip(*points, strict=True)
-    axes.plot(steps, losses, label="training")
-    evaluations = [(row["step"], row["eval_loss"]) for row in summary.curve if "eval_loss" in row]
-    if evaluations:
-        axes.plot(*zip(*evaluations, strict=True), marker="o", label="evaluation")
-        axes.legend()
-    axes.set(xlabel="optimizer step", ylabel="loss", title=f"{summary.model_class} on {summary.dataset}")
-    axes.grid(alpha=0.3)
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=120)
-    return image.getvalue()
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / CURVE_FILE
+        return file.read_bytes() if plot_curve(summary.curve, file) else None
 
 
 def _card_data(name: str, family: Family, auto_class: str, summary: TrainingSummary | None) -> ModelCardData:

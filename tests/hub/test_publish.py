@@ -83,7 +83,7 @@ def test_push_sends_everything_in_one_commit(hub: HubServer, published: str, sav
     files = hub.files(published)
     assert files["model.safetensors"] == (saved_model / "model.safetensors").read_bytes()
     assert not [name for name in files if name.endswith(PICKLES)]
-    assert {"config.json", "tokenizer.json", "README.md", "loss_curve.png", "training_summary.json"} <= set(files)
+    assert {"config.json", "tokenizer.json", "README.md", "training_curve.png", "training_summary.json"} <= set(files)
     assert metadata_errors(files["README.md"].decode()) == []
     assert len(hub.repositories[published].commits) == 2, "the initial commit and ours"
 
