@@ -89,7 +89,7 @@ def main() -> None:
     config = open_config(arguments.model)
     check_length(task_arguments.max_length, config)
     task.configure(config, training, validation)
-    tokenizer = open_tokenizer(arguments.model, config)
+    tokenizer = open_tokenizer(arguments.model, config, split_words=task.split_words)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
 

@@ -1,5 +1,6 @@
 """Opening a checkpoint for further training, with errors a user can mend."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,14 @@ def open_config(source: str) -> PreTrainedConfig:
         ) from error
 
 
-def open_tokenizer(source: str, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+def open_tokenizer(source: str, config: PreTrainedConfig, split_words: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer saved beside a model.
+
+    Args:
+        source: checkpoint directory or Hub id.
+        config: of the model.
+        split_words: it will be given single words. Byte-level tokenizers are then told to put a space before each, as
+            they were trained, and keep this setting when they are saved.
 
     Raises:
         CtxError: its files are missing or damaged, it is not backed by the tokenizers library, or it has more entries
@@ -35,6 +42,8 @@ def open_tokenizer(source: str, config: PreTrainedConfig) -> PreTrainedTokenizer
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
+        if split_words and _omits_prefix_space(tokenizer):
+            tokenizer = AutoTokenizer.from_pretrained(source, add_prefix_space=True)
     except Exception as error:  # the tokenizers library raises bare Exceptions for damaged files
         raise CtxError(
             f"No usable tokenizer: {error}",
@@ -55,6 +64,13 @@ def open_tokenizer(source: str, config: PreTrainedConfig) -> PreTrainedTokenizer
             "model.resize_token_embeddings(len(tokenizer)).",
         )
     return tokenizer
+
+
+def _omits_prefix_space(tokenizer: PreTrainedTokenizerBase) -> bool:
+    if not tokenizer.is_fast:
+        return False
+    splitting = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
+    return '"add_prefix_space": false' in json.dumps(splitting)
 
 
 def open_head(source: str, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:

@@ -94,6 +94,8 @@ class Task(ABC, Generic[Example]):
     """The entries of a feature that the head's loss compares with."""
     output_names: ClassVar[tuple[str, ...]] = ("logits",)
     """The fields of the head's output that `decode` needs."""
+    split_words: ClassVar[bool] = False
+    """Whether the tokenizer is given lists of words instead of texts."""
     per_token: ClassVar[bool] = False
     """Whether those outputs have one row for each token (padding is then cut off before `decode`)."""
 

@@ -239,12 +239,11 @@ def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_lengt
 
     `start`, `end` (tokens,) are logits; `allowed` (tokens,) is boolean. The score is -inf where nothing is allowed.
     """
-    positions = np.arange(len(start))
-    length = positions[None, :] - positions[:, None]
-    valid = (length >= 0) & (length < max_length) & allowed[:, None] & allowed[None, :]
-    scores = np.where(valid, start[:, None] + end[None, :], -np.inf)
-    first, last = np.unravel_index(int(scores.argmax()), scores.shape)
-    return float(scores[first, last]), int(first), int(last)
+    width = min(max_length, len(start))
+    ends = np.concatenate([np.where(allowed, end, -np.inf), np.full(width - 1, -np.inf)])
+    scores = np.where(allowed, start, -np.inf)[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)
+    first, extra = np.unravel_index(int(scores.argmax()), scores.shape)
+    return float(scores[first, extra]), int(first), int(first + extra)
 
 
 def _cut_questions(examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -33,6 +33,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
 
     name: ClassVar[str] = "token-classification"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
+    split_words: ClassVar[bool] = True
     per_token: ClassVar[bool] = True
 
     def read(self, file: str, split: str) -> list[TaggedSentence]:
