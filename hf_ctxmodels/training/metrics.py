@@ -46,7 +46,7 @@ def accuracy(*, predictions: Sequence[Any], references: Sequence[Any]) -> dict[s
     """Share of predictions equal to their reference, 0 to 1."""
     _check_lengths(predictions, references)
     right = sum(predicted == expected for predicted, expected in zip(predictions, references))
-    return {"accuracy": right / len(references)}
+    return {"accuracy": float(right / len(references))}
 
 
 def f1(
@@ -81,7 +81,7 @@ def matthews_correlation(*, predictions: Sequence[Any], references: Sequence[Any
     predicted_counts, expected_counts = Counter(predictions), Counter(references)
     by_chance = sum(count * expected_counts[label] for label, count in predicted_counts.items())
     spread = [total**2 - sum(count**2 for count in counts.values()) for counts in (predicted_counts, expected_counts)]
-    return {"matthews_correlation": _ratio(right * total - by_chance, math.sqrt(spread[0] * spread[1]))}
+    return {"matthews_correlation": float(_ratio(right * total - by_chance, math.sqrt(spread[0] * spread[1])))}
 
 
 def pearsonr(*, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
