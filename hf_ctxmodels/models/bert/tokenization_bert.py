@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -84,16 +85,15 @@ class CtxBertTokenizer(TokenizersBackend):
         )
 
     @classmethod
-    def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
-        """Read `tokenizer.json` or `vocab.txt` for `from_pretrained`; a damaged file becomes an error naming it."""
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *inputs: Any, **kwargs: Any) -> Self:
+        """Open a directory or Hub id, as every tokenizer does; a damaged file raises a `CtxError`."""
         try:
-            return super().convert_to_native_format(**kwargs)
+            return super().from_pretrained(pretrained_model_name_or_path, *inputs, **kwargs)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            file = kwargs.get("tokenizer_file")
             raise CtxError(
-                f"The tokenizer file is damaged; it should be the JSON that `save_pretrained` wrote: {error}.",
-                where=str(file),
-                mend="copy it again from its source, or delete it to have a vocab.txt beside it read instead.",
+                f"tokenizer.json or tokenizer_config.json is damaged; it is not the JSON that was saved: {error}.",
+                where=str(pretrained_model_name_or_path),
+                mend="copy the files again from their source, or train the tokenizer again.",
             ) from error
 
     @classmethod

@@ -1,0 +1,202 @@
+"""Sources of documents, and what is said about broken ones."""
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_ctxmodels.data import load_documents
+from hf_ctxmodels.data.demo import prose_paragraphs
+from hf_ctxmodels.data.documents import NoDocumentError
+from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.errors import CtxError
+
+DOCUMENTS = [["One sentence.", "Another one!", "A second paragraph."], ["Grüße aus Köln.", "你好。", "我很好。"]]
+PARAGRAPHS = [["One sentence. Another one!", "A second paragraph."], ["Grüße aus Köln.", "你好。我很好。"]]
+
+
+def write(folder, name, data):
+    path = folder / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return str(path)
+
+
+def text_file(paragraphs=PARAGRAPHS, newline="\n"):
+    return (newline * 2).join(newline.join(document) for document in paragraphs).encode()
+
+
+def json_file(rows=None, column="text"):
+    rows = rows or [{"id": 1, column: "\n".join(document)} for document in PARAGRAPHS]
+    return "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
+
+
+def parquet_file(texts=None, column="text"):
+    sink = pyarrow.BufferOutputStream()
+    table = pyarrow.table({"id": [1, 2], column: texts or ["\n".join(document) for document in PARAGRAPHS]})
+    pyarrow.parquet.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
+def test_every_kind_of_file_gives_the_same_documents_every_time(tmp_path, kind, packed):
+    data = {"txt": text_file, "jsonl": json_file, "parquet": parquet_file}[kind]()
+    documents = load_documents(write(tmp_path, f"corpus.{kind}{packed}", data))
+    assert list(documents) == DOCUMENTS
+    assert list(documents) == DOCUMENTS
+    assert list(documents.texts()) == ["\n".join(document) for document in DOCUMENTS]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xef\xbb\xbf" + text_file(),
+        text_file(newline="\r\n"),
+        b"\n \n" + text_file() + b"\n\n\n",
+    ],
+    ids=["byte order mark", "line ends of Windows", "blank lines around"],
+)
+def test_text_files_of_other_makes(tmp_path, data):
+    assert list(load_documents(write(tmp_path, "corpus.txt", data))) == DOCUMENTS
+
+
+def test_another_column(tmp_path):
+    for name, data in (("a.jsonl", json_file(column="body")), ("a.parquet", parquet_file(column="body"))):
+        assert list(load_documents(write(tmp_path, name, data), text_column="body")) == DOCUMENTS
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_directory_is_read_by_datasets(tmp_path, streaming):
+    write(tmp_path, "train.jsonl", json_file())
+    write(tmp_path, "test.jsonl", json_file([{"id": 3, "text": "Held out."}]))
+    assert list(load_documents(str(tmp_path), streaming=streaming)) == DOCUMENTS
+    assert list(load_documents(str(tmp_path), split="test", streaming=streaming)) == [["Held out."]]
+
+
+def test_the_demo_corpus_is_clean_text():
+    pytest.importorskip("gensim", reason="the demo text is part of gensim (extra `demo`)")
+    documents = list(load_documents("demo"))
+    assert len(documents) > 390
+    assert documents[0][0].startswith("Hundreds of people have been forced to vacate their homes")
+    words = sum(len(sentence.split()) for document in documents for sentence in document)
+    assert 400_000 < words < 500_000
+    text = "\n".join(sentence for document in documents[299:] for sentence in document)
+    for markup in ("[[", "{{", "''", "|", "==", "<ref", "&nbsp;", "#REDIRECT"):
+        assert markup not in text
+
+
+def test_wiki_lines_that_are_not_prose_are_left_out():
+    lines = [
+        "== History ==",
+        "* An item of a list that is long enough.",
+        "'''Anarchism''' is a ''political'' idea with many old roots.",
+        "File:Map.jpg|A map that shows where the sea and the land are.",
+        "Too short.",
+    ]
+    assert prose_paragraphs("\n".join(lines)) == ["Anarchism is a political idea with many old roots."]
+
+
+BROKEN = {
+    "missing": ("gone.txt", None, "No such file"),
+    "unknown kind": ("corpus.docx", b"x", r"kind '\.docx'"),
+    "empty text": ("corpus.txt", b"", "data set is empty"),
+    "blank text": ("corpus.txt", b" \n\n \n", "data set is empty"),
+    "empty jsonl": ("corpus.jsonl", b"", "data set is empty"),
+    "not utf-8": ("corpus.txt", b"Fine.\nA caf\xe9.\n", r"byte 11 is 0xe9(.|\n)*corpus.txt, byte 11"),
+    "not utf-8 after a byte order mark": ("corpus.txt", b"\xef\xbb\xbfA caf\xe9.\n", "byte 8 is 0xe9"),
+    "not utf-8, packed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 of what it unpacks to"),
+    "bad json": ("corpus.jsonl", b'{"text": "a"}\n{"text": \n', r"Not JSON(.|\n)*line 2"),
+    "json list": ("corpus.jsonl", b'["a"]', r"A list, not a JSON object(.|\n)*line 1"),
+    "no column": ("corpus.jsonl", json_file(column="body"), r"No column 'text'; the columns are 'id', 'body'"),
+    "no column in parquet": ("corpus.parquet", parquet_file(column="body"), "the columns are 'id', 'body'"),
+    "numbers": ("corpus.jsonl", b'{"text": 3}', "holds a int, not text"),
+    "no text": ("corpus.jsonl", b'{"text": "a"}\n{"text": " "}', "Document 1 .* has no text"),
+    "null": ("corpus.parquet", parquet_file(["a", None]), "Document 1 .* has no text"),
+    "damaged parquet": ("corpus.parquet", parquet_file()[:-20], "Not a whole Parquet file"),
+}
+
+
+@pytest.mark.parametrize(("name", "data", "message"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_source_says_what_and_where(tmp_path, name, data, message):
+    path = str(tmp_path / name) if data is None else write(tmp_path, name, data)
+    with pytest.raises(CtxError, match=message) as caught:
+        list(load_documents(path))
+    assert caught.value.mend
+
+
+def test_a_truncated_gzip_file(tmp_path):
+    path = tmp_path / "corpus.txt.gz"
+    path.write_bytes(gzip.compress(text_file() * 100)[:-20])
+    with pytest.raises(CtxError, match="Not a whole gzip file"):
+        list(load_documents(str(path)))
+
+
+def test_a_data_set_that_cannot_be_reached():
+    with pytest.raises(CtxError, match=r"cannot be opened(.|\n)*nobody/nothing"):
+        load_documents("nobody/nothing")
+
+
+def test_documents_without_text_can_be_passed_over(tmp_path):
+    path = write(tmp_path, "a.jsonl", b'{"text": ""}\n{"text": "A."}\n{"text": null}')
+    assert list(load_documents(path, skip_empty=True)) == [["A."]]
+
+
+@given(
+    count=st.integers(1, 120),
+    fraction=st.sampled_from([0.5, 0.34, 0.1, 0.05, 0.01]),
+    seed=st.integers(0, 100),
+)
+def test_the_split_is_exact_and_lasting(tmp_path_factory, count, fraction, seed):
+    path = tmp_path_factory.mktemp("split") / "a.txt"
+
+    def parts(number):
+        path.write_text("\n\n".join(f"w{index}" for index in range(number)))
+        result = []
+        for part in load_documents(str(path)).split(fraction, seed):
+            try:
+                result.append([int(sentence[1:]) for (sentence,) in part])
+            except NoDocumentError:
+                result.append([])
+        return result
+
+    training, held_out = parts(count)
+    assert sorted(training + held_out) == list(range(count))
+    block = round(1 / fraction)
+    assert count // block <= len(held_out) <= -(-count // block)
+    longer_training, longer_held_out = parts(count + 7)
+    assert set(training) <= set(longer_training), "a document's part does not depend on what follows"
+    assert set(held_out) <= set(longer_held_out)
+
+
+@pytest.mark.parametrize("fraction", [0, 0.6, -1])
+def test_an_impossible_split_is_refused(fraction):
+    with pytest.raises(CtxError, match="validation_fraction"):
+        load_documents("demo").split(fraction)
+
+
+@given(st.text(alphabet="aB1.!?…。 \n\"')(”“é", max_size=60))
+def test_splitting_keeps_every_visible_character(text):
+    sentences = split_sentences(text)
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+    assert all(sentence == sentence.strip() != "" for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "count"),
+    [
+        ("Mr. J. Smith of the U.S. Army came. He left!", 2),
+        ('"Is it late?" she asked. "No." He slept.', 3),
+        ("It costs 3.50 or so... and more. (Really?) Yes.", 3),
+        ("See e.g. Fig. 3 of vol. II.", 1),
+        ("Das ist z.B. gut. Das Ende.", 2),
+        ("你好。我很好！真的？", 3),
+        ("¿Qué? ¡Nada! Fin", 3),
+        ("   ", 0),
+    ],
+)
+def test_sentences_end_where_a_reader_would_end_them(paragraph, count):
+    assert len(split_sentences(paragraph)) == count

@@ -1,0 +1,170 @@
+"""Example sets and streams, the order they are trained in, and resuming in it."""
+
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import prepare_data_loader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_ctxmodels.data import (
+    EpochBatchSampler,
+    ExampleSet,
+    ExampleStream,
+    ShuffledStream,
+    build_training_set,
+    training_loader,
+)
+from hf_ctxmodels.data import examples as examples_module
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence
+
+
+@pytest.fixture
+def objective(tokenizer):
+    return MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1, whole_word=True)
+
+
+def plain(row):
+    return {name: np.asarray(value).tolist() for name, value in row.items()}
+
+
+def assert_same_batches(first, second):
+    assert len(first) == len(second)
+    for one, other in zip(first, second):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert torch.equal(one[name], other[name]), name
+
+
+def test_a_set_gives_back_what_was_put_in(objective, documents, monkeypatch):
+    made = list(objective.examples(documents))
+    for block in (1, 7, 10_000):
+        monkeypatch.setattr(examples_module, "ROWS_PER_BLOCK", block)
+        stored = ExampleSet.build(iter(made))
+        assert len(stored) == len(made)
+        for index, row in enumerate(made):
+            assert plain(stored[3, index]) == plain({**row, "example_index": index, "epoch": 3})
+        assert stored.num_tokens == sum(len(row["input_ids"]) for row in made)
+        assert stored[0]["input_ids"].dtype == np.int32
+        assert stored[0]["token_type_ids"].dtype == np.uint8
+
+
+def test_a_set_counts_its_own_documents_only(objective, documents):
+    assert build_training_set(documents, objective).statistics["documents"] == 40
+    assert build_training_set(documents[:10], objective).statistics["documents"] == 10
+
+
+def test_the_epoch_of_a_plain_index_is_the_one_set(objective, documents):
+    examples = build_training_set(documents, objective)
+    assert examples[2]["epoch"] == 0
+    examples.set_epoch(4)
+    assert plain(examples[2]) == plain(examples[4, 2])
+    assert plain(examples[-1]) == plain(examples[4, len(examples) - 1])
+    with pytest.raises(IndexError, match="of a set of"):
+        examples[len(examples)]
+
+
+def test_a_stream_gives_the_examples_of_the_set(objective, documents):
+    examples = build_training_set(documents, objective)
+    stream = build_training_set(documents, objective, streaming=True)
+    assert [plain(row) for row in stream.one_pass(0)] == [plain(examples[0, i]) for i in range(len(examples))]
+    assert [plain(row) for row in stream.one_pass(1)] != [plain(examples[1, i]) for i in range(len(examples))]
+
+
+def test_no_tokens_at_all_is_an_error(tokenizer):
+    objective = MaskedLM(tokenizer, max_length=32, seed=0)
+    with pytest.raises(CtxError, match="gave no example"):
+        build_training_set([["\u200b"]], objective)
+    with pytest.raises(CtxError, match="gave no example"):
+        next(iter(ShuffledStream(ExampleStream([["\u200b"]], objective), 2, seed=0)))
+
+
+@given(
+    size=st.integers(1, 50),
+    batch_size=st.integers(1, 70),
+    seed=st.integers(0, 99),
+    start=st.integers(0, 60),
+)
+def test_the_sampler_shows_every_example_once_an_epoch_from_any_start(size, batch_size, seed, start):
+    batches = list(islice(EpochBatchSampler(size, batch_size, seed), start + 5))
+    assert all(len(batch) == batch_size for batch in batches)
+    drawn = [pair for batch in batches for pair in batch]
+    assert [epoch for epoch, _ in drawn] == [place // size for place in range(len(drawn))]
+    for epoch in range(len(drawn) // size):
+        assert sorted(index for _, index in drawn[epoch * size : (epoch + 1) * size]) == list(range(size))
+    assert list(islice(EpochBatchSampler(size, batch_size, seed, start), 5)) == batches[start:]
+
+
+def test_epochs_and_seeds_differ_in_order():
+    def first(count, seed):
+        return [index for batch in islice(EpochBatchSampler(100, 100, seed), count) for _, index in batch]
+
+    assert first(1, 0) != first(1, 1)
+    assert first(2, 0)[:100] != first(2, 0)[100:]
+
+
+@pytest.mark.parametrize("arguments", [(0, 4, 0, 0), (4, 0, 0, 0), (4, 4, 0, -1)])
+def test_a_sampler_without_anything_to_draw_is_refused(arguments):
+    with pytest.raises(CtxError, match="Cannot draw batches"):
+        EpochBatchSampler(*arguments)
+
+
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(1, 40), batch_size=st.integers(1, 9), start=st.integers(0, 12), buffer_size=st.integers(1, 60))
+def test_a_stream_shows_every_example_once_an_epoch_from_any_start(count, batch_size, start, buffer_size):
+    class Counting(ExampleStream):
+        def one_pass(self, epoch):
+            return iter([{"epoch": epoch, "example_index": index} for index in range(count)])
+
+    stream = Counting([], None)
+    wanted = (start + 5) * batch_size
+    drawn = list(islice(ShuffledStream(stream, batch_size, 3, buffer_size=buffer_size), wanted))
+    seen = Counter((row["epoch"], row["example_index"]) for row in drawn)
+    assert set(seen.values()) == {1}
+    assert [row["epoch"] for row in drawn] == [place // count for place in range(wanted)]
+    later = ShuffledStream(stream, batch_size, 3, start_batch=start, buffer_size=buffer_size)
+    assert list(islice(later, 5 * batch_size)) == drawn[start * batch_size :]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_batches_do_not_depend_on_workers_or_resuming(objective, documents, streaming):
+    examples = build_training_set(documents, objective, streaming=streaming)
+
+    def batches(count, **options):
+        return list(islice(training_loader(examples, objective.collate, batch_size=6, seed=2, **options), count))
+
+    expected = batches(20)
+    for workers in (1, 2):
+        assert_same_batches(batches(20, workers=workers), expected)
+    assert_same_batches(batches(13, start_batch=7), expected[7:])
+    assert_same_batches(batches(13, start_batch=7, workers=1), expected[7:])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_accelerate_splits_a_batch_among_processes(objective, documents, streaming):
+    examples = build_training_set(documents, objective, streaming=streaming)
+
+    def loader(workers=0):
+        return training_loader(examples, objective.collate, batch_size=6, seed=2, workers=workers)
+
+    def rows(batches):
+        return [[row[mask.bool()].tolist() for row, mask in zip(b["input_ids"], b["attention_mask"])] for b in batches]
+
+    whole = rows(islice(loader(), 8))
+    for workers in (0, 2):
+        halves = []
+        for process in (0, 1):
+            prepared = prepare_data_loader(
+                loader(workers),
+                num_processes=2,
+                process_index=process,
+                split_batches=True,
+                dispatch_batches=False,
+                put_on_device=False,
+            )
+            halves.append(rows(islice(prepared, 8)))
+        assert [first + second for first, second in zip(*halves)] == whole

@@ -1,0 +1,254 @@
+"""Which tokens are masked, how, and what the draw depends on."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskingRule, TokenMasker
+from hf_ctxmodels.objectives.masking import IGNORED, masking_rates
+from hf_ctxmodels.objectives.seeding import Stream, generator
+
+FIRST_WORD = 5  # the special tokens come first
+
+
+def features_of(lengths, epoch=0, **columns):
+    """Rows [CLS] words [SEP] of the given numbers of words."""
+    rng = np.random.default_rng(sum(lengths))
+    rows = [np.concatenate([[2], rng.integers(FIRST_WORD, 3000, size=length), [3]]) for length in lengths]
+    return [{"input_ids": row, "example_index": index, "epoch": epoch, **columns} for index, row in enumerate(rows)]
+
+
+@given(
+    words=st.integers(0, 200),
+    probability=st.floats(0.01, 1.0),
+    limit=st.none() | st.integers(1, 30),
+    seed=st.integers(0, 10**6),
+)
+def test_the_number_of_predictions_is_the_rounded_share_within_its_bounds(tokenizer, words, probability, limit, seed):
+    masker = TokenMasker(tokenizer, MaskingRule(probability, max_predictions=limit))
+    ids = features_of([words])[0]["input_ids"]
+    corrupted, labels = masker.mask(ids, None, generator(seed, 0, 0))
+    selected = labels != IGNORED
+    expected = min(max(1, round(words * probability)), limit or words) if words else 0
+    assert selected.sum() == expected
+    assert (labels[selected] == ids[selected]).all()
+    assert (corrupted[~selected] == ids[~selected]).all()
+    assert not selected[[0, -1]].any(), "a special token was selected"
+    replaced = corrupted[selected & (corrupted != tokenizer.mask_token_id)]
+    assert not np.isin(replaced, tokenizer.all_special_ids).any(), "a special token was drawn as a replacement"
+
+
+@pytest.mark.parametrize(("mask_share", "random_share"), [(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.3, 0.3)])
+def test_selected_tokens_meet_their_fates_in_the_shares_asked_for(tokenizer, mask_share, random_share):
+    masker = TokenMasker(tokenizer, MaskingRule(0.15, mask_share, random_share))
+    counts = Counter()
+    for index in range(400):
+        ids = np.random.default_rng(index).integers(FIRST_WORD, 3000, size=200)
+        corrupted, labels = masker.mask(ids, None, generator(1, 0, index))
+        counts.update(masker.count({"input_ids": torch.tensor(corrupted)[None], "labels": torch.tensor(labels)[None]}))
+    rates = masking_rates(counts)
+    assert counts["selected_tokens"] == 400 * 30
+    assert rates["selected_share"] == 0.15
+    bound = 5 * 0.5 / 12000**0.5  # five standard deviations at most
+    assert rates["mask_token_share"] == pytest.approx(mask_share, abs=bound)
+    assert rates["random_token_share"] == pytest.approx(random_share, abs=bound)
+    assert rates["kept_token_share"] == pytest.approx(1 - mask_share - random_share, abs=bound)
+    assert rates["predictions_per_row"] == 30
+
+
+def test_every_position_and_every_word_is_equally_likely(tokenizer):
+    masker = TokenMasker(tokenizer, MaskingRule(0.2, mask_share=0, random_share=1))
+    ids = np.full(50, FIRST_WORD)
+    selected, drawn = np.zeros(50), []
+    for epoch in range(2000):
+        corrupted, labels = masker.mask(ids, None, generator(0, epoch, 0))
+        selected += labels != IGNORED
+        drawn.append(corrupted[labels != IGNORED])
+    assert np.abs(selected - 400).max() < 5 * (2000 * 0.2 * 0.8) ** 0.5
+    drawn = np.concatenate(drawn)
+    assert drawn.mean() == pytest.approx(masker.replacements.mean(), rel=0.03)
+    assert drawn.min() < 100, "the lowest words are drawn as well"
+    assert drawn.max() > 2900, "the highest words are drawn as well"
+
+
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=60),
+    probability=st.floats(0.05, 0.6),
+    limit=st.none() | st.integers(1, 12),
+    seed=st.integers(0, 10**6),
+)
+def test_whole_words_are_selected_whole(tokenizer, lengths, probability, limit, seed):
+    rule = MaskingRule(probability, whole_word=True, max_predictions=limit)
+    words = np.concatenate([[-1], np.repeat(np.arange(len(lengths)), lengths), [-1]])
+    ids = np.concatenate([[2], np.full(sum(lengths), 9), [3]])
+    _, labels = TokenMasker(tokenizer, rule).mask(ids, words, generator(seed, 0, 0))
+    selected = labels != IGNORED
+    taken = [(selected & (words == number)).sum() for number in range(len(lengths))]
+    budget = rule.budget(sum(lengths))
+    assert selected.sum() >= 1
+    if limit is not None:
+        assert selected.sum() <= limit
+    if min(lengths) <= budget:
+        assert selected.sum() <= budget
+        assert all(count in (0, length) for count, length in zip(taken, lengths))
+    else:  # no word fits: the shortest, cut at the limit
+        assert sorted(taken)[-1] == min(min(lengths), limit or min(lengths))
+        assert sum(count > 0 for count in taken) == 1
+
+
+def test_whole_words_reach_the_share_of_tokens(tokenizer):
+    rule = MaskingRule(0.15, whole_word=True)
+    masker = TokenMasker(tokenizer, rule)
+    lengths = [1, 1, 2, 1, 3, 1, 1, 2] * 10
+    words = np.repeat(np.arange(len(lengths)), lengths)
+    ids = np.full(len(words), 9)
+    counts = [(masker.mask(ids, words, generator(0, epoch, 0))[1] != IGNORED).sum() for epoch in range(200)]
+    assert set(counts) == {rule.budget(len(ids))}, "single-token words fill up what longer ones leave"
+
+
+def test_words_of_two_segments_with_one_number_stay_two_words(tokenizer):
+    words = np.array([-1, 0, -1, 0, -1])
+    ids = np.array([2, 9, 3, 10, 3])
+    rule = MaskingRule(0.5, whole_word=True)
+    _, labels = TokenMasker(tokenizer, rule).mask(ids, words, generator(3, 0, 0))
+    assert (labels != IGNORED).sum() == 1
+
+
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=8),
+    order=st.randoms(use_true_random=False),
+    epoch=st.integers(0, 1000),
+    whole_word=st.booleans(),
+)
+def test_a_mask_depends_on_seed_epoch_and_example_alone(tokenizer, lengths, order, epoch, whole_word):
+    collate = DataCollatorForMaskedLanguageModeling(tokenizer, seed=7, whole_word=whole_word)
+    features = features_of(lengths, epoch)
+    for feature in features:
+        feature["word_ids"] = [None, *range(len(feature["input_ids"]) - 2), None]
+    together = collate(features)
+    torch.manual_seed(0)  # neither global state nor company matters
+    np.random.seed(0)
+    shuffled = list(features)
+    order.shuffle(shuffled)
+    for feature in shuffled:
+        alone = collate([feature])
+        row, length = feature["example_index"], len(feature["input_ids"])
+        for name in ("input_ids", "labels"):
+            assert torch.equal(alone[name][0], together[name][row, :length])
+
+
+def test_epochs_seeds_and_examples_draw_different_masks(tokenizer):
+    feature = features_of([100])[0]
+
+    def labels(seed=1, static=False, **changes):
+        collate = DataCollatorForMaskedLanguageModeling(tokenizer, seed=seed, static=static)
+        return collate([{**feature, **changes}])["labels"].tolist()
+
+    assert labels() == labels()
+    assert labels() != labels(epoch=1)
+    assert labels() != labels(example_index=1)
+    assert labels() != labels(seed=2)
+    assert labels(static=True) == labels(static=True, epoch=1) == labels()
+    assert labels(static=True) != labels(static=True, example_index=1)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("multiple", [None, 8])
+def test_rows_are_padded_on_the_tokenizers_side(tokenizer, side, multiple):
+    padded = CtxBertTokenizer(vocab=tokenizer.get_vocab(), padding_side=side)
+    features = features_of([3, 10, 1])
+    for feature in features:
+        feature["token_type_ids"] = np.ones(len(feature["input_ids"]), dtype=np.uint8)
+    batch = DataCollatorForMaskedLanguageModeling(padded, pad_to_multiple_of=multiple)(features)
+    width = 12 if multiple is None else 16
+    for name, padding in (("input_ids", 0), ("attention_mask", 0), ("labels", IGNORED), ("token_type_ids", 0)):
+        assert batch[name].shape == (3, width)
+        assert batch[name].dtype == torch.int64
+        for row, feature in enumerate(features):
+            length = len(feature["input_ids"])
+            outside = batch[name][row, length:] if side == "right" else batch[name][row, : width - length]
+            assert (outside == padding).all()
+    assert batch["attention_mask"].sum(1).tolist() == [5, 12, 3]
+    original = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
+    for row, feature in enumerate(features):
+        assert original[row][batch["attention_mask"][row].bool()].tolist() == feature["input_ids"].tolist()
+
+
+def test_features_that_are_padded_already_keep_their_attention_mask(tokenizer):
+    feature = {"input_ids": [2, 9, 3, 0, 0], "attention_mask": [1, 1, 1, 0, 0], "example_index": 0, "epoch": 0}
+    batch = DataCollatorForMaskedLanguageModeling(tokenizer)([feature])
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0]]
+    assert batch["labels"].tolist() == [[IGNORED, 9, IGNORED, IGNORED, IGNORED]]
+
+
+@pytest.mark.parametrize("missing", ["example_index", "epoch"])
+def test_a_feature_without_its_numbers_is_refused(tokenizer, missing):
+    feature = features_of([5])[0]
+    del feature[missing]
+    with pytest.raises(CtxError, match=f"no `{missing}`"):
+        DataCollatorForMaskedLanguageModeling(tokenizer)([feature])
+
+
+def test_a_static_mask_needs_no_epoch(tokenizer):
+    feature = features_of([5])[0]
+    expected = DataCollatorForMaskedLanguageModeling(tokenizer, static=True)([feature])
+    del feature["epoch"]
+    assert torch.equal(
+        DataCollatorForMaskedLanguageModeling(tokenizer, static=True)([feature])["labels"], expected["labels"]
+    )
+
+
+@pytest.mark.parametrize("words", [{}, {"word_ids": None}])
+def test_whole_words_without_word_ids_are_an_error(tokenizer, words):
+    collate = DataCollatorForMaskedLanguageModeling(tokenizer, whole_word=True)
+    with pytest.raises(CtxError, match="needs `word_ids`"):
+        collate(features_of([5], **words))
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6])
+def test_an_id_outside_the_vocabulary_is_named(tokenizer, wrong):
+    feature = features_of([5])[0]
+    feature["input_ids"][2] = wrong
+    with pytest.raises(CtxError, match=f"Token id {wrong} is outside"):
+        DataCollatorForMaskedLanguageModeling(tokenizer)([feature])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"probability": 0.0}, "probability of 0.0"),
+        ({"probability": 1.5}, "probability of 1.5"),
+        ({"mask_share": -0.1}, "mask_share=-0.1"),
+        ({"mask_share": 0.8, "random_share": 0.3}, "no shares of one whole"),
+        ({"max_predictions": 0}, "max_predictions=0"),
+    ],
+)
+def test_values_out_of_range_are_refused(changes, message):
+    with pytest.raises(CtxError, match=message):
+        replace(MaskingRule(), **changes)
+
+
+def test_a_tokenizer_without_mask_or_padding_token_is_refused(tokenizer):
+    for name in ("mask_token", "pad_token"):
+        crippled = CtxBertTokenizer(vocab=tokenizer.get_vocab())
+        setattr(crippled, name, None)
+        kind = "mask" if name == "mask_token" else "padding"
+        with pytest.raises(CtxError, match=f"has no {kind} token"):
+            DataCollatorForMaskedLanguageModeling(crippled)
+
+
+@given(
+    first=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.sampled_from(Stream)),
+    second=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.sampled_from(Stream)),
+)
+def test_generators_agree_exactly_when_their_arguments_do(first, second):
+    same = generator(*first).integers(2**62) == generator(*second).integers(2**62)
+    assert same == (first == second)

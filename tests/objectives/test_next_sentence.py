@@ -1,0 +1,207 @@
+"""Pairs made from documents: what they hold, where it comes from, and what is drawn."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numbered_text import WORDS, numbered_documents, word
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
+from hf_ctxmodels.objectives import next_sentence as module
+
+CLS, SEP = 2, 3
+
+
+def segments_of(example):
+    """The word numbers of A and of B."""
+    ids, types = example["input_ids"], example["token_type_ids"]
+    assert ids[0] == CLS
+    assert ids[-1] == SEP
+    middle = int(np.flatnonzero(ids == SEP)[0])
+    assert types.tolist() == [0] * (middle + 1) + [1] * (len(ids) - middle - 1)
+    return ids[1:middle] - 5, ids[middle + 1 : -1] - 5
+
+
+shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=2, max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shape=shapes, max_length=st.integers(5, 48), seed=st.integers(0, 10**6), short=st.sampled_from([0.0, 0.1, 1.0]))
+def test_pairs_are_runs_of_their_documents(tokenizer, shape, max_length, seed, short):
+    assume(sum(map(sum, shape)) < WORDS)
+    documents, home = numbered_documents(shape)
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=max_length, seed=seed, short_seq_probability=short)
+    used = Counter()
+    for example in objective.examples(documents):
+        a, b = segments_of(example)
+        assert len(example["input_ids"]) <= max_length
+        for segment in (a, b):
+            assert len(segment) >= 1
+            assert (np.diff(segment) == 1).all(), "a segment is a run of one text"
+            assert len({home[number] for number in segment.tolist()}) == 1
+        used.update(a.tolist())
+        if example["next_sentence_label"] == module.CONTINUATION:
+            assert home[int(a[0])] == home[int(b[0])]
+            assert a[-1] < b[0], "B follows A"
+            used.update(b.tolist())
+            if len(example["input_ids"]) < max_length:
+                assert b[0] == a[-1] + 1, "nothing was cut, so B begins where A ends"
+        else:
+            assert example["next_sentence_label"] == module.RANDOM
+            assert home[int(a[0])] != home[int(b[0])], "a random segment of the same document"
+    if not objective.statistics["truncated_tokens"]:
+        assert used == Counter(home.keys()), "sentences are used once each; those behind a random B are put back"
+    assert max(used.values()) == 1
+    assert objective.statistics["tokens"] == len(home)
+
+
+@settings(deadline=None)
+@given(a=st.integers(1, 60), b=st.integers(1, 60), room=st.integers(2, 60), seed=st.integers(0, 99))
+def test_truncation_takes_from_the_longer_segment(a, b, room, seed):
+    assume(a + b > room)
+    pieces = [module._Piece(None, 0, a), module._Piece(None, 100, 100 + b)]
+    cut_a, cut_b = module._truncate(*pieces, a + b - room, np.random.default_rng(seed))
+    while a + b > room:  # the released data preparation, token by token
+        if a > b:
+            a -= 1
+        else:
+            b -= 1
+    assert (len(cut_a), len(cut_b)) == (a, b)
+    assert 0 <= cut_a.start <= cut_a.stop <= pieces[0].stop
+    assert 100 <= cut_b.start <= cut_b.stop <= pieces[1].stop
+
+
+def test_truncation_takes_from_both_ends():
+    rng = np.random.default_rng(0)
+    fronts = [module._Piece(None, 0, 100).cut(40, rng).start for _ in range(500)]
+    assert np.mean(fronts) == pytest.approx(20, abs=5 * 10**0.5 / 500**0.5)
+    assert min(fronts) >= 0
+    assert max(fronts) <= 40
+
+
+def test_half_of_the_second_segments_are_random(tokenizer):
+    documents, _ = numbered_documents([[3] * 240] * 4)
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
+    labels = []
+    for pass_index in range(20):
+        labels += [example["next_sentence_label"] for example in objective.examples(documents, pass_index)]
+    assert np.mean(labels) == pytest.approx(0.5, abs=5 * 0.5 / len(labels) ** 0.5)
+
+
+def test_a_lone_sentence_always_gets_a_random_second_segment(tokenizer):
+    documents, _ = numbered_documents([[5], [6], [7]])
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=0)
+    assert [example["next_sentence_label"] for example in objective.examples(documents)] == [module.RANDOM] * 3
+
+
+def test_every_other_document_is_drawn_equally_often(tokenizer):
+    documents, home = numbered_documents([[5]] * 5)
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=0)
+    drawn = Counter()
+    for pass_index in range(500):
+        for example in objective.examples(documents, pass_index):
+            a, b = segments_of(example)
+            drawn[home[int(a[0])], home[int(b[0])]] += 1
+    assert len(drawn) == 20
+    assert max(abs(count - 125) for count in drawn.values()) < 5 * (500 * 0.25 * 0.75) ** 0.5
+
+
+def test_short_rows_come_with_the_probability_asked_for(tokenizer):
+    documents, _ = numbered_documents([[2] * 20] * 60)
+
+    def share_of_short_documents(probability):
+        objective = MaskedLMWithNextSentence(tokenizer, max_length=23, seed=0, short_seq_probability=probability)
+        first = {}
+        for pass_index in range(10):
+            for example in objective.examples(documents, pass_index):
+                a, b = segments_of(example)
+                if example["next_sentence_label"] == module.CONTINUATION and b[-1] % 40 != 39:
+                    first[pass_index, int(a[0]) // 40] = len(a) + len(b)
+        return np.mean([length < 20 for length in first.values()])
+
+    never, seldom, always = map(share_of_short_documents, (0.0, 0.1, 1.0))
+    assert never == 0
+    assert 0.03 < seldom < 0.17
+    assert always > 0.7
+
+
+def test_pairs_depend_on_seed_and_pass_alone(tokenizer):
+    documents, _ = numbered_documents([[4] * 20] * 5)
+
+    def ids(seed, pass_index):
+        objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=seed)
+        return [example["input_ids"].tolist() for example in objective.examples(iter(documents), pass_index)]
+
+    assert ids(1, 0) == ids(1, 0)
+    assert ids(1, 0) != ids(1, 1)
+    assert ids(1, 0) != ids(2, 0)
+
+
+def test_documents_are_paired_across_the_whole_text_in_batches(tokenizer, monkeypatch):
+    """With three documents at a time the seventh, alone at the end, still finds another one."""
+    monkeypatch.setattr(module, "DOCUMENTS_PER_BATCH", 3)
+    documents, home = numbered_documents([[4] * 3] * 7)
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
+    seen = {home[int(segments_of(example)[0][0])] for example in objective.examples(documents)}
+    assert seen == set(range(7))
+
+
+def test_one_document_is_not_enough(tokenizer):
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
+    for documents in ([[word(1)]], [[word(1)], ["\u200b"]]):
+        with pytest.raises(CtxError, match="only one document"):
+            list(objective.examples(documents))
+
+
+def test_whole_words_of_pairs(tokenizer):
+    documents = [["waxaxb wb wcxd", "wdxa we"], ["wf wgxaxb", "wh wi"]] * 3
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=16, seed=0, whole_word=True)
+    rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(documents))]
+    batch = objective.collate(rows)
+    original = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])
+    continuation = torch.tensor(["##" in token for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
+    inside = continuation[original[:, 1:]]
+    assert inside.any()
+    selected = batch["labels"] != -100
+    assert (selected[:, 1:] == selected[:, :-1])[inside].all(), "a piece and the one before it share their fate"
+
+
+def test_batches_name_what_the_head_takes(tokenizer):
+    documents, _ = numbered_documents([[4] * 6] * 3)
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
+    rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(documents))]
+    batch = objective.collate(rows)
+    assert sorted(batch) == ["attention_mask", "input_ids", "labels", "next_sentence_label", "token_type_ids"]
+    assert batch["next_sentence_label"].tolist() == [row["next_sentence_label"] for row in rows]
+    counts = objective.count(batch)
+    assert counts["rows"] == len(rows)
+    assert objective.rates(counts)["random_next_share"] == batch["next_sentence_label"].double().mean()
+
+
+@pytest.mark.parametrize("missing", ["token_type_ids", "next_sentence_label"])
+def test_a_feature_that_is_no_pair_is_refused(tokenizer, missing):
+    feature = {"input_ids": [2, 7, 3, 8, 3], "token_type_ids": [0, 0, 0, 1, 1], "next_sentence_label": 0}
+    feature |= {"example_index": 0, "epoch": 0}
+    DataCollatorForNextSentencePrediction(tokenizer)([feature])
+    del feature[missing]
+    with pytest.raises(CtxError, match=f"needs `{missing}`"):
+        DataCollatorForNextSentencePrediction(tokenizer)([feature])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"packing": True}, "no option 'packing'"),
+        ({"short_seq_probability": 1.5}, "short_seq_probability=1.5"),
+        ({"max_length": 4}, "leaves no room"),
+        ({"max_length": 513}, "over the tokenizer's limit of 512"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_impossible_arguments_are_refused(tokenizer, arguments, message):
+    with pytest.raises(CtxError, match=message):
+        MaskedLMWithNextSentence(tokenizer, **{"max_length": 24, "seed": 0, **arguments})
