@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import ProjectConfiguration, set_seed
 from torch import nn
@@ -30,6 +31,8 @@ Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
 def make_accelerator(arguments: LoopArguments) -> Accelerator:
     """The Accelerator of a script; call it before data and model are made. Seeds the global generators."""
     accelerator = Accelerator(
+        # Told so, accelerate joins the processes of a machine without GPU through gloo; else each would train alone.
+        cpu=not torch.accelerator.is_available(),
         mixed_precision=arguments.mixed_precision,
         log_with=None if arguments.report_to == "none" else arguments.report_to,
         project_config=ProjectConfiguration(arguments.output_dir, logging_dir=f"{arguments.output_dir}/tensorboard"),
