@@ -1,0 +1,179 @@
+"""Every head of every family under transformers' own Trainer, untouched."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.utils.data import Dataset
+from transformers import EvalPrediction, Trainer, TrainingArguments
+from zoo import HEADS, Case, learnable_batch
+
+from hf_ctxmodels.training.batches import INDEX_KEY
+from hf_ctxmodels.training.steps import Stepper
+
+
+class Rows(Dataset):
+    """A batch, one row at a time, with a column that no model knows."""
+
+    def __init__(self, batch: dict[str, torch.Tensor]) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["input_ids"])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: tensor[index] for name, tensor in self.batch.items()} | {"row_number": index}
+
+
+@pytest.fixture(params=HEADS, ids=str)
+def head(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+@pytest.fixture
+def make_trainer(head: Case, tmp_path) -> Callable[..., Trainer]:
+    """A Trainer on rows of the head's learnable task; keywords go to TrainingArguments."""
+
+    def make(
+        model: Any = None, batch: dict[str, torch.Tensor] | None = None, compute_metrics: Any = None, **arguments: Any
+    ) -> Trainer:
+        defaults: dict[str, Any] = {
+            "output_dir": str(tmp_path),
+            "per_device_train_batch_size": 16,
+            "learning_rate": 5e-3,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "use_cpu": True,
+            "logging_strategy": "no",
+            "dataloader_pin_memory": False,
+        }
+        rows = Rows(learnable_batch(head, 32, seed=1)[0] if batch is None else batch)
+        return Trainer(
+            model=head.model() if model is None else model,
+            args=TrainingArguments(**(defaults | arguments)),
+            train_dataset=rows,
+            eval_dataset=rows,
+            compute_metrics=compute_metrics,
+        )
+
+    return make
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_equal_weights(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 0) -> None:
+    assert got.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(got[name], expected[name], rtol=0, atol=tolerance, msg=name)
+
+
+def test_training_beats_the_best_guess(head, make_trainer):
+    batch, baseline = learnable_batch(head, 64, seed=1)
+    trainer = make_trainer(batch=batch, max_steps=40, lr_scheduler_type="constant")
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    assert after < 0.5 * baseline < before
+
+
+def test_accumulated_batches_give_the_step_of_one_batch(head, make_trainer):
+    batch, _ = learnable_batch(head, 16, seed=2)
+    if not head.model_class.accepts_loss_kwargs and head.predicts_where_labelled:
+        # Trainer passes one count, so a head with several terms takes the mean of the batches' means: equal counts.
+        batch["labels"][:, :1] = batch["labels"][:, 2:] = -100
+    steps = {}
+    for size in (16, 4):
+        model = head.model()
+        before = weights(model)
+        trainer = make_trainer(
+            model,
+            batch,
+            max_steps=1,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=16 // size,
+            optim="sgd",
+            learning_rate=0.1,
+            lr_scheduler_type="constant",
+            max_grad_norm=0,
+        )
+        trainer.train()
+        steps[size] = {name: tensor - before[name] for name, tensor in weights(model).items()}
+    assert max(float(step.abs().max()) for step in steps[16].values()) > 1e-3
+    assert_equal_weights(steps[4], steps[16], tolerance=1e-6)
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(head, make_trainer, tmp_path):
+    arguments = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    dropout = {name: 0.2 for name in ("hidden_dropout_prob",) if hasattr(head.config(), name)}
+    uninterrupted = make_trainer(head.model(**dropout), **arguments)
+    uninterrupted.train()
+    resumed = make_trainer(head.model(seed=5, **dropout), **arguments)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert_equal_weights(weights(resumed.model), weights(uninterrupted.model))
+
+
+def test_the_best_model_is_loaded_at_the_end(head, make_trainer, tmp_path):
+    arguments = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    # One good epoch, then steps so long that they ruin it: the best checkpoint is not the last one.
+    trainer = make_trainer(
+        max_steps=8, load_best_model_at_end=True, learning_rate=1.0, lr_scheduler_type="constant", **arguments
+    )
+    trainer.train()
+    losses = {row["step"]: row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row}
+    best = min(losses, key=losses.__getitem__)
+    assert best != 8, "the last checkpoint is the best one: this run shows nothing"
+    saved = head.auto_class.from_pretrained(tmp_path / f"checkpoint-{best}")
+    assert_equal_weights(weights(trainer.model), weights(saved))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(losses[best], abs=1e-5)
+
+
+def test_evaluation_finds_the_targets_and_keeps_the_outputs(head, make_trainer):
+    seen: list[EvalPrediction] = []
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        seen.append(prediction)
+        return {"rows": float(len(np.atleast_1d(prediction.label_ids[0])))}
+
+    batch, _ = learnable_batch(head, 10, seed=3)
+    trainer = make_trainer(batch=batch, compute_metrics=compute_metrics, per_device_eval_batch_size=4)
+    assert set(trainer.label_names) >= set(head.model_class.loss_targets)
+    metrics = trainer.evaluate()
+    with torch.no_grad():
+        expected = head.model()(**batch)
+    if head.predicts_where_labelled:
+        # Logits are computed at labelled positions alone, for the loss: there are none to give to metrics.
+        assert metrics["eval_loss"] > 0
+        return
+    assert metrics["eval_loss"] == pytest.approx(float(expected.loss), abs=1e-5)
+    (prediction,) = seen
+    names = head.model_class.loss_targets
+    targets = prediction.label_ids if len(names) > 1 else (prediction.label_ids,)
+    for name, target in zip(names, targets, strict=True):
+        np.testing.assert_array_equal(target, batch[name].numpy())
+    logits = [value for name, value in expected.items() if name.endswith("logits")]
+    given = prediction.predictions if len(logits) > 1 else (prediction.predictions,)
+    for ours, theirs in zip(given, logits, strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5)
+
+
+def test_trainer_and_our_loop_agree_on_the_loss(head, make_trainer):
+    batch, _ = learnable_batch(head, 8, seed=4)
+    trainer = make_trainer(head.model())
+    count = (
+        trainer._get_num_items_in_batch([batch], torch.device("cpu")) if head.model_class.accepts_loss_kwargs else None
+    )
+    theirs = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(head.model())
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.0))
+    halves = [{name: tensor[part] for name, tensor in batch.items()} for part in (slice(0, 5), slice(5, 8))]
+    for half in halves:
+        half[INDEX_KEY] = torch.arange(len(half["input_ids"]))
+    ours, _ = Stepper(accelerator, model, optimizer, 0.0).step(halves)
+    torch.testing.assert_close(ours["loss"], theirs.detach(), atol=1e-5, rtol=0)
