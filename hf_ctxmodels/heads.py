@@ -123,8 +123,10 @@ class ForMaskedLM(HeadModel):
             counts: As in `mean_over_targets`.
         """
         targets = labels[labels != IGNORED]
-        if not torch.compiler.is_compiling() and targets.numel() and int(targets.max()) >= self.config.vocab_size:
-            raise CtxError(f"labels holds {int(targets.max())}, outside [0, vocab_size={self.config.vocab_size}).")
+        if not torch.compiler.is_compiling():
+            bad = targets[(targets < 0) | (targets >= self.config.vocab_size)]
+            if bad.numel():
+                raise CtxError(f"labels holds {int(bad[0])}, outside [0, vocab_size={self.config.vocab_size}).")
         return mean_over_targets(self.mlm_head.summed_loss(states, targets), labels, "labels", counts)
 
     @can_return_tuple
@@ -281,7 +283,8 @@ class ForQuestionAnswering(HeadModel):
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
         """Start and end logits (batch, length), and the mean of the two losses where both positions (batch,) are given;
-        positions outside the sequence are ignored, as in transformers."""
+        positions outside the sequence are ignored, as in transformers. Unlike there, padding is no candidate: the loss
+        does not depend on how far a batch is padded."""
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -300,6 +303,8 @@ class ForQuestionAnswering(HeadModel):
                 positions = positions.view(-1)
                 outside = (positions < 0) | (positions >= scores.shape[-1])
                 positions = positions.masked_fill(outside, IGNORED)
+                if attention_mask is not None and attention_mask.dim() == 2:
+                    scores = scores.masked_fill(attention_mask == 0, torch.finfo(scores.dtype).min)
                 terms.append(cross_entropy_over_targets(scores, positions, name, num_items_in_batch))
             loss = (terms[0] + terms[1]) / 2
         return QuestionAnsweringModelOutput(

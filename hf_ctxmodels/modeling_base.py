@@ -115,7 +115,8 @@ class CtxPreTrainedModel(PreTrainedModel):
         if attention_mask is not None and attention_mask.dim() == 2:
             aligned["attention_mask"] = attention_mask
         for name, tensor in aligned.items():
-            if tensor is not None and tensor.shape[-1] != length:
+            shapes = [(batch_size, length), (1, length)] if name == "position_ids" else [(batch_size, length)]
+            if tensor is not None and tuple(tensor.shape) not in shapes:
                 raise CtxError(f"{name} is {tuple(tensor.shape)}, but the input is ({batch_size}, {length}).")
         if input_ids is not None:
             check_ids("input_ids", input_ids, self.config.vocab_size, "vocab_size")
@@ -145,7 +146,13 @@ class CtxPreTrainedModel(PreTrainedModel):
             tokens = (sequence_ids != 0).long()
             attention_mask = tokens if attention_mask is None else attention_mask * tokens
             same_sequence = _same_sequence(sequence_ids)
-        first = attention_mask.argmax(1) if padding_only and attention_mask is not None else None
+        first = None
+        if padding_only and attention_mask is not None:
+            tokens = attention_mask != 0
+            if not _is_traced(words) and not bool(tokens.any(1).all()):
+                row = int(tokens.any(1).int().argmin())
+                raise CtxError(f"Row {row} of attention_mask has no token at all; drop it or give it one token.")
+            first = tokens.int().argmax(1)
         like = torch.empty(*words.shape[:2], 0, dtype=self.dtype, device=words.device)
         mask = create_bidirectional_mask(self.config, like, attention_mask, and_mask_function=same_sequence)
         return PaddedLayout(mask, kwargs, first)

@@ -14,6 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.attention import eager_attention_forward
 
 
@@ -111,7 +112,7 @@ class PackedLayout:
             device: Where the batch lies.
 
         Raises:
-            ValueError: A row without any token.
+            CtxError: A row without any token.
         """
         batch_size, length = shape
         tokens = None
@@ -127,7 +128,7 @@ class PackedLayout:
             row_lengths = tokens.sum(1).cpu()
             if not bool((row_lengths > 0).all()):
                 row = int((row_lengths == 0).nonzero()[0])
-                raise ValueError(f"Row {row} of attention_mask has no token at all; drop it or give it one token.")
+                raise CtxError(f"Row {row} of attention_mask has no token at all; drop it or give it one token.")
         first_rows = (row_lengths.cumsum(0) - row_lengths).to(device)
         layout = cls(batch_size, length, indices, tuple(row_lengths.tolist()), first_rows)
         if sequence_ids is None:
@@ -159,11 +160,11 @@ class PackedLayout:
             and_first: Compute each row's first token as well, for a pooler.
 
         Raises:
-            ValueError: Padding is wanted.
+            CtxError: Padding is wanted.
         """
         rows = self.pack(wanted)
         if self.indices is not None and int(rows.sum()) != int(wanted.sum()):
-            raise ValueError(
+            raise CtxError(
                 f"{int(wanted.sum()) - int(rows.sum())} of the wanted positions (labels other than -100) are padding; "
                 f"attention_mask and labels do not belong together."
             )
@@ -196,6 +197,8 @@ class PackedLayout:
         Returns:
             (rows, heads, head_dim) and None: packed attention gives no probabilities.
         """
+        if not query.shape[0]:  # no row is wanted: a batch without targets
+            return query, None
         dropout = module.attention_dropout if module.training else 0.0
         lengths = self.lengths if self.query is None else self.query_lengths
         if query.is_cuda and not dropout and query.dtype in (torch.float16, torch.bfloat16):
