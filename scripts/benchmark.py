@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks import encoders, report
+from hf_ctxmodels.benchmarks import encoders, pretraining, report
 from hf_ctxmodels.errors import run_script
 from hf_ctxmodels.training.recipe import parse_arguments
 
-SUITES = {"encoders": encoders.run}
+SUITES = {"encoders": [encoders.run, pretraining.run]}
 
 
 @dataclass
@@ -39,9 +39,10 @@ def main() -> None:
     setting = report.describe_setting(device, dtype, arguments.peer_attention, arguments.repeats)
     results = []
     print(setting)
-    for result in SUITES[arguments.suite](device, dtype, arguments.repeats, arguments.peer_attention, arguments.only):
-        results.append(result)
-        print(report.table([result]).splitlines()[-1], flush=True)
+    for run in SUITES[arguments.suite]:
+        for result in run(device, dtype, arguments.repeats, arguments.peer_attention, arguments.only):
+            results.append(result)
+            print(report.table([result]).splitlines()[-1], flush=True)
     text = f"{setting}\n\n{report.table(results)}\n"
     if arguments.output:
         Path(arguments.output).write_text(text, encoding="utf-8")

@@ -1,5 +1,6 @@
 """The Markdown table a benchmark writes."""
 
+import math
 import platform
 from collections.abc import Sequence
 
@@ -33,21 +34,29 @@ def table(results: Sequence[Result]) -> str:
 def _row(result: Result) -> str:
     case, ours, peer = result.case, result.ours, result.peer
     speed = peer.seconds / ours.seconds
-    memory = ours.peak_bytes / peer.peak_bytes
+    memory = ours.peak_bytes / peer.peak_bytes if peer.peak_bytes else math.nan
     cells = [
         result.family,
         case.name,
-        f"{1e3 * peer.seconds:.0f} ms ± {peer.spread / 2:.0%}",
-        f"{1e3 * ours.seconds:.0f} ms ± {ours.spread / 2:.0%}",
+        f"{_time(peer.seconds)} ± {peer.spread / 2:.0%}",
+        f"{_time(ours.seconds)} ± {ours.spread / 2:.0%}",
         _mark(f"{speed:.2f}x", speed < case.speed),
         f"≥ {case.speed}x",
-        _mark(f"{memory:.2f}x", case.memory is not None and memory > case.memory),
+        _mark(_known(memory, ".2f", "x"), case.memory is not None and memory > case.memory),
         "-" if case.memory is None else f"≤ {case.memory}x",
-        f"{result.difference:.0e}",
+        _known(result.difference, ".0e"),
         f"{result.tokens / ours.seconds:,.0f}",
-        f"{result.utilisation:.0%}",
+        _known(result.utilisation, ".0%"),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms" if seconds > 1e-3 else f"{1e6 * seconds:.1f} µs/token"
+
+
+def _known(value: float, form: str, unit: str = "") -> str:
+    return "-" if math.isnan(value) else f"{value:{form}}{unit}"
 
 
 def _mark(text: str, missed: bool) -> str:
