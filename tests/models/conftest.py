@@ -1,0 +1,34 @@
+"""The matrix of the common suite: every family of the registry with every Auto class in its row."""
+
+import pytest
+from zoo import BASES, CASES, HEADS, TIED_HEADS, TOKEN_HEADS, Case
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Every model class."""
+    return request.param
+
+
+@pytest.fixture(params=HEADS, ids=str)
+def head(request: pytest.FixtureRequest) -> Case:
+    """Every model class with a loss."""
+    return request.param
+
+
+@pytest.fixture(params=TOKEN_HEADS, ids=str)
+def token_head(request: pytest.FixtureRequest) -> Case:
+    """Every model class with one label per token and no other target."""
+    return request.param
+
+
+@pytest.fixture(params=TIED_HEADS, ids=str)
+def tied_head(request: pytest.FixtureRequest) -> Case:
+    """Every model class with tied weights."""
+    return request.param
+
+
+@pytest.fixture(params=BASES, ids=str)
+def base(request: pytest.FixtureRequest) -> Case:
+    """Every family's encoder."""
+    return request.param

@@ -1,0 +1,243 @@
+"""Every family, every Auto class: configurations, classes, saving and loading, ties, parameter counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from zoo import CASES, Case, assert_same_outputs, make_batch, make_targets, tiny_config
+
+from hf_ctxmodels.registry import FAMILIES, Family, get_family
+
+# Parameter counts of published models, tied weights once: changes to the defaults -> {Auto class: count}.
+# Counted with the reference classes of transformers 5.23; the base models have their pooler.
+PUBLISHED = {
+    "bert": {
+        "base uncased": (
+            {"vocab_size": 30522},
+            {"AutoModel": 109_482_240, "AutoModelForPreTraining": 110_106_428, "AutoModelForMaskedLM": 109_514_298},
+        ),
+        "base cased": (
+            {"vocab_size": 28996},
+            {"AutoModel": 108_310_272, "AutoModelForPreTraining": 108_932_934, "AutoModelForMaskedLM": 108_340_804},
+        ),
+        "large uncased": (
+            FAMILIES["bert"].sizes["large"] | {"vocab_size": 30522},
+            {"AutoModel": 335_141_888, "AutoModelForPreTraining": 336_226_108, "AutoModelForMaskedLM": 335_174_458},
+        ),
+        "large cased": (
+            FAMILIES["bert"].sizes["large"] | {"vocab_size": 28996},
+            {"AutoModel": 333_579_264, "AutoModelForPreTraining": 334_661_958, "AutoModelForMaskedLM": 333_610_308},
+        ),
+        "multilingual cased": (
+            {"vocab_size": 119547},
+            {"AutoModel": 177_853_440, "AutoModelForMaskedLM": 177_974_523},
+        ),
+        "multilingual uncased": (
+            {"vocab_size": 105879},
+            {"AutoModel": 167_356_416, "AutoModelForMaskedLM": 167_463_831},
+        ),
+    },
+}
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+class TestConfig:
+    def test_round_trip(self, family: Family, tmp_path: Path) -> None:
+        config = tiny_config(family, unpad=False)
+        config.save_pretrained(tmp_path)
+        again = family.config.from_pretrained(tmp_path)
+        assert again.to_dict() == config.to_dict()
+        assert again.unpad is False
+        assert json.loads((tmp_path / "config.json").read_text())["model_type"] == family.config.model_type
+        assert type(transformers.AutoConfig.from_pretrained(tmp_path)) is family.config
+
+    def test_misspelt_field_raises_and_names_the_right_one(self, family: Family) -> None:
+        with pytest.raises(ValueError, match=r"no field 'hiden_size' \(did you mean 'hidden_size'"):
+            family.config(hiden_size=3)
+
+    def test_misspelt_field_in_a_file_raises(self, family: Family, tmp_path: Path) -> None:
+        tiny_config(family).save_pretrained(tmp_path)
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"hiden_size": 3}))
+        with pytest.raises(ValueError, match="hiden_size"):
+            family.config.from_pretrained(tmp_path)
+
+    def test_wrong_type_raises(self, family: Family) -> None:
+        with pytest.raises(Exception, match="hidden_size"):
+            family.config(hidden_size="wide")
+
+    def test_every_size_is_a_valid_configuration(self, family: Family) -> None:
+        assert set(family.sizes) >= {"tiny", "base"}
+        for name, values in family.sizes.items():
+            config = family.config(**values)
+            assert {key: getattr(config, key) for key in values} == values, name
+
+    def test_family_is_found_by_name_type_config_and_model(self, family: Family) -> None:
+        model = next(Case(family, name) for name in family.models).model()
+        for key in (family.name, family.config.model_type, tiny_config(family), model):
+            assert get_family(key) is family
+
+    def test_unknown_family_lists_the_known(self) -> None:
+        with pytest.raises(ValueError, match=r"'bret'.*there are: .*" + next(iter(FAMILIES))):
+            get_family("bret")
+
+
+class TestAutoClasses:
+    def test_from_config(self, case: Case) -> None:
+        assert type(case.auto_class.from_config(case.config())) is case.model_class
+
+    def test_from_pretrained(self, case: Case, tmp_path: Path) -> None:
+        case.model().save_pretrained(tmp_path)
+        model, report = case.auto_class.from_pretrained(tmp_path, output_loading_info=True)
+        assert type(model) is case.model_class
+        assert not any(report.values()), report
+
+    def test_importable_from_the_package(self, case: Case) -> None:
+        import hf_ctxmodels
+
+        for part in (case.model_class, case.family.config, case.family.tokenizer):
+            assert getattr(hf_ctxmodels, part.__name__) is part
+            assert part.__name__ in hf_ctxmodels.__all__
+
+
+class TestSaving:
+    def test_saved_model_gives_the_same_outputs(self, case: Case, tmp_path: Path) -> None:
+        model = case.model()
+        model.save_pretrained(tmp_path)
+        again = case.model_class.from_pretrained(tmp_path).eval()
+        batch = make_batch(case)
+        assert_same_outputs(again(**batch), model(**batch), tolerance=0)
+
+    def test_file_holds_the_native_names_and_tied_weights_once(self, case: Case, tmp_path: Path) -> None:
+        model = case.model()
+        model.save_pretrained(tmp_path)
+        with safe_open(tmp_path / "model.safetensors", "pt") as file:
+            saved = set(file.keys())
+        assert saved == {name for name, _ in model.named_parameters()}
+
+    def test_native_file_also_after_opening_a_reference_checkpoint(self, case: Case, tmp_path: Path) -> None:
+        """Trainer resumes with `load_state_dict`, which knows no conversion."""
+        case.reference_model().save_pretrained(tmp_path / "reference")
+        model = case.model_class.from_pretrained(tmp_path / "reference")
+        model.save_pretrained(tmp_path / "native")
+        with safe_open(tmp_path / "native" / "model.safetensors", "pt") as file:
+            assert set(file.keys()) == {name for name, _ in model.named_parameters()}
+
+    def test_ties(self, tied_head: Case, tmp_path: Path) -> None:
+        case = tied_head
+        model = case.model()
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        model.save_pretrained(tmp_path)
+        again = case.model_class.from_pretrained(tmp_path)
+        assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+        untied = case.model(tie_word_embeddings=False)
+        assert untied.get_output_embeddings().weight is not untied.get_input_embeddings().weight
+        untied.save_pretrained(tmp_path / "untied")
+        again = case.model_class.from_pretrained(tmp_path / "untied")
+        assert torch.equal(again.get_output_embeddings().weight, untied.get_output_embeddings().weight)
+        assert not torch.equal(again.get_output_embeddings().weight, again.get_input_embeddings().weight)
+
+    def test_dtype(self, case: Case, tmp_path: Path) -> None:
+        model = case.model().to(torch.bfloat16)
+        model.save_pretrained(tmp_path)
+        assert case.model_class.from_pretrained(tmp_path).dtype is torch.bfloat16
+        widened = case.model_class.from_pretrained(tmp_path, dtype=torch.float32)
+        assert {parameter.dtype for parameter in widened.parameters()} == {torch.float32}
+        for (name, got), expected in zip(widened.named_parameters(), model.parameters(), strict=True):
+            assert torch.equal(got, expected.float()), name
+
+    def test_sharded(self, case: Case, tmp_path: Path) -> None:
+        model = case.model()
+        model.save_pretrained(tmp_path, max_shard_size="10KB")
+        assert len(list(tmp_path.glob("*.safetensors"))) > 2
+        again = case.model_class.from_pretrained(tmp_path)
+        for (name, got), expected in zip(again.named_parameters(), model.parameters(), strict=True):
+            assert torch.equal(got, expected), name
+
+    def test_loading_one_head_from_another_keeps_the_encoder(self, head: Case, tmp_path: Path) -> None:
+        model = head.model()
+        model.save_pretrained(tmp_path)
+        encoder, report = head.family.models["AutoModel"].from_pretrained(tmp_path, output_loading_info=True)
+        kept = model.base_model.state_dict()
+        assert report["missing_keys"] == set(encoder.state_dict()) - set(kept)
+        for name, tensor in kept.items():
+            assert torch.equal(encoder.state_dict()[name], tensor), name
+
+
+class TestInitialisation:
+    def test_meta_loading_leaves_no_parameter_uninitialised(self, head: Case, tmp_path: Path) -> None:
+        """A head absent from the checkpoint is initialised like a fresh one: small weights, zero biases."""
+        Case(head.family, "AutoModel").model(initializer_range=0.02).save_pretrained(tmp_path)
+        model, report = head.model_class.from_pretrained(tmp_path, output_loading_info=True)
+        parameters = dict(model.named_parameters())
+        fresh = set(report["missing_keys"]) & set(parameters)
+        assert fresh
+        for name in fresh:
+            values = parameters[name]
+            if values.dim() > 1:
+                assert 0.01 < values.std() < 0.04, name
+            else:
+                assert values.unique().tolist() in ([0.0], [1.0]), name
+
+    def test_seed_decides_the_weights(self, case: Case) -> None:
+        same, other = case.model(seed=1), case.model(seed=2)
+        for (name, got), expected in zip(case.model(seed=1).named_parameters(), same.parameters(), strict=True):
+            assert torch.equal(got, expected), name
+        assert not torch.equal(next(same.parameters()), next(other.parameters()))
+
+    def test_padding_embedding_starts_at_zero(self, base: Case) -> None:
+        model = base.model_class(base.config())
+        assert not model.get_input_embeddings().weight[base.config().pad_token_id].any()
+
+
+class TestResizing:
+    @pytest.mark.parametrize("change", [5, -4])
+    def test_resizing_the_vocabulary_keeps_ties_and_words(self, case: Case, change: int) -> None:
+        model = case.model()
+        old = model.get_input_embeddings().weight.detach().clone()
+        size = old.shape[0] + change
+        model.resize_token_embeddings(size)
+        new = model.get_input_embeddings().weight
+        assert model.config.vocab_size == size == new.shape[0]
+        kept = min(size, len(old))
+        assert torch.equal(new[:kept], old[:kept])
+        if model.get_output_embeddings() is not None:
+            assert model.get_output_embeddings().weight is new
+            assert model.get_output_embeddings().bias.shape == (size,)
+        batch = make_batch(case)
+        batch["input_ids"] = batch["input_ids"].clamp(max=size - 1)
+        targets = {} if case.is_base else make_targets(case, batch)
+        if case.predicts_where_labelled:
+            targets["labels"] = targets["labels"].clamp(max=size - 1)
+        outputs = model(**batch, **targets)
+        if not case.is_base:
+            outputs.loss.backward()
+            assert outputs.loss.isfinite()
+            assert new.grad is not None
+
+
+def _published_rows() -> list:
+    rows = []
+    for case in CASES:
+        for name, (changes, counts) in PUBLISHED.get(case.family.name, {}).items():
+            if case.auto_name in counts:
+                rows.append(pytest.param(case, changes, counts[case.auto_name], id=f"{case} {name}"))
+    return rows
+
+
+@pytest.mark.parametrize(("case", "changes", "count"), _published_rows())
+def test_parameter_count_of_published_models(case: Case, changes: dict, count: int) -> None:
+    with torch.device("meta"):
+        model = case.model_class(case.family.config(**changes))
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+def test_every_family_has_published_counts(family: Family) -> None:
+    assert PUBLISHED.get(family.name), f"add the parameter counts of a published {family.name} to PUBLISHED"

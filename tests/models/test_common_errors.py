@@ -1,0 +1,124 @@
+"""Every model says what is wrong with its input: which tensor, which value, which limit."""
+
+import pytest
+import torch
+from zoo import CHOICES, HEADS, TINY, Batch, Case, make_batch, make_targets
+
+from hf_ctxmodels import CtxError
+
+SPAN_HEADS = [case for case in HEADS if "start_positions" in case.model_class.loss_targets]
+VOCABULARY_HEADS = [case for case in HEADS if case.predicts_where_labelled]
+CHOICE_HEADS = [case for case in HEADS if case.has_choices]
+SIZE, LONGEST = TINY["vocab_size"], TINY["max_position_embeddings"]
+
+
+def assert_refused(case: Case, batch: Batch, *parts: str, attention: str = "sdpa", unpad: bool = True) -> None:
+    """A `CtxError` whose message holds every part."""
+    with pytest.raises(CtxError) as caught:
+        case.model(attention=attention, unpad=unpad)(**batch)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+class TestInput:
+    @pytest.mark.parametrize("bad", [SIZE, SIZE + 1000, -1])
+    def test_id_out_of_range(self, case: Case, bad: int) -> None:
+        batch = make_batch(case)
+        batch["input_ids"].flatten(0, -2)[0, 3] = bad
+        assert_refused(case, batch, "input_ids[0, 3]", str(bad), f"vocab_size={SIZE}", "tokenizer")
+
+    def test_token_type_out_of_range(self, case: Case) -> None:
+        batch = make_batch(case)
+        batch["token_type_ids"].flatten(0, -2)[0, 2] = 2
+        assert_refused(case, batch, "token_type_ids[0, 2]", "is 2", "type_vocab_size=2")
+
+    def test_position_out_of_range(self, case: Case) -> None:
+        batch = make_batch(case, side="left")
+        batch["position_ids"].flatten(0, -2)[0, 2] = LONGEST
+        assert_refused(case, batch, "position_ids[0, 2]", str(LONGEST), "max_position_embeddings")
+
+    def test_too_long(self, case: Case) -> None:
+        batch = make_batch(case, width=LONGEST + 1)
+        assert_refused(case, batch, str(LONGEST + 1), f"max_position_embeddings={LONGEST}", "truncat")
+
+    def test_the_longest_is_allowed(self, case: Case) -> None:
+        case.model()(**make_batch(case, (LONGEST,)))
+
+    def test_neither_ids_nor_embeddings(self, case: Case) -> None:
+        assert_refused(case, {}, "input_ids", "inputs_embeds")
+
+    def test_both_ids_and_embeddings(self, case: Case) -> None:
+        batch = make_batch(case)
+        batch["inputs_embeds"] = torch.zeros(*batch["input_ids"].shape, TINY["hidden_size"])
+        assert_refused(case, batch, "exactly one of input_ids and inputs_embeds")
+
+    def test_wrong_number_of_dimensions(self, case: Case) -> None:
+        assert_refused(case, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
+
+    @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
+    def test_empty_batch(self, case: Case, shape: tuple[int, int]) -> None:
+        shape = (shape[0], CHOICES, shape[1]) if case.has_choices else shape
+        assert_refused(case, {"input_ids": torch.zeros(shape, dtype=torch.long)}, "empty")
+
+    @pytest.mark.parametrize("name", ["attention_mask", "token_type_ids", "position_ids"])
+    @pytest.mark.parametrize("rows_or_columns", ["rows", "columns"])
+    def test_tensor_of_another_shape(self, case: Case, name: str, rows_or_columns: str) -> None:
+        batch = make_batch(case, side="left")
+        batch[name] = batch[name][..., :-1] if rows_or_columns == "columns" else batch[name][:2]
+        assert_refused(case, batch, name, str(tuple(batch[name].flatten(0, -2).shape)))
+
+    @pytest.mark.parametrize("name", ["sequence_ids", "wanted"])
+    def test_own_arguments_of_another_shape(self, base: Case, name: str) -> None:
+        batch = make_batch(base)
+        batch[name] = torch.ones(2, batch["input_ids"].shape[1], dtype=torch.bool if name == "wanted" else torch.long)
+        assert_refused(base, batch, name, "(2, 12)", "(4, 12)")
+
+    @pytest.mark.parametrize("path", [("eager", False), ("sdpa", False), ("sdpa", True)])
+    def test_row_without_tokens(self, case: Case, path: tuple[str, bool]) -> None:
+        batch = make_batch(case)
+        batch["attention_mask"].flatten(0, -2)[1] = 0
+        assert_refused(case, batch, "Row 1", "attention_mask", attention=path[0], unpad=path[1])
+
+
+class TestTargets:
+    @pytest.mark.parametrize("bad", [10_000, -1])
+    def test_label_out_of_range(self, head: Case, bad: int) -> None:
+        batch = make_batch(head)
+        targets = make_targets(head, batch)
+        for name in targets:
+            if name.endswith("_positions"):
+                continue  # there, a place outside the window means the answer is not in it
+            spoiled = targets[name].clone()
+            spoiled[tuple((spoiled != -100).nonzero()[0])] = bad
+            assert_refused(head, batch | targets | {name: spoiled}, name, str(bad), "outside [0, ")
+
+    @pytest.mark.parametrize("case", SPAN_HEADS, ids=str)
+    def test_position_outside_the_window_is_ignored(self, case: Case) -> None:
+        batch = make_batch(case)
+        targets = make_targets(case, batch)
+        model = case.model()
+        losses = []
+        for absent in (-100, 500, -1):
+            moved = {name: target.index_fill(0, torch.tensor([1]), absent) for name, target in targets.items()}
+            losses.append(model(**batch, **moved).loss.item())
+        assert len(set(losses)) == 1
+        assert losses[0] != model(**batch, **targets).loss.item()
+
+    @pytest.mark.parametrize("case", VOCABULARY_HEADS, ids=str)
+    def test_vocabulary_label_on_padding(self, case: Case) -> None:
+        batch = make_batch(case)
+        targets = make_targets(case, batch)
+        targets["labels"][2, 5] = 7
+        assert_refused(case, batch | targets, "labels", "padding")
+
+    def test_labels_of_another_batch(self, head: Case) -> None:
+        batch = make_batch(head)
+        targets = make_targets(head, batch)
+        for name, target in targets.items():
+            with pytest.raises(ValueError, match=r"\(2, 12\)|batch_size"):
+                head.model()(**batch | targets | {name: target[:2]})
+
+    @pytest.mark.parametrize("case", CHOICE_HEADS, ids=str)
+    def test_choices_need_three_dimensions(self, case: Case) -> None:
+        batch = {name: tensor[:, 0] for name, tensor in make_batch(case).items()}
+        assert_refused(case, batch, "(batch, choices, length)", "(4, 12)")

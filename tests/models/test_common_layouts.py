@@ -1,0 +1,388 @@
+"""Every family, every Auto class: the same numbers whatever the attention, the layout and the padding."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import flex_attention
+from transformers.integrations.flex_attention import WrappedFlexAttention
+from zoo import (
+    LENGTHS,
+    Case,
+    assert_close,
+    assert_same_gradients,
+    assert_same_outputs,
+    at_tokens,
+    gradients,
+    make_batch,
+    make_targets,
+    objective,
+    tensors_of,
+)
+
+from hf_ctxmodels.layers.varlen import PackedLayout
+
+# How a model can be told to compute; the first is the plain formula on padded rows.
+PATHS = {
+    "eager": {"attention": "eager", "unpad": False},
+    "padded": {"attention": "sdpa", "unpad": False},
+    "unpadded": {"attention": "sdpa", "unpad": True},
+}
+FAST_PATHS = ["padded", "unpadded"]
+
+
+@pytest.fixture
+def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flex attention as torch's own Python reference: compiling the kernel takes half a minute per shape."""
+    monkeypatch.setattr(WrappedFlexAttention, "__init__", lambda self, training: None)
+    monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
+
+
+@pytest.fixture
+def packed_layouts(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
+    """The layouts built without padding, in order: shows which path a forward took."""
+    built: list[PackedLayout] = []
+    build = PackedLayout.build.__func__
+
+    def spy(cls: type[PackedLayout], *args: object) -> PackedLayout:
+        built.append(build(cls, *args))
+        return built[-1]
+
+    monkeypatch.setattr(PackedLayout, "build", classmethod(spy))
+    return built
+
+
+class TestAttentionPaths:
+    @pytest.mark.parametrize("side", ["right", "left"])
+    @pytest.mark.parametrize("path", FAST_PATHS)
+    def test_outputs(self, case: Case, path: str, side: str) -> None:
+        batch = make_batch(case, side=side)
+        expected = case.model(**PATHS["eager"])(**batch)
+        assert_same_outputs(case.model(**PATHS[path])(**batch), expected, batch["attention_mask"])
+
+    @pytest.mark.parametrize("side", ["right", "left"])
+    @pytest.mark.parametrize("path", FAST_PATHS)
+    def test_losses_and_gradients(self, case: Case, path: str, side: str) -> None:
+        batch = make_batch(case, side=side)
+        batch |= make_targets(case, batch)
+        slow, fast = case.model(**PATHS["eager"]), case.model(**PATHS[path])
+        expected, got = objective(case, slow, batch), objective(case, fast, batch)
+        assert_close(got, expected, "loss")
+        assert_same_gradients(gradients(fast, got), gradients(slow, expected))
+
+    @pytest.mark.usefixtures("uncompiled_flex")
+    def test_flex(self, case: Case) -> None:
+        batch = make_batch(case)
+        with torch.no_grad():
+            got = case.model(attention="flex_attention")(**batch)
+            assert_same_outputs(got, case.model(**PATHS["eager"])(**batch), batch["attention_mask"])
+
+    @pytest.mark.slow
+    def test_flex_compiled(self, base: Case) -> None:
+        """As above with the compiled kernel: half a minute of C++."""
+        batch = make_batch(base)
+        with torch.no_grad():
+            got = base.model(attention="flex_attention")(**batch)
+            assert_same_outputs(got, base.model(**PATHS["eager"])(**batch), batch["attention_mask"])
+
+    def test_the_unpadded_path_is_taken_where_it_is_exact(
+        self, base: Case, packed_layouts: list[PackedLayout]
+    ) -> None:
+        batch = make_batch(base)
+        model = base.model()
+        model(**batch)
+        assert [layout.num_tokens for layout in packed_layouts] == [sum(LENGTHS)]
+        model(**batch, output_attentions=True)
+        base.model(unpad=False)(**batch)
+        base.model(attention="eager")(**batch)
+        assert len(packed_layouts) == 1
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+    @pytest.mark.parametrize("path", PATHS)
+    def test_any_type_of_mask(self, base: Case, path: str, dtype: torch.dtype) -> None:
+        batch = make_batch(base)
+        model = base.model(**PATHS[path])
+        expected = model(**batch)
+        got = model(**batch | {"attention_mask": batch["attention_mask"].to(dtype)})
+        assert_same_outputs(got, expected, batch["attention_mask"])
+
+    @pytest.mark.parametrize("path", FAST_PATHS)
+    def test_mask_with_holes(self, base: Case, path: str) -> None:
+        batch = make_batch(base, masked=False)
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        batch["attention_mask"][0, 3:6] = 0
+        batch["attention_mask"][1, ::2] = 0
+        expected = base.model(**PATHS["eager"])(**batch)
+        assert_same_outputs(base.model(**PATHS[path])(**batch), expected, batch["attention_mask"])
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_embeddings_instead_of_ids(self, case: Case, path: str) -> None:
+        model = case.model(**PATHS[path])
+        batch = make_batch(case)
+        expected = model(**batch)
+        embeddings = model.get_input_embeddings()(batch.pop("input_ids"))
+        assert_same_outputs(model(**batch, inputs_embeds=embeddings), expected, batch["attention_mask"])
+
+    def test_tuple_output(self, case: Case) -> None:
+        batch = make_batch(case)
+        model = case.model()
+        with_names = model(**batch)
+        as_tuple = model(**batch, return_dict=False)
+        assert isinstance(as_tuple, tuple)
+        assert len(as_tuple) == len(with_names.to_tuple())
+        for got, expected in zip(as_tuple, with_names.to_tuple(), strict=True):
+            assert_close(got, expected)
+
+
+class TestPadding:
+    @pytest.mark.parametrize("path", PATHS)
+    def test_sides_and_amount_do_not_matter(self, case: Case, path: str) -> None:
+        model = case.model(**PATHS[path])
+        plain = make_batch(case)
+        expected = {name: at_tokens(value, plain["attention_mask"]) for name, value in _logits(model, plain).items()}
+        for options in ({"width": 20}, {"side": "left"}, {"side": "left", "width": 20}):
+            batch = make_batch(case, **options)
+            for name, value in _logits(model, batch).items():
+                assert_close(at_tokens(value, batch["attention_mask"]), expected[name], f"{name} with {options}")
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_losses_do_not_depend_on_padding(self, head: Case, path: str) -> None:
+        model = head.model(**PATHS[path])
+        plain = make_batch(head)
+        targets = make_targets(head, plain)
+        wide = make_batch(head, width=20)
+        for name, target in targets.items():
+            if target.dim() == 2:
+                target = torch.nn.functional.pad(target, (0, 20 - target.shape[1]), value=-100)
+            wide[name] = target
+        assert_close(model(**wide).loss, model(**plain, **targets).loss)
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_no_mask_is_a_mask_of_ones(self, case: Case, path: str) -> None:
+        model = case.model(**PATHS[path])
+        batch = make_batch(case, masked=False)
+        ones = torch.ones_like(batch["input_ids"])
+        assert_same_outputs(model(**batch), model(**batch, attention_mask=ones))
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_batch_of_one_is_a_row_of_many(self, case: Case, path: str) -> None:
+        model = case.model(**PATHS[path])
+        many = make_batch(case)
+        together = _logits(model, many)
+        for row in range(len(LENGTHS)):
+            one = {name: tensor[row : row + 1] for name, tensor in many.items()}
+            mask = one["attention_mask"]
+            for name, value in _logits(model, one).items():
+                assert_close(at_tokens(value, mask), at_tokens(together[name][row : row + 1], mask), f"{name}[{row}]")
+
+    def test_what_leaves_the_unpadded_encoder_is_zero_at_padding(self, base: Case) -> None:
+        batch = make_batch(base)
+        states = base.model()(**batch).last_hidden_state
+        assert not states[batch["attention_mask"] == 0].any()
+        assert states[batch["attention_mask"] == 1].all(-1).all()
+
+
+def _logits(model: Callable, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return tensors_of(model(**batch))
+
+
+class TestRecordedOutputs:
+    @pytest.mark.parametrize("side", ["right", "left"])
+    def test_hidden_states(self, case: Case, side: str) -> None:
+        batch = make_batch(case, side=side)
+        mask = batch["attention_mask"].flatten(0, -2)
+        states = case.model()(**batch, output_hidden_states=True).hidden_states
+        expected = case.model(unpad=False)(**batch, output_hidden_states=True).hidden_states
+        assert len(states) == len(expected) == case.config().num_hidden_layers + 1
+        for number, (got, wanted) in enumerate(zip(states, expected, strict=True)):
+            assert got.shape == (*mask.shape, case.config().hidden_size)
+            assert_close(got[mask == 1], wanted[mask == 1], f"hidden state {number}")
+            assert not got[mask == 0].any()
+
+    def test_last_hidden_state_is_the_last_recorded(self, base: Case) -> None:
+        outputs = base.model()(**make_batch(base), output_hidden_states=True)
+        assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
+
+    def test_hidden_states_by_configuration(self, case: Case) -> None:
+        model = case.model()
+        batch = make_batch(case)
+        expected = model(**batch, output_hidden_states=True).hidden_states
+        model.config.output_hidden_states = True
+        for got, wanted in zip(model(**batch).hidden_states, expected, strict=True):
+            assert torch.equal(got, wanted)
+
+    def test_selected_hidden_states(self, base: Case) -> None:
+        model = base.model()
+        batch = make_batch(base)
+        every = model(**batch, output_hidden_states=True).hidden_states
+        selected = model(**batch, output_hidden_states=[1]).hidden_states
+        assert torch.equal(selected[1], every[1])
+        assert selected[0] is None
+
+    def test_attention_weights_with_eager(self, case: Case) -> None:
+        batch = make_batch(case)
+        mask = batch["attention_mask"].flatten(0, -2)
+        config = case.config()
+        weights = case.model(attention="eager")(**batch, output_attentions=True).attentions
+        assert len(weights) == config.num_hidden_layers
+        for layer in weights:
+            assert layer.shape == (mask.shape[0], config.num_attention_heads, mask.shape[1], mask.shape[1])
+            assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
+            assert not layer.masked_select(mask[:, None, None, :] == 0).any()
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_wanted_rows_equal_the_full_output(self, base: Case, path: str) -> None:
+        model = base.model(**PATHS[path])
+        batch = make_batch(base)
+        generator = torch.Generator().manual_seed(5)
+        wanted = (torch.rand(batch["input_ids"].shape, generator=generator) < 0.4) & batch["attention_mask"].bool()
+        wanted[1] = False  # a row without any
+        assert wanted.any()
+        full, some = model(**batch), model(**batch, wanted=wanted)
+        assert_close(some.last_hidden_state, full.last_hidden_state[wanted])
+        if full.pooler_output is not None:
+            assert_close(some.pooler_output, full.pooler_output)
+
+
+def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Short sequences as rows of their own, and the same two to a row with `sequence_ids`."""
+    apart = make_batch(case, lengths, seed=seed)
+    pairs = [lengths[i : i + 2] for i in range(0, len(lengths), 2)]
+    shape = (len(pairs), max(map(sum, pairs)) + 2)
+    together = {name: tensor.new_zeros(shape) for name, tensor in apart.items() if name != "attention_mask"}
+    together["sequence_ids"] = torch.zeros(shape, dtype=torch.long)
+    for number, length in enumerate(lengths):
+        row, second = divmod(number, 2)
+        start = pairs[row][0] if second else 0
+        together["sequence_ids"][row, start : start + length] = 1 + second
+        for name in together.keys() & apart.keys():
+            together[name][row, start : start + length] = apart[name][number, :length]
+    return apart, together
+
+
+class TestSequenceIds:
+    LENGTHS = [5, 8, 1, 4, 7, 7]
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_packed_sequences_equal_separate_ones(self, base: Case, path: str) -> None:
+        model = base.model(**PATHS[path])
+        apart, together = _packing(base, self.LENGTHS, seed=1)
+        expected = model(**apart).last_hidden_state[apart["attention_mask"] == 1]
+        states = model(**together).last_hidden_state
+        assert_close(states[together["sequence_ids"] != 0], expected)
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_losses_and_gradients(self, token_head: Case, path: str) -> None:
+        apart, together = _packing(token_head, self.LENGTHS, seed=1)
+        labels = make_targets(token_head, apart)["labels"]
+        model = token_head.model(**PATHS[path])
+        packed_labels = torch.full(together["input_ids"].shape, -100)
+        packed_labels[together["sequence_ids"] != 0] = labels[apart["attention_mask"] == 1]
+        expected, got = model(**apart, labels=labels).loss, model(**together, labels=packed_labels).loss
+        assert_close(got, expected, "loss")
+        assert_same_gradients(gradients(model, got), gradients(model, expected))
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_one_sequence_per_row_is_a_mask(self, base: Case, path: str) -> None:
+        model = base.model(**PATHS[path])
+        batch = make_batch(base)
+        expected = model(**batch)
+        ids = batch.pop("attention_mask") * 3
+        assert_same_outputs(model(**batch, sequence_ids=ids), expected, ids != 0)
+
+    def test_neighbouring_rows_with_the_same_number_stay_apart(self, base: Case) -> None:
+        batch = make_batch(base, (6, 6, 6), masked=False)
+        ids = torch.ones_like(batch["input_ids"])
+        model = base.model()
+        assert_same_outputs(model(**batch, sequence_ids=ids), model(**batch))
+
+
+class TestCompile:
+    """Mostly with ahead-of-time tracing instead of the code generator: the same graph and guards, in less time."""
+
+    SHAPES = ((12, 7, 3, 9), (15, 4, 6), (8, 20, 5, 6, 7), (9, 9))
+
+    def _run_over_shapes(self, case: Case, backend: str) -> None:
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend(backend)
+        model = case.model(num_hidden_layers=1)
+        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+        graphs = set()
+        with torch.no_grad():
+            for lengths in self.SHAPES:
+                batch = make_batch(case, lengths)
+                assert_same_outputs(compiled(**batch), model(**batch), batch["attention_mask"])
+                graphs.add(counter.frame_count)
+        assert len(graphs) == 1, "another shape made torch compile again"
+
+    def test_encoder_is_one_graph_for_all_shapes(self, base: Case) -> None:
+        self._run_over_shapes(base, "aot_eager")
+
+    @pytest.mark.slow
+    def test_head_is_one_graph_for_all_shapes(self, head: Case) -> None:
+        """Some seconds of tracing for each head."""
+        self._run_over_shapes(head, "aot_eager")
+
+    @pytest.mark.slow
+    def test_code_generation(self, base: Case) -> None:
+        """A minute of C++."""
+        self._run_over_shapes(base, "inductor")
+
+    def _train_one_step(self, case: Case) -> None:
+        torch._dynamo.reset()
+        batch = make_batch(case)
+        batch |= make_targets(case, batch)
+        model = case.model(num_hidden_layers=1)
+        compiled = torch.compile(model, dynamic=True, backend="aot_eager")
+        expected = gradients(model, objective(case, model, batch))
+        assert_same_gradients(gradients(model, objective(case, compiled, batch)), expected)
+
+    def test_training_step_of_the_encoder(self, base: Case) -> None:
+        self._train_one_step(base)
+
+    @pytest.mark.slow
+    def test_training_step(self, head: Case) -> None:
+        """Tracing the backward pass of every head takes minutes in all."""
+        self._train_one_step(head)
+
+
+class TestPrecision:
+    def test_bfloat16_weights_are_close(self, case: Case) -> None:
+        batch = make_batch(case)
+        expected = case.model(initializer_range=0.02)(**batch)
+        got = case.model(initializer_range=0.02).to(torch.bfloat16)(**batch)
+        for name, value in tensors_of(expected).items():
+            assert tensors_of(got)[name].dtype is torch.bfloat16
+            _assert_roughly(tensors_of(got)[name], value, batch["attention_mask"], name)
+
+    def test_bfloat16_autocast_is_close(self, case: Case) -> None:
+        batch = make_batch(case)
+        batch |= make_targets(case, batch)
+        model = case.model(initializer_range=0.02)
+        expected = objective(case, model, batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = objective(case, model, batch)
+        assert got.dtype is torch.float32
+        assert_close(got, expected, "loss", tolerance=0.03)
+        expected, got = gradients(model, expected), gradients(model, got)
+        for name in expected:
+            assert got[name].dtype is torch.float32
+            _assert_roughly(got[name], expected[name], None, name, share=0.1)
+
+    @pytest.mark.parametrize("path", FAST_PATHS)
+    def test_bfloat16_paths_agree(self, case: Case, path: str) -> None:
+        batch = make_batch(case)
+        expected = case.model(**PATHS["eager"], initializer_range=0.02).to(torch.bfloat16)(**batch)
+        got = case.model(**PATHS[path], initializer_range=0.02).to(torch.bfloat16)(**batch)
+        for name, value in tensors_of(expected).items():
+            _assert_roughly(tensors_of(got)[name], value, batch["attention_mask"], name)
+
+
+def _assert_roughly(got: Tensor, expected: Tensor, mask: Tensor | None, name: str, share: float = 0.05) -> None:
+    """Within a share of the expected values' own size (bfloat16 has 8 bits), or nearly zero like them."""
+    got, expected = at_tokens(got, mask).float(), at_tokens(expected, mask).float()
+    error, size = (got - expected).norm(), expected.norm()
+    assert error <= share * size + 1e-3, f"{name}: off by {float(error / size):.1%}"

@@ -1,0 +1,183 @@
+"""Every family, every Auto class: opens reference checkpoints, and writes ones the reference opens without this package."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from zoo import CASES, Case, assert_same_outputs, make_batch
+
+# Runs in a process of its own: opens every exported folder as a user without this package would.
+OPEN_EXPORTS = """
+import json, sys
+from pathlib import Path
+import torch, transformers
+from safetensors.torch import save_file
+
+torch.set_num_threads(1)
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    wanted = json.loads((folder / "wanted.json").read_text())
+    model, report = getattr(transformers, wanted["class"]).from_pretrained(folder / "export", output_loading_info=True)
+    auto = getattr(transformers, wanted["auto"]).from_pretrained(folder / "export")
+    encoder, encoder_report = transformers.AutoModel.from_pretrained(folder / "export", output_loading_info=True)
+    found = {
+        "class": type(auto).__name__,
+        "encoder": type(encoder).__name__,
+        "problems": {key: sorted(map(str, value)) for key, value in report.items() if value},
+        "encoder_missing": sorted(map(str, encoder_report["missing_keys"])),
+        "config": model.config.to_dict(),
+    }
+    (folder / "found.json").write_text(json.dumps(found))
+    save_file({name: value.clone() for name, value in model.state_dict().items()}, folder / "found.safetensors")
+assert not [name for name in sys.modules if name.startswith("hf_ctxmodels")]
+"""
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For every case: a reference checkpoint, ours opened from it, its export, and what the reference finds there."""
+    root = tmp_path_factory.mktemp("exports")
+    for case in CASES:
+        folder = root / str(case)
+        case.reference_model(seed=3).save_pretrained(folder / "reference")
+        case.model_class.from_pretrained(folder / "reference").export_reference(folder / "export")
+        wanted = {"class": case.reference_class.__name__, "auto": case.auto_name}
+        (folder / "wanted.json").write_text(json.dumps(wanted))
+    done = subprocess.run([sys.executable, "-c", OPEN_EXPORTS, str(root)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+class TestOpening:
+    def test_no_missing_and_no_unexpected_key(self, case: Case, exports: Path) -> None:
+        _, report = case.model_class.from_pretrained(exports / str(case) / "reference", output_loading_info=True)
+        assert not any(report.values()), report
+
+    def test_outputs(self, case: Case, exports: Path) -> None:
+        model = case.model_class.from_pretrained(exports / str(case) / "reference").eval()
+        batch = make_batch(case)
+        assert_same_outputs(model(**batch), case.reference_model(seed=3)(**batch), batch["attention_mask"])
+
+    def test_configuration(self, case: Case, exports: Path) -> None:
+        """Every field the two have in common."""
+        ours = case.family.config.from_pretrained(exports / str(case) / "reference").to_dict()
+        reference = case.reference_config().to_dict()
+        own = ("model_type", "architectures", "dtype", "transformers_version")
+        for name in (ours.keys() & reference.keys()) - set(own):
+            assert ours[name] == reference[name], name
+
+    def test_the_encoder_opens_every_head(self, head: Case, exports: Path) -> None:
+        encoder = head.family.models["AutoModel"].from_pretrained(exports / str(head) / "reference").eval()
+        reference = head.reference_model(seed=3).base_model
+        batch = {name: tensor.flatten(0, -2) for name, tensor in make_batch(head).items()}
+        got, expected = encoder(**batch), reference(**batch)
+        tokens = batch["attention_mask"] == 1
+        torch.testing.assert_close(
+            got.last_hidden_state[tokens], expected.last_hidden_state[tokens], atol=1e-5, rtol=1e-5
+        )
+
+    def test_heads_open_a_bare_encoder(self, head: Case, exports: Path) -> None:
+        """Only the head is missing."""
+        base = exports / str(Case(head.family, "AutoModel")) / "reference"
+        model, report = head.model_class.from_pretrained(base, output_loading_info=True)
+        prefix = model.base_model_prefix + "."
+        assert report["missing_keys"]
+        assert not [name for name in report["missing_keys"] if name.startswith(prefix)]
+        assert not report["unexpected_keys"]
+
+    def test_half_precision(self, case: Case, tmp_path: Path) -> None:
+        case.reference_model().to(torch.bfloat16).save_pretrained(tmp_path / "reference")
+        model = case.model_class.from_pretrained(tmp_path / "reference")
+        assert model.dtype is torch.bfloat16
+        model.export_reference(tmp_path / "export")
+        again = case.reference_class.from_pretrained(tmp_path / "export")
+        assert again.dtype is torch.bfloat16
+        _assert_same_weights(again, case.reference_model().to(torch.bfloat16))
+
+    def test_sharded(self, case: Case, tmp_path: Path) -> None:
+        """Queries, keys and values of one layer may lie in different files."""
+        reference = case.reference_model()
+        reference.save_pretrained(tmp_path / "reference", max_shard_size="5KB")
+        assert len(list((tmp_path / "reference").glob("*.safetensors"))) > 3
+        model, report = case.model_class.from_pretrained(tmp_path / "reference", output_loading_info=True)
+        assert not any(report.values()), report
+        model.export_reference(tmp_path / "export")
+        _assert_same_weights(case.reference_class.from_pretrained(tmp_path / "export"), reference)
+
+
+class TestExport:
+    def _found(self, case: Case, exports: Path) -> dict[str, Any]:
+        return json.loads((exports / str(case) / "found.json").read_text())
+
+    def test_opens_without_this_package(self, case: Case, exports: Path) -> None:
+        found = self._found(case, exports)
+        assert found["class"] == case.reference_class.__name__
+        assert found["encoder"] == Case(case.family, "AutoModel").reference_class.__name__
+        assert found["problems"] == {}
+        assert not [name for name in found["encoder_missing"] if "pooler" not in name]
+
+    def test_weights_are_bit_exact(self, case: Case, exports: Path) -> None:
+        from safetensors.torch import load_file
+
+        found = load_file(exports / str(case) / "found.safetensors")
+        expected = case.reference_model(seed=3).state_dict()
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), name
+
+    def test_configuration(self, case: Case, exports: Path) -> None:
+        found = self._found(case, exports)["config"]
+        expected = case.reference_config(architectures=[case.reference_class.__name__]).to_dict()
+        for name in expected.keys() - {"_name_or_path", "dtype", "transformers_version"}:
+            assert json.loads(json.dumps(found[name])) == json.loads(json.dumps(expected[name])), name
+
+    def test_changed_configuration_survives(self, case: Case, tmp_path: Path) -> None:
+        changes = {
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "relu",
+            "hidden_dropout_prob": 0.25,
+            "pad_token_id": 3,
+            "id2label": {0: "no", 1: "yes"},
+            "label2id": {"no": 0, "yes": 1},
+        }
+        model = case.model(unpad=False, **{key: value for key, value in changes.items() if key != "num_labels"})
+        model.export_reference(tmp_path)
+        written = json.loads((tmp_path / "config.json").read_text())
+        assert "unpad" not in written
+        config = case.reference_class.from_pretrained(tmp_path).config
+        assert {name: getattr(config, name) for name in changes} == changes
+
+    def test_of_a_model_trained_here(self, case: Case, tmp_path: Path) -> None:
+        """Never opened from a reference checkpoint, and untied where the head can be."""
+        for tie in (True, False):
+            model = case.model(seed=5, tie_word_embeddings=tie)
+            folder = tmp_path / str(tie)
+            model.export_reference(folder)
+            reference, report = case.reference_class.from_pretrained(folder, output_loading_info=True)
+            assert not any(report.values()), report
+            batch = make_batch(case)
+            assert_same_outputs(model(**batch), reference.eval()(**batch), batch["attention_mask"])
+
+    def test_leaves_the_model_as_it_was(self, case: Case, tmp_path: Path) -> None:
+        model = case.model()
+        model.export_reference(tmp_path / "export")
+        model.save_pretrained(tmp_path / "native")
+        again, report = case.model_class.from_pretrained(tmp_path / "native", output_loading_info=True)
+        assert not any(report.values()), report
+        assert again.config.model_type == model.config.model_type == case.family.config.model_type
+
+    def test_there_and_back(self, case: Case, tmp_path: Path) -> None:
+        model = case.model(seed=6)
+        model.export_reference(tmp_path)
+        _assert_same_weights(case.model_class.from_pretrained(tmp_path), model)
+
+
+def _assert_same_weights(got: PreTrainedModel, expected: PreTrainedModel) -> None:
+    found, wanted = got.state_dict(), expected.state_dict()
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name

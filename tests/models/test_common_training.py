@@ -1,0 +1,222 @@
+"""Every head: its loss, its gradient, its accumulation, and that it learns."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from zoo import (
+    HEADS,
+    Batch,
+    Case,
+    assert_close,
+    assert_same_gradients,
+    gradients,
+    learnable_batch,
+    make_batch,
+    make_targets,
+    objective,
+    tensors_of,
+)
+
+SEQUENCE_CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
+
+
+def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """target name -> the logits it is compared with, from a forward without targets."""
+    outputs = tensors_of(model(**batch))
+    places = {
+        "start_positions": "start_logits",
+        "end_positions": "end_logits",
+        "next_sentence_label": "seq_relationship_logits",
+    }
+    labels = "logits" if "logits" in outputs else "prediction_logits"
+    return {name: outputs[places.get(name, labels)] for name in case.model_class.loss_targets}
+
+
+def count_targets(targets: Batch) -> dict[str, Tensor]:
+    return {name: (target != -100).sum() for name, target in targets.items()}
+
+
+class TestLoss:
+    @pytest.mark.parametrize("unpad", [True, False])
+    @pytest.mark.parametrize("side", ["right", "left"])
+    def test_is_cross_entropy_of_the_full_logits(self, head: Case, unpad: bool, side: str) -> None:
+        model = head.model(unpad=unpad)
+        batch = make_batch(head, side=side)
+        targets = make_targets(head, batch, ignore_some=True)
+        terms = []
+        for name, logits in full_logits(head, model, batch).items():
+            if name.endswith("_positions"):  # padding is no candidate
+                logits = logits.masked_fill(batch["attention_mask"] == 0, float("-inf"))
+            terms.append(F.cross_entropy(logits.flatten(0, -2), targets[name].flatten(), ignore_index=-100))
+        expected = torch.stack(terms)
+        expected = expected.mean() if "start_positions" in targets else expected.sum()
+        got = model(**batch, **targets).loss
+        assert_close(got, expected)
+        assert_same_gradients(gradients(model, got), gradients(model, expected))
+
+    def test_labels_only_path_returns_no_vocabulary_logits(self, head: Case) -> None:
+        batch = make_batch(head)
+        outputs = head.model()(**batch, **make_targets(head, batch))
+        logits = [name for name in tensors_of(outputs) if name in ("logits", "prediction_logits")]
+        assert bool(logits) == (not head.predicts_where_labelled and "start_logits" not in outputs)
+
+    def test_component_losses_add_up(self, head: Case) -> None:
+        batch = make_batch(head)
+        outputs = head.model()(**batch, **make_targets(head, batch))
+        parts = [value for name, value in outputs.items() if name.endswith("_loss")]
+        assert len(parts) == (len(head.model_class.loss_targets) if head.auto_name == "AutoModelForPreTraining" else 0)
+        assert not any(part.requires_grad for part in parts)
+        if parts:
+            assert_close(sum(parts), outputs.loss.detach())
+
+    def test_no_targets_no_loss(self, head: Case) -> None:
+        assert head.model()(**make_batch(head)).loss is None
+
+    @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+    @pytest.mark.parametrize("masked", [True, False])
+    def test_batch_without_any_target(self, head: Case, attention: str, masked: bool) -> None:
+        """A micro-batch in which nothing was masked: a loss of zero, and zero gradients rather than none."""
+        model = head.model(attention=attention)
+        batch = make_batch(head, masked=masked)
+        targets = {name: torch.full_like(target, -100) for name, target in make_targets(head, batch).items()}
+        loss = model(**batch, **targets).loss
+        assert loss == 0
+        assert not any(gradient.any() for gradient in gradients(model, loss).values())
+
+    @pytest.mark.parametrize(
+        ("problem", "labels"),
+        [("regression", torch.randn(4, 3)), ("multi_label_classification", torch.randint(2, (4, 3)).float())],
+    )
+    @pytest.mark.parametrize("case", SEQUENCE_CLASSIFIERS, ids=str)
+    def test_other_problem_types(self, case: Case, problem: str, labels: Tensor) -> None:
+        model = case.model(problem_type=problem)
+        batch = make_batch(case)
+        error = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+        assert_close(model(**batch, labels=labels).loss, error(model(**batch).logits, labels))
+
+
+class TestAccumulation:
+    """1 x 16 rows equals 4 x 4 rows, though the quarters hold different numbers of targets."""
+
+    LENGTHS = (12, 3, 9, 1, 2, 2, 1, 5, 12, 12, 12, 12, 4, 6, 1, 8)
+
+    def _whole_and_quarters(self, head: Case) -> tuple[Batch, Batch, list[tuple[Batch, Batch]]]:
+        batch = make_batch(head, self.LENGTHS)
+        targets = make_targets(head, batch)
+        for name, target in targets.items():
+            if target.dim() == 1 and not name.endswith("_positions"):
+                target[[0, 1, 2, 5, 13]] = -100
+        quarters = []
+        for start in range(0, 16, 4):
+            rows = slice(start, start + 4)
+            quarters.append(
+                ({name: value[rows] for name, value in batch.items()}, {n: value[rows] for n, value in targets.items()})
+            )
+        return batch, targets, quarters
+
+    def _check(self, head: Case, counts: Mapping[str, Tensor] | Tensor | int) -> None:
+        batch, targets, quarters = self._whole_and_quarters(head)
+        model = head.model()
+        whole = model(**batch, **targets).loss
+        parts = [model(**inputs, **some, num_items_in_batch=counts).loss for inputs, some in quarters]
+        assert_close(torch.stack(parts).sum(), whole, "loss")
+        assert_same_gradients(gradients(model, torch.stack(parts).sum()), gradients(model, whole))
+
+    def test_with_a_number_for_each_target(self, head: Case) -> None:
+        _, targets, quarters = self._whole_and_quarters(head)
+        counts = count_targets(targets)
+        if "labels" in counts:
+            assert len({int(count_targets(some)["labels"]) for _, some in quarters}) > 1
+        self._check(head, counts)
+        self._check(head, {name: int(count) for name, count in counts.items()})
+
+    def test_with_one_number_as_trainer_passes_it(self, head: Case) -> None:
+        counts = count_targets(self._whole_and_quarters(head)[1])
+        if len(counts) > 1:
+            assert head.model_class.accepts_loss_kwargs is False
+        else:
+            assert head.model_class.accepts_loss_kwargs is True
+            self._check(head, counts["labels"])
+            self._check(head, int(counts["labels"]))
+
+    def test_shares_of_processes(self, head: Case) -> None:
+        """DDP averages gradients over P processes; counts / P makes the average the global mean."""
+        batch, targets, quarters = self._whole_and_quarters(head)
+        model = head.model()
+        counts = {name: count / 4 for name, count in count_targets(targets).items()}
+        parts = [model(**inputs, **some, num_items_in_batch=counts).loss for inputs, some in quarters]
+        assert_close(torch.stack(parts).mean(), model(**batch, **targets).loss)
+
+
+class TestGradients:
+    def test_backward_reaches_every_parameter(self, case: Case) -> None:
+        """A parameter without any gradient is a part of the model that is not trained."""
+        batch = make_batch(case, (12, 9, 7, 5))
+        batch |= make_targets(case, batch)
+        model = case.model()
+        for name, gradient in gradients(model, objective(case, model, batch)).items():
+            assert gradient.any(), f"{name} gets no gradient"
+
+    def test_gradient_checkpointing_changes_nothing(self, case: Case) -> None:
+        """Bit for bit, dropout included, and with hidden states recorded."""
+        batch = make_batch(case)
+        batch |= make_targets(case, batch)
+        results = []
+        for checkpointing in (False, True):
+            model = case.model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2).train()
+            if checkpointing:
+                model.activation_checkpointing_enable()
+                assert model.is_activation_checkpointing
+            torch.manual_seed(7)
+            number = objective(case, model, batch, output_hidden_states=True)
+            results.append((number.detach(), gradients(model, number)))
+        (plain, plain_gradients), (recomputed, recomputed_gradients) = results
+        assert torch.equal(plain, recomputed)
+        for name, gradient in plain_gradients.items():
+            assert torch.equal(gradient, recomputed_gradients[name]), name
+
+    def test_dropout_only_in_training(self, case: Case) -> None:
+        batch = make_batch(case)
+        model = case.model(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+        first, second = tensors_of(model(**batch)), tensors_of(model(**batch))
+        model.train()
+        noisy = tensors_of(model(**batch))
+        for name, value in first.items():
+            assert torch.equal(value, second[name])
+            assert not torch.allclose(value, noisy[name])
+
+    @pytest.mark.parametrize("unpad", [True, False])
+    def test_attention_dropout(self, base: Case, unpad: bool) -> None:
+        """On average over many draws the output stays about what it is without dropout of attention."""
+        batch = make_batch(base, (8, 5))
+        model = base.model(unpad=unpad, attention_probs_dropout_prob=0.1, num_hidden_layers=1)
+        expected = model(**batch).last_hidden_state
+        model.train()
+        torch.manual_seed(0)
+        with torch.no_grad():
+            draws = torch.stack([model(**batch).last_hidden_state for _ in range(200)])
+        assert (draws[0] - expected).abs().max() > 0.01
+        real = batch["attention_mask"].bool()
+        assert (draws.mean(0) - expected)[real].abs().mean() < 0.05
+
+
+class TestLearning:
+    """A few dozen steps on a task whose best guess without looking at the input has a known loss."""
+
+    def test_beats_the_baseline(self, head: Case) -> None:
+        model = head.model(initializer_range=0.05, num_hidden_layers=2).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for step in range(60):
+            batch, _ = learnable_batch(head, rows=16, seed=step)
+            loss = model(**batch).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        unseen, baseline = learnable_batch(head, rows=64, seed=10_000)
+        model.eval()
+        with torch.no_grad():
+            loss = float(model(**unseen).loss)
+        assert loss < 0.5 * baseline, f"loss {loss:.3f}, guessing gives {baseline:.3f}"

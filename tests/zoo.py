@@ -1,0 +1,316 @@
+"""Tiny models and batches for every family and head in the registry: what the common suite and the parity tests run on.
+
+A new family needs nothing here, unless one of its heads wants a target that no head before it wanted
+(`make_targets`, `learnable_batch`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_ctxmodels.registry import FAMILIES, Family
+
+PAD, CLS, SEP, MASK, FIRST_WORD = 0, 1, 2, 3, 5
+CHOICES = 3
+LENGTHS = (12, 7, 1, 9)
+
+# Fields a family does not have are left out. Wide initialisation makes attention far from uniform.
+TINY = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.2,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "num_labels": 3,
+}
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the test matrix: a family and one of its Auto classes."""
+
+    family: Family
+    auto_name: str
+
+    def __str__(self) -> str:
+        return f"{self.family.name}-{self.auto_name}"
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        return self.family.models[self.auto_name]
+
+    @property
+    def auto_class(self) -> Any:
+        return getattr(transformers, self.auto_name)
+
+    @property
+    def is_base(self) -> bool:
+        return self.auto_name == "AutoModel"
+
+    @property
+    def has_choices(self) -> bool:
+        return self.auto_name == "AutoModelForMultipleChoice"
+
+    @property
+    def labels_tokens(self) -> bool:
+        """Whether the head's only target is one label per token, so that a row may hold several sequences."""
+        return self.auto_name in ("AutoModelForMaskedLM", "AutoModelForTokenClassification")
+
+    @property
+    def predicts_where_labelled(self) -> bool:
+        """Whether the head computes vocabulary logits at labelled positions alone."""
+        return self.auto_name in ("AutoModelForPreTraining", "AutoModelForMaskedLM")
+
+    @property
+    def num_labels(self) -> int:
+        """Three classes; the reference's span heads refuse any number but two scores."""
+        return 2 if self.auto_name == "AutoModelForQuestionAnswering" else TINY["num_labels"]
+
+    def config(self, **changes: Any) -> PreTrainedConfig:
+        return tiny_config(self.family, **{"num_labels": self.num_labels, **changes})
+
+    def model(self, seed: int = 0, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:
+        """A random model in evaluation mode, the same for the same seed whatever the attention or `unpad`."""
+        torch.manual_seed(seed)
+        model = self.model_class(self.config(**changes))
+        model.set_attn_implementation(attention)
+        return randomised(model, seed).eval()
+
+    def reference_config(self, **changes: Any) -> PreTrainedConfig:
+        """The configuration of the peer in transformers."""
+        reference = transformers.CONFIG_MAPPING[self.family.reference]
+        return reference(**{**_known_fields(TINY, reference), "num_labels": self.num_labels, **changes})
+
+    @property
+    def reference_class(self) -> type[PreTrainedModel]:
+        return self.auto_class._model_mapping[transformers.CONFIG_MAPPING[self.family.reference]]
+
+    def reference_model(self, seed: int = 0, **changes: Any) -> PreTrainedModel:
+        """A random model of the peer in transformers, in evaluation mode."""
+        torch.manual_seed(seed)
+        return randomised(self.reference_class(self.reference_config(**changes)), seed).eval()
+
+
+CASES = [Case(family, auto_name) for family in FAMILIES.values() for auto_name in family.models]
+BASES = [case for case in CASES if case.is_base]
+HEADS = [case for case in CASES if not case.is_base]
+TOKEN_HEADS = [case for case in CASES if case.labels_tokens]
+TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
+
+
+def tiny_config(family: Family, **changes: Any) -> PreTrainedConfig:
+    return family.config(**{**_known_fields(TINY, family.config), **changes})
+
+
+def _known_fields(values: dict[str, Any], config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in (*config_class.__dataclass_fields__, "num_labels")}
+
+
+@torch.no_grad()
+def randomised(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """Noise on every parameter: biases of zero and gains of one would hide swapped ones."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def make_batch(
+    case: Case,
+    lengths: Sequence[int] = LENGTHS,
+    *,
+    width: int | None = None,
+    side: str = "right",
+    seed: int = 0,
+    masked: bool = True,
+) -> Batch:
+    """Random rows of the given lengths, padded to `width` columns at one side.
+
+    The words depend on the seed and the row alone, not on `width` and `side`. Left padding carries `position_ids`,
+    since positions count columns unless told otherwise, as in transformers.
+    """
+    repeat = CHOICES if case.has_choices else 1
+    lengths = [max(1, length - choice) for length in lengths for choice in range(repeat)]
+    width = max(lengths) if width is None else width
+    config = case.config()
+    shape = (len(lengths), width)
+    batch = {"input_ids": torch.full(shape, PAD), "attention_mask": torch.zeros(shape, dtype=torch.long)}
+    if getattr(config, "type_vocab_size", 0) > 1:
+        batch["token_type_ids"] = torch.zeros(shape, dtype=torch.long)
+    if side == "left":
+        batch["position_ids"] = torch.zeros(shape, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        generator = torch.Generator().manual_seed(1000 * seed + row)
+        words = torch.randint(FIRST_WORD, config.vocab_size, (length,), generator=generator)
+        words[0] = CLS
+        columns = slice(width - length, width) if side == "left" else slice(length)
+        batch["input_ids"][row, columns] = words
+        batch["attention_mask"][row, columns] = 1
+        if "token_type_ids" in batch:
+            batch["token_type_ids"][row, columns] = (torch.arange(length) >= (length + 1) // 2).long()
+        if "position_ids" in batch:
+            batch["position_ids"][row, columns] = torch.arange(length)
+    if not masked:
+        del batch["attention_mask"]
+    if case.has_choices:
+        batch = {name: tensor.unflatten(0, (-1, CHOICES)) for name, tensor in batch.items()}
+    return batch
+
+
+def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool = False) -> Batch:
+    """Random targets, one tensor per entry of the head's `loss_targets`.
+
+    Args:
+        ignore_some: Ignore (-100) some targets of the heads that have one per row as well.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = batch["input_ids"].shape[0]
+    targets = {}
+    for name in getattr(case.model_class, "loss_targets", ()):
+        if name in ("start_positions", "end_positions"):
+            targets[name] = _random_positions(batch, generator)
+        elif name == "labels" and case.predicts_where_labelled:
+            targets[name] = _random_token_targets(batch, TINY["vocab_size"], 0.4, generator)
+        elif name == "labels" and case.auto_name == "AutoModelForTokenClassification":
+            targets[name] = _random_token_targets(batch, TINY["num_labels"], 0.8, generator)
+        elif name in ("labels", "next_sentence_label"):
+            pairs = name == "next_sentence_label" or case.auto_name == "AutoModelForNextSentencePrediction"
+            classes = CHOICES if case.has_choices else 2 if pairs else TINY["num_labels"]
+            targets[name] = torch.randint(classes, (rows,), generator=generator)
+        else:
+            raise NotImplementedError(f"{case} wants the target {name!r}: teach tests/zoo.py to make it.")
+        if ignore_some and targets[name].dim() == 1 and rows > 1:
+            targets[name][torch.randint(rows, (1,), generator=generator)] = -100
+    return targets
+
+
+def _random_token_targets(batch: Batch, classes: int, share: float, generator: torch.Generator) -> Tensor:
+    """(batch, length) targets at about `share` of the tokens, one at least; -100 elsewhere."""
+    tokens = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    targets = torch.randint(classes, tokens.shape, generator=generator)
+    kept = (torch.rand(tokens.shape, generator=generator) < share) & tokens
+    row = int(tokens.sum(1).argmax())
+    kept[row, int(tokens[row].long().argmax())] = True
+    return targets.masked_fill(~kept, -100)
+
+
+def _random_positions(batch: Batch, generator: torch.Generator) -> Tensor:
+    """(batch,) columns of tokens."""
+    tokens = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).float()
+    return torch.multinomial(tokens, 1, generator=generator).squeeze(1)
+
+
+def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
+    """A batch of a task a tiny model learns in a few dozen steps.
+
+    Each row repeats one word of four (which word decides the row's target, and is what stands behind every [MASK]);
+    for token labels the words of a row differ; for spans and choices one marker word says where the answer is.
+
+    Returns:
+        The batch with its targets, and the loss in nats of the best guess that ignores the input: the sum, over the
+        terms, of the logarithm of the number of equally likely answers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    length, kinds, marker = 8, 4, FIRST_WORD + 4
+    kind = torch.randint(kinds, (rows,), generator=generator)
+    words = FIRST_WORD + kind[:, None].expand(rows, length).clone()
+    if case.auto_name == "AutoModelForTokenClassification":
+        words = FIRST_WORD + torch.randint(kinds, (rows, length), generator=generator)
+        labels = (words - FIRST_WORD) % TINY["num_labels"]
+        counts = torch.bincount(torch.arange(kinds) % TINY["num_labels"]).float() / kinds
+        return {"input_ids": words, "labels": labels}, float(-(counts * counts.log()).sum())
+    if case.auto_name == "AutoModelForQuestionAnswering":
+        place = torch.randint(length, (rows,), generator=generator)
+        words[torch.arange(rows), place] = marker
+        return {"input_ids": words, "start_positions": place, "end_positions": place}, math.log(length)
+    if case.has_choices:
+        words = words[:, None].repeat(1, CHOICES, 1)
+        right = torch.randint(CHOICES, (rows,), generator=generator)
+        words[torch.arange(rows), right, length // 2] = marker
+        return {"input_ids": words, "labels": right}, math.log(CHOICES)
+    batch, baseline = {"input_ids": words}, 0.0
+    for name in case.model_class.loss_targets:
+        if name == "labels" and case.predicts_where_labelled:
+            hidden = torch.rand(words.shape, generator=generator) < 0.3
+            hidden[:, 1] = True
+            hidden[:, 0] = False
+            batch["labels"] = words.masked_fill(~hidden, -100)
+            batch["input_ids"] = words.masked_fill(hidden, MASK)
+            baseline += math.log(kinds)
+        elif name in ("labels", "next_sentence_label"):
+            batch[name] = kind % 2
+            baseline += math.log(2)
+        else:
+            raise NotImplementedError(f"{case} wants the target {name!r}: teach tests/zoo.py a task that shows it.")
+    return batch, baseline
+
+
+def tensors_of(outputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a model output by name, without hidden states, attention weights and integer fields."""
+    return {name: value for name, value in outputs.items() if torch.is_tensor(value) and value.is_floating_point()}
+
+
+def at_tokens(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """Per-token outputs (batch, length, ...) at tokens; other outputs as they are."""
+    if mask is None or tensor.shape[: mask.dim()] != mask.shape:
+        return tensor
+    return tensor[mask.bool()]
+
+
+def assert_same_outputs(
+    got: Mapping[str, Any], expected: Mapping[str, Any], mask: Tensor | None = None, tolerance: float = 1e-5
+) -> None:
+    """Equal tensors under the names `expected` has, compared at tokens."""
+    wanted = tensors_of(expected)
+    assert wanted, "nothing to compare"
+    found = tensors_of(got)
+    for name, value in wanted.items():
+        assert name in found, f"no {name} in the output, only {sorted(found)}"
+        assert_close(at_tokens(found[name], mask), at_tokens(value, mask), name, tolerance)
+
+
+def assert_close(got: Tensor, expected: Tensor, name: str = "values", tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(
+        got, expected, atol=tolerance, rtol=tolerance, msg=lambda message: f"{name}: {message}"
+    )
+
+
+def objective(case: Case, model: PreTrainedModel, batch: Batch, **kwargs: Any) -> Tensor:
+    """A number to differentiate: the loss, or for the base model a fixed weighting of its outputs at tokens."""
+    outputs = model(**batch, **kwargs)
+    if not case.is_base:
+        return outputs.loss
+    total = torch.zeros(())
+    for name, value in tensors_of(outputs).items():
+        value = at_tokens(value, batch.get("attention_mask"))
+        generator = torch.Generator().manual_seed(len(name))
+        total = total + (value.float() * torch.randn(value.shape, generator=generator)).mean()
+    return total
+
+
+def gradients(model: PreTrainedModel, number: Tensor) -> dict[str, Tensor]:
+    """d number / d parameter for every parameter; zeros where nothing arrives."""
+    model.zero_grad(set_to_none=True)
+    number.backward()
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def assert_same_gradients(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_close(got[name], value, f"gradient of {name}", tolerance)
