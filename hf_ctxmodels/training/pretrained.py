@@ -19,6 +19,8 @@ def open_config(source: str) -> PreTrainedConfig:
     """
     try:
         return AutoConfig.from_pretrained(source)
+    except CtxError:
+        raise
     except (OSError, ValueError, TypeError) as error:
         raise CtxError(
             f"No usable model configuration: {error}",
@@ -44,6 +46,8 @@ def open_tokenizer(source: str, config: PreTrainedConfig, split_words: bool = Fa
         tokenizer = AutoTokenizer.from_pretrained(source)
         if split_words and _omits_prefix_space(tokenizer):
             tokenizer = AutoTokenizer.from_pretrained(source, add_prefix_space=True)
+    except CtxError:
+        raise
     except Exception as error:  # the tokenizers library raises bare Exceptions for damaged files
         raise CtxError(
             f"No usable tokenizer: {error}",
@@ -86,6 +90,8 @@ def open_head(source: str, auto_class: str, config: PreTrainedConfig) -> PreTrai
         model, report = getattr(transformers, auto_class).from_pretrained(
             source, config=config, output_loading_info=True, ignore_mismatched_sizes=True
         )
+    except CtxError:
+        raise
     except (OSError, SafetensorError, ValueError) as error:
         raise CtxError(
             f"The weights cannot be loaded into {auto_class}: {error}",

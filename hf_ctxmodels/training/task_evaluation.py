@@ -61,7 +61,7 @@ class TaskEvaluation:
             batch = self._collate(features[start : start + self._batch_size])
             output = model(**send_to_device(batch, accelerator.device))
             if turn < len(starts):
-                mine[start] = self._rows(output, batch)
+                mine[start] = feature_outputs(self._task, output, batch)
                 count = float(count_items([batch], targets)[0])
                 total += torch.tensor([output.loss.item() * count, count], dtype=torch.float64)
         gathered = gather_object([(mine, total.tolist())])
@@ -69,11 +69,13 @@ class TaskEvaluation:
         loss_sum, count = (math.fsum(column) for column in zip(*(sums for _, sums in gathered)))
         return [row for start in starts for row in rows[start]], loss_sum / count
 
-    def _rows(self, output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:
-        """The output of each feature of a batch, without its padding."""
-        columns = {name: getattr(output, name).float().cpu() for name in self._task.output_names}
-        size = len(batch["attention_mask"])
-        if not self._task.per_token:
-            return [{name: column[i].numpy() for name, column in columns.items()} for i in range(size)]
-        kept = batch["attention_mask"].bool()
-        return [{name: column[i][kept[i]].numpy() for name, column in columns.items()} for i in range(size)]
+
+def feature_outputs(task: Task[Any], output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:
+    """What a head gave for each feature of a batch, without its padding."""
+    columns = {name: getattr(output, name).float().cpu() for name in task.output_names}
+    if not task.per_token:
+        return [{name: column[i].numpy() for name, column in columns.items()} for i in range(len(batch["input_ids"]))]
+    return [
+        {name: column[i][kept].numpy() for name, column in columns.items()}
+        for i, kept in enumerate(batch["attention_mask"].bool())
+    ]

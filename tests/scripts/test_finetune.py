@@ -1,0 +1,276 @@
+"""scripts/finetune.py as a user runs it, with a tiny model of every family and of an upstream peer."""
+
+import json
+import random
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, pipeline
+from zoo import TINY
+
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.summary import TrainingSummary
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "finetune.py"
+GOOD, BAD = ["lovely", "great", "splendid", "charming"], ["awful", "dreadful", "boring", "silly"]
+PLACES, NAMES = ["Paris", "Rome", "Athens", "Lima"], ["Anna", "Boris", "Clara", "David"]
+OTHERS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
+QUICK = ["--max_steps", "50", "--learning_rate", "5e-3", "--per_device_batch_size", "16", "--max_length", "24"]
+
+
+def save_tiny(directory: Path, family, upstream: bool) -> str:
+    """A tiny random model with a vocabulary of the words above."""
+    tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)] * 20, vocab_size=150)
+    config_class = transformers.CONFIG_MAPPING[family.reference] if upstream else family.config
+    known = (*config_class.__dataclass_fields__,)
+    sizes = {name: value for name, value in TINY.items() if name in known}
+    sizes |= {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
+    torch.manual_seed(0)
+    mapping = transformers.AutoModelForMaskedLM._model_mapping
+    model: PreTrainedModel = mapping[config_class](config_class(**sizes))
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    if upstream:
+        # The peer's own tokenizer class, as in a checkpoint that somebody else published.
+        settings = directory / "tokenizer_config.json"
+        peer = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING[config_class].__name__
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": peer}))
+    return str(directory)
+
+
+@pytest.fixture(scope="session", params=[(name, upstream) for name in FAMILIES for upstream in (False, True)], ids=str)
+def checkpoint(request, tmp_path_factory) -> str:
+    name, upstream = request.param
+    return save_tiny(tmp_path_factory.mktemp("checkpoint"), FAMILIES[name], upstream)
+
+
+@pytest.fixture(scope="session")
+def own_checkpoint(tmp_path_factory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("own"), next(iter(FAMILIES.values())), upstream=False)
+
+
+def finetune(monkeypatch, *arguments: str) -> int:
+    """Run the script in this process, as `__main__`; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", ["finetune.py", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    return exit_.value.code
+
+
+def classification_files(directory: Path, label=lambda good: ["neg", "pos"][good]) -> list[str]:
+    generator = random.Random(0)
+    for name, size in (("train", 96), ("dev", 32)):
+        goods = [generator.random() < 0.6 for _ in range(size)]
+        rows = [f"the film was {generator.choice(GOOD if good else BAD)}\t{label(good)}" for good in goods]
+        (directory / f"{name}.tsv").write_text("\n".join(["sentence\tgold", *rows]) + "\n")
+    files = ["--train_file", str(directory / "train.tsv"), "--validation_file", str(directory / "dev.tsv")]
+    return [*files, "--text_columns", "sentence", "--label_column", "gold"]
+
+
+def regression_files(directory: Path) -> list[str]:
+    return classification_files(directory, label=lambda good: 4.5 if good else 0.5)
+
+
+def tagging_files(directory: Path) -> list[str]:
+    generator = random.Random(0)
+    for name, size in (("train", 96), ("dev", 32)):
+        sentences = []
+        for _ in range(size):
+            words = [(generator.choice(NAMES), "I-PER"), ("saw", "O"), (generator.choice(PLACES), "I-LOC")]
+            sentences.append("\n".join(f"{word} {tag}" for word, tag in words))
+        (directory / f"{name}.conll").write_text("\n\n".join(sentences) + "\n")
+    return ["--train_file", str(directory / "train.conll"), "--validation_file", str(directory / "dev.conll")]
+
+
+def squad_files(directory: Path) -> list[str]:
+    generator = random.Random(0)
+    for name, size in (("train", 128), ("dev", 32)):
+        paragraphs = []
+        for number in range(size):
+            place = generator.choice(PLACES)
+            context = f"{generator.choice(NAMES)} saw a film in {place} yesterday"
+            answer = {"text": place, "answer_start": context.index(place)}
+            question = {"id": f"{number}", "question": "where", "answers": [answer]}
+            paragraphs.append({"context": context, "qas": [question]})
+        (directory / f"{name}.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    return ["--train_file", str(directory / "train.json"), "--validation_file", str(directory / "dev.json")]
+
+
+def choice_files(directory: Path) -> list[str]:
+    generator = random.Random(0)
+    for name, size in (("train", 96), ("dev", 32)):
+        records = []
+        for _ in range(size):
+            choices = [generator.choice(BAD) for _ in range(3)]
+            label = generator.randrange(3)
+            choices[label] = generator.choice(GOOD)
+            records.append(json.dumps({"text": "the film was", "choices": choices, "label": label}))
+        (directory / f"{name}.jsonl").write_text("\n".join(records))
+    return ["--train_file", str(directory / "train.jsonl"), "--validation_file", str(directory / "dev.jsonl")]
+
+
+TASK_FILES = {
+    "sequence-classification": (classification_files, "accuracy"),
+    "regression": (regression_files, "pearsonr"),
+    "token-classification": (tagging_files, "f1"),
+    "question-answering": (squad_files, "f1"),
+    "multiple-choice": (choice_files, "accuracy"),
+}
+
+
+@pytest.mark.parametrize("task", TASK_FILES)
+def test_every_task_is_learned_saved_and_recorded(checkpoint, task, tmp_path, monkeypatch, capsys):
+    make_files, metric = TASK_FILES[task]
+    files, out = make_files(tmp_path), tmp_path / "out"
+    flags = ["--model", checkpoint, "--task", task, *files, *QUICK]
+    status = finetune(monkeypatch, *flags, "--output_dir", out, "--predictions_file", tmp_path / "predictions.jsonl")
+    assert status == 0
+    summary = TrainingSummary.load(out)
+    score, baseline = summary.metrics[f"eval_{metric}"], summary.metrics[f"baseline_{metric}"]
+    perfect = 100.0 if task == "question-answering" else 1.0
+    # A tagger's baseline looks the word up, and these words have one tag each: there, reaching it is all.
+    assert score > 0.9 * perfect
+    assert score > baseline or baseline == perfect
+    assert (summary.task, summary.steps, summary.dataset) == (task, 50, Path(files[1]).name)
+
+    shown = capsys.readouterr().out
+    assert f"{score:.4f}" in shown
+    assert f"{baseline:.4f}" in shown
+    predictions = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert len(predictions) == 32
+    assert all("prediction" in prediction for prediction in predictions)
+
+    auto_class = getattr(transformers, f"AutoModelFor{''.join(word.title() for word in task.split('-'))}", None)
+    model = (auto_class or AutoModelForSequenceClassification).from_pretrained(out)
+    assert type(model).__name__ == summary.model_class
+    assert AutoTokenizer.from_pretrained(out)("the film")["input_ids"]
+
+
+def test_a_fine_tuned_model_serves_a_pipeline_with_its_labels(own_checkpoint, tmp_path, monkeypatch):
+    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
+    assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "out") == 0
+    classify = pipeline("text-classification", model=str(tmp_path / "out"))
+    assert [result["label"] for result in classify(["the film was lovely", "the film was awful"])] == ["pos", "neg"]
+
+
+def test_a_recipe_gives_defaults_and_flags_win(own_checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "recipe.yaml").write_text("task: sequence-classification\nmax_steps: 3\nlearning_rate: 1e-3\n")
+    flags = ["--model", own_checkpoint, *classification_files(tmp_path), "--recipe", tmp_path / "recipe.yaml"]
+    flags += ["--max_steps", "2", "--max_length", "24"]
+    assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "out") == 0
+    summary = TrainingSummary.load(tmp_path / "out")
+    assert (summary.steps, summary.hyperparameters["learning_rate"]) == (2, 1e-3)
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(own_checkpoint, tmp_path, monkeypatch):
+    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
+    flags += ["--max_steps", "6", "--save_steps", "2", "--max_length", "24", "--keep_checkpoints", "9"]
+    assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "whole") == 0
+    stopped = tmp_path / "stopped"
+    assert finetune(monkeypatch, *flags, "--output_dir", stopped) == 0
+    for step in (4, 6):  # as if the run had been killed after step 3
+        (stopped / f"checkpoint-{step}").rename(tmp_path / f"gone-{step}")
+    assert finetune(monkeypatch, *flags, "--output_dir", stopped, "--resume") == 0
+    whole, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
+    assert whole == resumed
+
+
+def _remove_tokenizer(model: Path) -> None:
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+
+
+def _grow_vocabulary(model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens([f"new{i}" for i in range(500)])
+    tokenizer.save_pretrained(model)
+
+
+def _truncate_weights(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def _change_width(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"hidden_size": 16}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_remove_tokenizer, "tokenizer"),
+        (_grow_vocabulary, "embeddings"),
+        (_truncate_weights, "weights"),
+        (_change_width, "config.json"),
+        (lambda model: (model / "config.json").unlink(), "config.json"),
+        (lambda model: (model / "config.json").write_text("{"), "config"),
+    ],
+)
+def test_damaged_checkpoints_are_errors_on_one_screen(damage, says, own_checkpoint, tmp_path, monkeypatch, capsys):
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in Path(own_checkpoint).iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    damage(model)
+    flags = ["--model", model, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
+    assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    message = error[error.rindex("CtxError") :]
+    assert says in message
+    assert str(model) in message
+    assert "to mend:" in message
+    assert len(message.splitlines()) < 25
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_length_over_the_models_limit_is_an_error(own_checkpoint, tmp_path, monkeypatch, capsys):
+    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
+    assert finetune(monkeypatch, *flags, "--max_length", "65", "--output_dir", tmp_path / "out") == 2
+    assert "over the model's limit of 64 positions" in capsys.readouterr().err
+
+
+def test_an_unknown_label_stops_a_real_process_with_status_2(own_checkpoint, tmp_path):
+    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
+    (tmp_path / "dev.tsv").write_text("sentence\tgold\nthe film was great\tneutral\n")
+    command = [sys.executable, str(SCRIPT), *flags, "--output_dir", str(tmp_path / "out")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 2
+    assert "The label 'neutral' does not occur in the training file, whose labels are: 'neg', 'pos'." in result.stderr
+    assert "dev.tsv:2" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_two_processes_give_the_losses_of_one(own_checkpoint, tmp_path):
+    flags = [
+        "--model",
+        own_checkpoint,
+        "--task",
+        "token-classification",
+        *tagging_files(tmp_path),
+        "--max_length",
+        "24",
+    ]
+    flags += ["--max_steps", "4", "--logging_steps", "1", "--learning_rate", "1e-3"]
+    logs = {}
+    for processes in (1, 2):
+        out = tmp_path / f"out{processes}"
+        command = [sys.executable, str(SCRIPT)]
+        if processes == 2:
+            configuration = SCRIPT.parent / "accelerate" / "ddp_cpu.yaml"
+            command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file"]
+            command += [str(configuration), str(SCRIPT)]
+        size = str(16 // processes)
+        command += [*flags, "--output_dir", str(out), "--per_device_batch_size", size]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        assert result.returncode == 0, result.stderr[-3000:]
+        logs[processes] = [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
+    for one, two in zip(logs[1], logs[2], strict=True):
+        for name in ("loss", "grad_norm", "eval_loss", "eval_f1"):
+            assert one.get(name) == pytest.approx(two.get(name), abs=1e-5)
+    assert TrainingSummary.load(tmp_path / "out2").global_batch_size == 16

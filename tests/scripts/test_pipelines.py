@@ -1,0 +1,115 @@
+"""transformers' pipelines with our models, opened from a directory, give what the models and tokenizers say."""
+
+import pytest
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
+from zoo import tiny_config
+
+from hf_ctxmodels.downstream import answer_questions
+from hf_ctxmodels.registry import FAMILIES, Family
+
+TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge"]
+CONTEXT = "the old sailor mended the bridge and nobody saw the red boat"
+
+
+@pytest.fixture(params=list(FAMILIES.values()), ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+@pytest.fixture
+def saved(family, tmp_path):
+    """Save a random model of the family under an Auto class; gives its directory, itself and its tokenizer."""
+
+    def save(auto_name: str, **config):
+        if auto_name not in family.models:
+            pytest.skip(f"{family.name} has no {auto_name}")
+        tokenizer = family.tokenizer.train([*TEXTS, CONTEXT] * 5, vocab_size=120)
+        torch.manual_seed(0)
+        model = family.models[auto_name](tiny_config(family, vocab_size=len(tokenizer), **config)).eval()
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        return str(tmp_path), model, tokenizer
+
+    return save
+
+
+@torch.no_grad()
+def outputs(model, tokenizer, *texts: str):
+    return model(**tokenizer(*texts, return_tensors="pt"))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_feature_extraction(saved, batch_size):
+    directory, model, tokenizer = saved("AutoModel")
+    features = pipeline("feature-extraction", model=directory)(TEXTS, batch_size=batch_size, return_tensors=True)
+    for text, got in zip(TEXTS, features):
+        expected = outputs(model, tokenizer, text).last_hidden_state
+        torch.testing.assert_close(got[:, : expected.shape[1]], expected, atol=1e-5, rtol=0)
+
+
+def test_fill_mask(saved):
+    directory, model, tokenizer = saved("AutoModelForMaskedLM")
+    text = f"the cat saw a {tokenizer.mask_token} garden"
+    filled = pipeline("fill-mask", model=directory)(text, top_k=3)
+    place = tokenizer(text)["input_ids"].index(tokenizer.mask_token_id)
+    expected = outputs(model, tokenizer, text).logits[0, place].softmax(-1).topk(3)
+    assert [result["token"] for result in filled] == expected.indices.tolist()
+    assert [result["score"] for result in filled] == pytest.approx(expected.values.tolist(), abs=1e-5)
+    assert filled[0]["token_str"] == tokenizer.convert_ids_to_tokens(filled[0]["token"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_text_classification(saved, batch_size):
+    labels = {0: "bad", 1: "so-so", 2: "good"}
+    directory, model, tokenizer = saved("AutoModelForSequenceClassification", id2label=labels)
+    results = pipeline("text-classification", model=directory)(TEXTS, batch_size=batch_size, top_k=None)
+    for text, result in zip(TEXTS, results):
+        expected = outputs(model, tokenizer, text).logits[0].softmax(-1).tolist()
+        scores = {row["label"]: row["score"] for row in result}
+        assert [scores[label] for label in labels.values()] == pytest.approx(expected, abs=1e-5)
+    pair = {"text": TEXTS[0], "text_pair": TEXTS[2]}
+    expected = outputs(model, tokenizer, *pair.values()).logits[0].softmax(-1)
+    assert pipeline("text-classification", model=directory)(pair)["label"] == labels[int(expected.argmax())]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_token_classification(saved, batch_size):
+    labels = {0: "O", 1: "B-X", 2: "I-X"}
+    directory, model, tokenizer = saved("AutoModelForTokenClassification", id2label=labels)
+    tagger = pipeline("token-classification", model=directory, ignore_labels=[])
+    for text, words in zip(TEXTS, tagger(TEXTS, batch_size=batch_size)):
+        logits = outputs(model, tokenizer, text).logits[0, 1:-1]
+        assert [word["entity"] for word in words] == [labels[int(best)] for best in logits.argmax(-1)]
+        assert [word["score"] for word in words] == pytest.approx(logits.softmax(-1).amax(-1).tolist(), abs=1e-5)
+        assert [text[word["start"] : word["end"]] for word in words] == [word["word"].lstrip("#") for word in words]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_answers_without_a_pipeline(saved, batch_size):
+    # transformers 5 has no question-answering pipeline any more: ours reads windows, and batches do not matter.
+    directory, model, tokenizer = saved("AutoModelForQuestionAnswering")
+    questions = [("nobody saw a boat", CONTEXT), ("who", " and ".join([CONTEXT, TEXTS[0]] * 6))]
+    opened = AutoModelForQuestionAnswering.from_pretrained(directory)
+    answers = answer_questions(
+        opened, AutoTokenizer.from_pretrained(directory), questions, max_length=38, doc_stride=6, batch_size=batch_size
+    )
+    for answer, (_, context) in zip(answers, questions):
+        assert answer.text
+        assert answer.text in context
+
+    # The first context fits one window: its answer is the best span of one forward pass.
+    encoding = tokenizer(*questions[0], return_tensors="pt", return_offsets_mapping=True)
+    offsets = encoding.pop("offset_mapping")[0].tolist()
+    with torch.no_grad():
+        output = model(**encoding)
+    in_context = torch.tensor([part == 1 for part in encoding.sequence_ids(0)])
+    start, end = (
+        scores[0].masked_fill(~in_context, float("-inf")) for scores in (output.start_logits, output.end_logits)
+    )
+    spans = [(i, j) for i in range(len(offsets)) for j in range(i, len(offsets))]
+    first, last = max(spans, key=lambda span: float(start[span[0]] + end[span[1]]))
+    assert answers[0].text == CONTEXT[offsets[first][0] : offsets[last][1]]
+    null = float(output.start_logits[0, 0] + output.end_logits[0, 0])
+    expected = torch.sigmoid(torch.tensor(null - float(start[first] + end[last])))
+    assert answers[0].no_answer_probability == pytest.approx(float(expected), abs=1e-4)
