@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.data.tasks import QuestionAnswering, TaskArguments
 from hf_ctxmodels.data.tasks.base import Logits
 from hf_ctxmodels.data.tasks.question_answering import AnswerSpan, Question
+from hf_ctxmodels.training.task_evaluation import feature_outputs
 
 
 @torch.no_grad()
@@ -25,7 +26,7 @@ def answer_questions(
     """The best span of its context for every question, found as in evaluation by `scripts/finetune.py`.
 
     Args:
-        model: a head that gives `start_logits` and `end_logits` (batch, length), as `AutoModelForQuestionAnswering` opens.
+        model: as `AutoModelForQuestionAnswering` opens.
         questions: (question, context) pairs.
         max_length: longest window in tokens; longer contexts are read in several.
         doc_stride: tokens that neighbouring windows share; by default a third of `max_length`.
@@ -46,8 +47,6 @@ def answer_questions(
     for first in range(0, len(encoded.features), batch_size):
         batch = collate(encoded.features[first : first + batch_size])
         inputs = {name: tensor.to(model.device) for name, tensor in batch.items() if name not in task.targets}
-        output = model(**inputs)
-        for row, kept in enumerate(batch["attention_mask"].bool()):
-            outputs.append({name: getattr(output, name)[row].float().cpu()[kept].numpy() for name in task.output_names})
+        outputs += feature_outputs(task, model(**inputs), batch)
     model.train(training)
     return task.decode(examples, encoded, outputs)
