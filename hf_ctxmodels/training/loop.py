@@ -1,5 +1,6 @@
 """The training loop: one for pretraining and fine-tuning, on one process or many (through Accelerate)."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import asdict, dataclass, field
@@ -7,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import ProjectConfiguration, set_seed
+from accelerate import Accelerator, DataLoaderConfiguration, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ProjectConfiguration, set_seed
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,6 +40,10 @@ def make_accelerator(arguments: LoopArguments) -> Accelerator:
         dataloader_config=DataLoaderConfiguration(split_batches=True, dispatch_batches=False, non_blocking=True),
         rng_types=[],
     )
+    if accelerator.distributed_type == DistributedType.MULTI_CPU and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        # accelerate shards on accelerators only, and replicates on CPUs without a word; torch shards on both.
+        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     set_seed(arguments.seed)
     return accelerator
 

@@ -25,6 +25,7 @@ from hf_ctxmodels.training.state import (
     optimizer_tensors,
     save_random_state,
     save_tensors,
+    whole_weights,
 )
 
 _MODEL_FILE = "model.safetensors"
@@ -169,7 +170,7 @@ class RunState:
         self._accelerator.wait_for_everyone()
 
     def _save_model(self, directory: Path) -> None:
-        weights = self._accelerator.get_state_dict(self._model)  # gathers sharded weights: every process takes part
+        weights = whole_weights(self._bare_model)
         if not self._accelerator.is_main_process:
             return
         with _no_progress_bar():

@@ -15,6 +15,20 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
+def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The model's state, gathered where it is sharded; tied weights stay tied. Every process must call this."""
+    gathered: dict[int, torch.Tensor] = {}
+    weights = {}
+    for name, value in model.state_dict().items():
+        if isinstance(value, DTensor):
+            key = value.to_local().data_ptr()
+            if key not in gathered:
+                gathered[key] = value.full_tensor().cpu()
+            value = gathered[key]
+        weights[name] = value
+    return weights
+
+
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimizer's state as `{"<parameter name>|<moment>": tensor}` on the CPU.
 
