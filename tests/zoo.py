@@ -282,9 +282,7 @@ def assert_same_outputs(
 
 
 def assert_close(got: Tensor, expected: Tensor, name: str = "values", tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(
-        got, expected, atol=tolerance, rtol=tolerance, msg=lambda message: f"{name}: {message}"
-    )
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance, msg=lambda message: f"{name}: {message}")
 
 
 def objective(case: Case, model: PreTrainedModel, batch: Batch, **kwargs: Any) -> Tensor:

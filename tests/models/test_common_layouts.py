@@ -87,9 +87,7 @@ class TestAttentionPaths:
             got = base.model(attention="flex_attention")(**batch)
             assert_same_outputs(got, base.model(**PATHS["eager"])(**batch), batch["attention_mask"])
 
-    def test_the_unpadded_path_is_taken_where_it_is_exact(
-        self, base: Case, packed_layouts: list[PackedLayout]
-    ) -> None:
+    def test_the_unpadded_path_is_taken_where_it_is_exact(self, base: Case, packed_layouts: list[PackedLayout]) -> None:
         batch = make_batch(base)
         model = base.model()
         model(**batch)

@@ -1,0 +1,147 @@
+"""Equal to transformers over random small configurations: outputs, losses and gradients in single precision."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+from zoo import (
+    BASES,
+    CASES,
+    HEADS,
+    Batch,
+    Case,
+    assert_close,
+    assert_same_outputs,
+    make_batch,
+    make_targets,
+    tensors_of,
+)
+
+SEEDS = range(6)
+ACTIVATIONS = ("gelu", "relu", "gelu_new", "silu", "tanh")
+
+
+def random_changes(seed: int) -> dict[str, Any]:
+    """Fields of a random small configuration. The number of words stays that of the batches."""
+    draw = np.random.default_rng(seed)
+    heads = int(draw.choice([1, 2, 3, 4, 6]))
+    return {
+        "hidden_size": heads * int(draw.choice([4, 8, 12])),
+        "num_attention_heads": heads,
+        "num_hidden_layers": int(draw.integers(1, 5)),
+        "intermediate_size": int(draw.integers(5, 90)),
+        "hidden_act": str(draw.choice(ACTIVATIONS)),
+        "layer_norm_eps": float(draw.choice([1e-12, 1e-5, 1e-3])),
+        "max_position_embeddings": int(draw.integers(20, 50)),
+        "initializer_range": float(draw.choice([0.02, 0.1, 0.2])),
+    }
+
+
+def random_batch(case: Case, seed: int, *, side: str = "right", masked: bool = True) -> Batch:
+    """Rows of random lengths; pairs (two segments) for even seeds, singles for odd ones."""
+    draw = np.random.default_rng(seed + 100)
+    lengths = [int(length) for length in draw.integers(1, 18, size=5)]
+    batch = make_batch(case, lengths, side=side, seed=seed, masked=masked)
+    if seed % 2:
+        del batch["token_type_ids"]
+    return batch
+
+
+def pair(case: Case, seed: int, folder: Any, **changes: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A random reference model, and ours opened from its checkpoint."""
+    reference = case.reference_model(seed, **random_changes(seed), **changes)
+    reference.save_pretrained(folder)
+    return reference, case.model_class.from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_outputs(case: Case, seed: int, tmp_path: Any) -> None:
+    reference, ours = pair(case, seed, tmp_path)
+    for masked in (True, False):
+        batch = random_batch(case, seed, masked=masked)
+        assert_same_outputs(ours(**batch), reference(**batch), batch.get("attention_mask"))
+    left = random_batch(case, seed, side="left")
+    expected, got = tensors_of(reference(**left)), tensors_of(ours(**left))
+    if case.is_base:  # the reference pools column 0, which is padding here; ours pools the first token
+        expected = {"last_hidden_state": expected["last_hidden_state"]}
+    per_token = {name: value for name, value in expected.items() if value.shape[:2] == left["input_ids"].shape[:2]}
+    per_token = {name: value for name, value in per_token.items() if not case.has_choices}
+    for name, value in per_token.items():
+        tokens = left["attention_mask"] == 1
+        assert_close(got[name][tokens], value[tokens], f"{name}, padded on the left")
+
+
+@pytest.mark.parametrize("case", BASES, ids=str)
+def test_pooled_output_with_left_padding_is_that_of_the_first_token(case: Case, tmp_path: Any) -> None:
+    """Where the reference reads a padding position, ours gives what both give with padding on the right."""
+    reference, ours = pair(case, 0, tmp_path)
+    left, right = random_batch(case, 0, side="left"), random_batch(case, 0)
+    assert_close(ours(**left).pooler_output, reference(**right).pooler_output)
+    full = random_batch(case, 0, side="left")["attention_mask"].all(1)
+    assert_close(reference(**left).pooler_output[full], ours(**left).pooler_output[full])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("case", HEADS, ids=str)
+def test_losses_and_gradients(case: Case, seed: int, tmp_path: Any) -> None:
+    """Gradients are compared as gradients of the reference's parameters, by exporting ours."""
+    reference, ours = pair(case, seed, tmp_path / "reference")
+    # The reference's span loss has padding among its candidates, ours has not.
+    batch = random_batch(case, seed, masked="start_positions" not in case.model_class.loss_targets)
+    batch |= make_targets(case, batch, seed=seed)
+    expected, got = reference(**batch).loss, ours(**batch).loss
+    assert_close(got, expected, "loss")
+    expected.backward()
+    got.backward()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.copy_(parameter.grad)
+    ours.export_reference(tmp_path / "gradients")
+    exported = case.reference_class.from_pretrained(tmp_path / "gradients")
+    for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
+        assert_close(gradient, parameter.grad, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_recorded_states_and_attention(case: Case, tmp_path: Any) -> None:
+    reference, ours = pair(case, 1, tmp_path)
+    reference.set_attn_implementation("eager")
+    batch = random_batch(case, 1)
+    tokens = batch["attention_mask"].flatten(0, -2) == 1
+    expected = reference(**batch, output_hidden_states=True, output_attentions=True)
+    states = ours(**batch, output_hidden_states=True).hidden_states
+    ours.set_attn_implementation("eager")
+    weights = ours(**batch, output_attentions=True).attentions
+    for number, (got, wanted) in enumerate(zip(states, expected.hidden_states, strict=True)):
+        assert_close(got[tokens], wanted[tokens], f"hidden state {number}")
+    for number, (got, wanted) in enumerate(zip(weights, expected.attentions, strict=True)):
+        assert_close(got.transpose(1, 2)[tokens], wanted.transpose(1, 2)[tokens], f"attention of layer {number}")
+
+
+@pytest.mark.parametrize("case", BASES, ids=str)
+def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
+    """Such masks go to the attention function as they are, on padded rows."""
+    reference, ours = pair(case, 2, tmp_path)
+    batch = random_batch(case, 2, masked=False)
+    length = batch["input_ids"].shape[1]
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(batch["input_ids"].shape[0], 1, length, length, generator=generator) < 0.5
+    mask |= torch.eye(length, dtype=torch.bool)
+    assert_same_outputs(ours(**batch, attention_mask=mask), reference(**batch, attention_mask=mask))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_initial_weights_have_the_same_spread(case: Case) -> None:
+    """Models trained from scratch start alike: equal standard deviations of every kind of weight."""
+    torch.manual_seed(0)
+    reference = case.reference_class(case.reference_config(initializer_range=0.05, hidden_size=64))
+    ours = case.model_class(case.config(initializer_range=0.05, hidden_size=64))
+    for model in (ours, reference):
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                assert 0.04 < parameter.std() < 0.06, name
+            else:
+                assert parameter.unique().tolist() in ([0.0], [1.0]), name
