@@ -1,0 +1,136 @@
+"""Self-attention against torch's own module and against the written-out formula."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+
+from hf_ctxmodels.layers.attention import SelfAttention, eager_attention_forward
+from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
+from hf_ctxmodels.layers.feed_forward import FeedForward
+from hf_ctxmodels.layers.varlen import PackedLayout, PaddedLayout
+
+WIDTH, HEADS = 12, 3
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 0]])
+
+
+def attention(implementation: str = "sdpa", *, bias: bool = True) -> SelfAttention:
+    torch.manual_seed(0)
+    config = PreTrainedConfig()
+    config._attn_implementation = implementation
+    module = SelfAttention(WIDTH, HEADS, dropout=0.0, config=config, bias=bias).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    return module
+
+
+def states() -> Tensor:
+    return torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def torch_attention(module: SelfAttention, hidden_states: Tensor) -> Tensor:
+    """`F.multi_head_attention_forward` with the same weights."""
+    result, _ = F.multi_head_attention_forward(
+        *[hidden_states.transpose(0, 1)] * 3,
+        embed_dim_to_check=WIDTH,
+        num_heads=HEADS,
+        in_proj_weight=module.qkv_proj.weight,
+        in_proj_bias=module.qkv_proj.bias,
+        bias_k=None,
+        bias_v=None,
+        add_zero_attn=False,
+        dropout_p=0.0,
+        out_proj_weight=module.out_proj.weight,
+        out_proj_bias=module.out_proj.bias,
+        training=False,
+        key_padding_mask=MASK == 0,
+        need_weights=False,
+    )
+    return result.transpose(0, 1)
+
+
+def padded_layout(implementation: str) -> PaddedLayout:
+    allowed = (MASK != 0)[:, None, None, :]
+    return PaddedLayout(allowed if implementation == "sdpa" else torch.where(allowed, 0.0, float("-inf")), {})
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_padded_equals_torch(implementation: str, bias: bool) -> None:
+    module = attention(implementation, bias=bias)
+    got, probabilities = module(states(), padded_layout(implementation))
+    expected = torch_attention(module, states())
+    torch.testing.assert_close(got[MASK == 1], expected[MASK == 1], atol=1e-5, rtol=1e-5)
+    assert (probabilities is not None) == (implementation == "eager")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_equals_torch(bias: bool) -> None:
+    module = attention(bias=bias)
+    layout = PackedLayout.build(MASK.shape, MASK, None, MASK.device)
+    got, _ = module(layout.pack(states()), layout)
+    torch.testing.assert_close(got, torch_attention(module, states())[MASK == 1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_wanted_rows_equal_all_rows(bias: bool) -> None:
+    module = attention(bias=bias)
+    layout = PackedLayout.build(MASK.shape, MASK, None, MASK.device)
+    packed = layout.pack(states())
+    everything, _ = module(packed, layout)
+    wanted = torch.zeros_like(MASK, dtype=torch.bool)
+    wanted[0, [1, 3]] = wanted[2, 3] = True
+    selected = layout.select(wanted, and_first=False)
+    some, _ = module(packed, selected)
+    torch.testing.assert_close(some, selected.query_rows(everything), atol=1e-5, rtol=1e-5)
+
+
+def test_eager_is_the_formula() -> None:
+    generator = torch.Generator().manual_seed(2)
+    query, key, value = (torch.randn(2, HEADS, 4, 5, generator=generator) for _ in range(3))
+    bias = torch.randn(2, 1, 4, 4, generator=generator)
+    mask = torch.zeros(2, 1, 1, 4)
+    mask[1, ..., 2:] = float("-inf")
+    context, probabilities = eager_attention_forward(
+        torch.nn.Module().eval(), query, key, value, mask, scaling=0.5, position_bias=bias
+    )
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key) * 0.5 + bias + mask
+    expected = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    torch.testing.assert_close(probabilities, expected)
+    torch.testing.assert_close(context, torch.einsum("bhqk,bhkd->bqhd", expected, value))
+
+
+def test_eager_dropout_only_in_training() -> None:
+    module = torch.nn.Module()
+    query = torch.randn(1, HEADS, 6, 5, generator=torch.Generator().manual_seed(3))
+    _, kept = eager_attention_forward(module.eval(), query, query, query, None, scaling=1.0, dropout=0.5)
+    torch.manual_seed(0)
+    _, dropped = eager_attention_forward(module.train(), query, query, query, None, scaling=1.0, dropout=0.5)
+    zero = dropped == 0
+    assert 0.2 < zero.float().mean() < 0.8
+    torch.testing.assert_close(dropped[~zero], 2 * kept[~zero])
+
+
+def test_embeddings_are_the_normalised_sum() -> None:
+    torch.manual_seed(0)
+    layer = TokenPositionTypeEmbeddings(9, WIDTH, 7, 2, layer_norm_eps=1e-6, dropout=0.0, padding_idx=0)
+    words, positions, types = torch.tensor([[3, 4, 0]]), torch.tensor([[2, 0, 6]]), torch.tensor([[0, 1, 1]])
+    total = layer.word_embeddings.weight[words] + layer.position_embeddings.weight[positions]
+    total = total + layer.token_type_embeddings.weight[types]
+    expected = (total - total.mean(-1, keepdim=True)) / (total.var(-1, keepdim=True, correction=0) + 1e-6).sqrt()
+    got = layer(words, positions, types)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer(layer.word_embeddings(words), positions, types), got)
+    assert torch.equal(layer(words, positions, None), layer(words, positions, torch.zeros_like(types)))
+    got.sum().backward()
+    assert not layer.word_embeddings.weight.grad[0].any()
+
+
+def test_feed_forward_is_two_maps() -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(WIDTH, 7, "relu")
+    up, down = layer.up_proj, layer.down_proj
+    expected = (states() @ up.weight.T + up.bias).clamp(min=0) @ down.weight.T + down.bias
+    torch.testing.assert_close(layer(states()), expected)

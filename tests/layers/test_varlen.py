@@ -1,0 +1,170 @@
+"""Packed layouts against a slow, obvious version, and the ways to attend over them against each other."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.attention import eager_attention_forward
+from hf_ctxmodels.layers.varlen import PackedLayout, PaddedLayout, _attend_each, _attend_padded
+
+HEADS, HEAD_DIM = 2, 4
+CPU = torch.device("cpu")
+
+
+@st.composite
+def masks(draw: Callable) -> Tensor:
+    """(batch, length) of 0 and 1, at least one 1 in each row; padding anywhere."""
+    rows, columns = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    row = st.lists(st.booleans(), min_size=columns, max_size=columns).filter(any)
+    return torch.tensor(draw(st.lists(row, min_size=rows, max_size=rows))).long()
+
+
+@st.composite
+def sequences(draw: Callable) -> Tensor:
+    """(batch, length) `sequence_ids`: runs of 1, 2, ... in each row, then padding."""
+    runs = draw(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=4))
+    width = max(map(sum, runs)) + draw(st.integers(0, 2))
+    ids = torch.zeros(len(runs), width, dtype=torch.long)
+    for row, lengths in enumerate(runs):
+        values = [number for number, length in enumerate(lengths, start=1) for _ in range(length)]
+        ids[row, : len(values)] = torch.tensor(values)
+    return ids
+
+
+@st.composite
+def masks_and_wanted(draw: Callable) -> tuple[Tensor, Tensor]:
+    """A mask, and some of its tokens; possibly none."""
+    mask = draw(masks())
+    chosen = draw(st.lists(st.booleans(), min_size=mask.numel(), max_size=mask.numel()))
+    return mask, torch.tensor(chosen).view_as(mask) & mask.bool()
+
+
+def build(mask: Tensor | None, ids: Tensor | None = None) -> PackedLayout:
+    shape = (mask if ids is None else ids).shape
+    return PackedLayout.build(shape, mask, ids, CPU)
+
+
+def numbered(mask: Tensor) -> Tensor:
+    """(batch, length, 2): every position has its own value, none is zero."""
+    return torch.arange(1.0, 1 + 2 * mask.numel()).view(*mask.shape, 2)
+
+
+@given(masks())
+def test_pack_takes_the_tokens_in_order(mask: Tensor) -> None:
+    layout, values = build(mask), numbered(mask)
+    expected = [values[row, column] for row, column in mask.nonzero().tolist()]
+    assert torch.equal(layout.pack(values), torch.stack(expected))
+    assert layout.lengths == tuple(mask.sum(1).tolist())
+    assert layout.num_tokens == int(mask.sum())
+
+
+@given(masks())
+def test_unpack_undoes_pack_and_leaves_zeros(mask: Tensor) -> None:
+    layout, values = build(mask), numbered(mask)
+    assert torch.equal(layout.unpack(layout.pack(values)), values * mask[..., None])
+    assert torch.equal(layout.output(layout.pack(values)), values * mask[..., None])
+
+
+@given(masks())
+def test_first_is_the_first_token_of_each_row(mask: Tensor) -> None:
+    layout, values = build(mask), numbered(mask)
+    expected = torch.stack([row[int(present.nonzero()[0])] for row, present in zip(values, mask)])
+    assert torch.equal(layout.first(layout.pack(values)), expected)
+    padded = PaddedLayout(None, {}, mask.argmax(1))
+    assert torch.equal(padded.first(values), expected)
+
+
+@given(masks_and_wanted(), st.booleans())
+def test_select(masks_and_wanted: tuple[Tensor, Tensor], and_first: bool) -> None:
+    mask, wanted = masks_and_wanted
+    values = numbered(mask)
+    layout = build(mask)
+    packed = layout.pack(values)
+    selected = layout.select(wanted, and_first=and_first)
+    computed = wanted.clone()
+    if and_first:
+        for row, present in enumerate(mask):
+            computed[row, int(present.nonzero()[0])] = True
+    rows = selected.query_rows(packed)
+    assert torch.equal(rows, values[computed])
+    assert torch.equal(selected.output(rows), values[wanted])
+    assert selected.query_lengths == tuple(computed.sum(1).tolist())
+    assert selected.lengths == layout.lengths
+    if and_first:
+        assert torch.equal(selected.first(rows), layout.first(packed))
+
+
+@given(sequences())
+def test_sequences_of_a_row(ids: Tensor) -> None:
+    layout = build(None, ids)
+    expected = [int((row == number).sum()) for row in ids for number in row.unique().tolist() if number]
+    assert list(layout.lengths) == expected
+    assert torch.equal(layout.pack(ids), ids[ids != 0])
+
+
+@given(masks())
+def test_mask_and_sequence_ids_are_both_heeded(mask: Tensor) -> None:
+    ids = torch.ones_like(mask)
+    ids[0, 0] = 0 if mask[0].sum() > mask[0, 0] else 1
+    layout = build(mask, ids)
+    assert torch.equal(layout.pack(numbered(mask)), numbered(mask)[(mask != 0) & (ids != 0)])
+
+
+def test_no_padding_packs_to_a_view() -> None:
+    for mask in (None, torch.ones(2, 3, dtype=torch.long)):
+        layout = PackedLayout.build((2, 3), mask, None, CPU)
+        values = torch.randn(2, 3, 4)
+        assert layout.pack(values).data_ptr() == values.data_ptr()
+        assert layout.unpack(layout.pack(values)).data_ptr() == values.data_ptr()
+
+
+def test_row_without_tokens_is_refused() -> None:
+    with pytest.raises(CtxError, match="Row 1 of attention_mask has no token"):
+        build(torch.tensor([[1, 1], [0, 0]]))
+
+
+def test_wanted_padding_is_refused() -> None:
+    with pytest.raises(CtxError, match=r"2 of the wanted positions .* are padding"):
+        build(torch.tensor([[1, 0], [1, 0]])).select(torch.ones(2, 2, dtype=torch.bool), and_first=False)
+
+
+def attention_inputs(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(queries + keys)
+    shapes = [(queries, HEADS, HEAD_DIM), (keys, HEADS, HEAD_DIM), (keys, HEADS, HEAD_DIM)]
+    return tuple(torch.randn(shape, generator=generator).requires_grad_() for shape in shapes)
+
+
+def attend_eagerly(scaling: float, query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    """The formula over all pairs; `seen` (queries, keys) says which belong together."""
+    bias = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))
+    batch = [tensor.transpose(0, 1)[None] for tensor in (query, key, value)]
+    return eager_attention_forward(torch.nn.Module().eval(), *batch, bias, scaling)[0][0]
+
+
+def lengths_of(pairs: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(queries, keys) of each sequence; never more queries than keys."""
+    return tuple(min(pair) for pair in pairs), tuple(max(pair) for pair in pairs)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=5).filter(lambda p: any(map(min, p)))
+)
+@pytest.mark.parametrize("attend", [_attend_each, _attend_padded], ids=["each", "padded"])
+def test_ways_to_attend_agree(attend: Callable, pairs: list[tuple[int, int]]) -> None:
+    """Per sequence (CPU) and padded (accelerators) equal the formula, in values and gradients, whatever the rows."""
+    query_lengths, key_lengths = lengths_of(pairs)
+    inputs = attention_inputs(sum(query_lengths), sum(key_lengths))
+    owners = [torch.repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)]
+    expected = attend_eagerly(0.3, *inputs, owners[0][:, None] == owners[1][None, :])
+    got = attend(0.3, 0.0, *inputs, query_lengths, key_lengths)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    weights = torch.linspace(-1, 1, got.numel()).view_as(got)
+    for one, other in zip(
+        torch.autograd.grad((got * weights).sum(), inputs), torch.autograd.grad((expected * weights).sum(), inputs)
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
