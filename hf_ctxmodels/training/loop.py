@@ -21,7 +21,7 @@ from hf_ctxmodels.training.batches import Collate, take, training_batches
 from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch
 from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
 from hf_ctxmodels.training.progress import Progress, Stopwatch
-from hf_ctxmodels.training.records import StepRecords
+from hf_ctxmodels.training.records import StepRecords, require_finite_weights
 from hf_ctxmodels.training.run_state import RunState, check_output_dir
 from hf_ctxmodels.training.steps import Stepper
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -251,6 +251,7 @@ class _Run:
 
     def _save(self) -> None:
         self.records.settle()  # a step that went wrong is found before it is saved
+        require_finite_weights(self.model, self.state.step)
         self.watch.pause()
         self.state.save()
         self.watch.start()

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from hf_ctxmodels.errors import CtxError
 
@@ -13,6 +15,27 @@ _SHOWN_INDICES = 64
 
 class NonFiniteError(CtxError):
     """The loss or the gradient norm became infinite or NaN."""
+
+
+def require_finite_weights(model: nn.Module, step: int) -> None:
+    """Look at the weights before they are saved: a finite gradient can still lead to an infinite weight.
+
+    Raises:
+        NonFiniteError: a weight is NaN or infinite.
+    """
+    parameters = {
+        name: parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        for name, parameter in model.named_parameters()
+    }
+    with torch.no_grad():
+        finite = torch.stack([parameter.isfinite().all() for parameter in parameters.values()]).tolist()
+    if not all(finite):
+        bad = [name for name, good in zip(parameters, finite, strict=True) if not good]
+        raise NonFiniteError(
+            f"{len(bad)} weights are not finite after step {step}, {bad[0]} first; the last good checkpoint was kept.",
+            where=f"step {step}",
+            mend="start again with a lower --learning_rate or longer --warmup_steps.",
+        )
 
 
 class StepRecords:

@@ -1,0 +1,163 @@
+"""Faults while training, met as a user meets them: through the scripts' processes, files, messages and exit codes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+STEPS = 12
+LENGTH = ("--max_steps", STEPS, "--save_steps", 3, "--eval_steps", 6, "--validation_fraction", 0.1)
+BATCHES = ("--per_device_batch_size", 4, "--gradient_accumulation_steps", 2)
+
+# Kills the process at the worst moment of its second save: everything is written, nothing has its name.
+KILLED_WHILE_SAVING = """
+import os, signal, sys
+sys.path.insert(0, "scripts")
+import pretrain
+from hf_ctxmodels.training import checkpoint
+commit, saves = checkpoint.commit, []
+def killing_commit(temporary, final):
+    saves.append(final)
+    if len(saves) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    commit(temporary, final)
+checkpoint.commit = killing_commit
+pretrain.main()
+"""
+
+
+def losses(output_dir: Path) -> list[dict]:
+    """The log without what depends on the clock."""
+    lines = (output_dir / "training_log.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 100
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert losses(one) == losses(other)
+    for name in ("model.safetensors", f"checkpoint-{STEPS}/optimizer.safetensors"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def test_killed_at_random_and_while_saving_then_resumed(workspace, tmp_path):
+    """Two kills, two resumes: losses, weights and moments are those of a run that nobody killed, bit for bit."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    code, errors = workspace.pretrain(*workspace.flags(whole, *BATCHES, *LENGTH))
+    assert code == 0, errors
+
+    flags = workspace.flags(broken, *BATCHES, *LENGTH)
+    process = workspace.start("scripts/pretrain.py", *flags)
+    wait_for(broken / "checkpoint-3", process)
+    time.sleep(random.Random(7).uniform(0, 0.1))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+    process = workspace.start("-c", KILLED_WHILE_SAVING, *flags, "--resume")
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert list(broken.glob("checkpoint-*.writing"))
+
+    code, errors = workspace.pretrain(*flags, "--resume")
+    assert code == 0, errors
+    assert "Resuming from" in errors
+    assert not list(broken.glob("*.writing"))
+    assert_same_run(whole, broken)
+
+
+def test_sigterm_to_the_whole_group_saves_and_resumes_a_stream(workspace, tmp_path):
+    """SIGTERM, which reaches data workers too, ends the run after the step; the stream goes on where it was."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    code, errors = workspace.pretrain(*workspace.flags(whole, *BATCHES, *LENGTH, "--streaming"))
+    assert code == 0, errors
+
+    flags = workspace.flags(broken, *BATCHES, *LENGTH, "--streaming")
+    process = workspace.start("scripts/pretrain.py", *flags)
+    wait_for(broken / "checkpoint-3", process)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "SIGTERM" in errors
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+
+    code, errors = workspace.pretrain(*flags, "--resume")
+    assert code == 0, errors
+    assert_same_run(whole, broken)
+
+
+def test_a_damaged_checkpoint_is_named_with_the_last_good_one(workspace, tmp_path):
+    flags = workspace.flags(tmp_path, "--per_device_batch_size", 4, "--save_steps", 2)
+    code, errors = workspace.pretrain(*flags, "--max_steps", 4)
+    assert code == 0, errors
+    weights = tmp_path / "checkpoint-4" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+
+    code, errors = workspace.pretrain(*flags, "--max_steps", 6, "--resume")
+    assert code == 2
+    assert "model.safetensors" in errors
+    assert "checkpoint-4" in errors
+    assert "last good checkpoint" in errors
+    assert str(tmp_path / "checkpoint-2") in errors
+    assert "Traceback" not in errors
+
+
+def test_training_that_diverges_stops_and_keeps_good_weights(workspace, tmp_path):
+    flags = workspace.flags(tmp_path, "--per_device_batch_size", 4, "--max_steps", 40, "--save_steps", 1)
+    code, errors = workspace.pretrain(*flags, "--learning_rate", 1e30, "--warmup_steps", 40)
+    assert code == 2
+    assert "NonFiniteError" in errors
+    assert "step " in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "model.safetensors").exists()
+    for checkpoint in tmp_path.glob("checkpoint-*"):
+        assert all(tensor.isfinite().all() for tensor in load_file(checkpoint / "model.safetensors").values())
+
+
+def _launch(workspace, config: str, *flags: object) -> str:
+    process = workspace.start(
+        "-m", "accelerate.commands.launch", "--config_file", f"scripts/accelerate/{config}", *flags
+    )
+    try:
+        _, errors = process.communicate(timeout=150)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    return errors
+
+
+@pytest.mark.parametrize("config", ["ddp_cpu.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.slow)])
+def test_two_processes_equal_one(workspace, tmp_path, config):
+    """The same global batch on one process and on two, which are stopped and resumed half-way."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    common = ("--gradient_accumulation_steps", 2, "--eval_steps", 4, "--validation_fraction", 0.1)
+    flags = workspace.flags(one, *common, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
+    code, errors = workspace.pretrain(*flags)
+    assert code == 0, errors
+
+    flags = workspace.flags(two, *common, "--per_device_batch_size", 2, config="exact.json")
+    launch = (config, "--num_processes", 2, "--mixed_precision", "no", "scripts/pretrain.py", *flags)
+    _launch(workspace, *launch, "--max_steps", 4)
+    assert "Resuming from" in _launch(workspace, *launch, "--max_steps", 8, "--resume")
+
+    for expected, actual in zip(losses(one), losses(two), strict=True):
+        assert actual == pytest.approx(expected, rel=1e-5)
+    expected, actual = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
+    assert expected.keys() == actual.keys()
+    for name, weight in expected.items():
+        assert (weight - actual[name]).abs().max() < 1e-5, name

@@ -1,0 +1,240 @@
+"""The loop in this process: what it computes, what it writes, what it refuses."""
+
+import copy
+import json
+import math
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForPreTraining
+
+from hf_ctxmodels import CtxBertConfig, CtxBertForPreTraining, CtxError
+from hf_ctxmodels.data import build_training_set, load_documents
+from hf_ctxmodels.objectives import MaskedLMWithNextSentence
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.batches import EpochIndexed, count_items
+from hf_ctxmodels.training.checkpoint import checkpoints
+from hf_ctxmodels.training.evaluation import LossEvaluation
+from hf_ctxmodels.training.interruption import InterruptionError
+from hf_ctxmodels.training.loading import load_tokenizer
+from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.progress import read_log
+from hf_ctxmodels.training.records import NonFiniteError
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+@pytest.fixture(scope="module")
+def problem(workspace):
+    """Tokenizer, objective, examples; a quarter of the batch rows have more than half of all masked tokens."""
+    tokenizer = load_tokenizer(workspace.folder / "tokenizer")
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=3)
+    examples = build_training_set(load_documents(str(workspace.folder / "text.txt")), objective)
+    return tokenizer, objective, examples
+
+
+def new_model(workspace, config: str = "exact.json") -> CtxBertForPreTraining:
+    torch.manual_seed(0)
+    return CtxBertForPreTraining(CtxBertConfig(**json.loads((workspace.folder / config).read_text())))
+
+
+def arguments(output_dir: Path, **more: object) -> LoopArguments:
+    fixed = {
+        "max_steps": 3,
+        "per_device_batch_size": 4,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "save_steps": 0,
+        "dataloader_workers": 0,
+        "lr_scheduler": "constant",
+    }
+    return LoopArguments(output_dir=str(output_dir), **{**fixed, **more})
+
+
+def run(model, problem, options: LoopArguments, collate=None, **more):
+    tokenizer, objective, examples = problem
+    accelerator = make_accelerator(options)
+    return train(model, examples, collate or objective.collate, options, accelerator, tokenizer=tokenizer, **more)
+
+
+def uneven(collate):
+    """Every fourth row keeps its targets, the others but one of them: 1:15 or so."""
+
+    def thinned(examples):
+        batch = collate(examples)
+        for row, example in zip(batch["labels"], examples, strict=True):
+            targets = (row != -100).nonzero().flatten()
+            if example["example_index"] % 4:
+                row[targets[1:]] = -100
+        return batch
+
+    return thinned
+
+
+def test_accumulated_micro_batches_equal_one_big_batch(workspace, problem, tmp_path):
+    """1 x 16 = 4 x 4 with very different numbers of masked tokens in the micro-batches."""
+    weights, records = [], []
+    for name, size, accumulation in (("one", 16, 1), ("four", 4, 4)):
+        model = new_model(workspace)
+        options = arguments(
+            tmp_path / name, per_device_batch_size=size, gradient_accumulation_steps=accumulation, max_grad_norm=0.0
+        )
+        result = run(model, problem, options, collate=uneven(problem[1].collate))
+        weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
+        records.append(result.curve)
+    for one, four in zip(*records, strict=True):
+        for name in ("loss", "mlm_loss", "next_sentence_loss", "grad_norm", "tokens"):
+            assert four[name] == pytest.approx(one[name], rel=1e-5), name
+    for name, weight in weights[0].items():
+        assert (weight - weights[1][name]).abs().max() < 1e-5, name
+
+
+def test_first_loss_and_gradient_norm_are_those_of_the_plain_model(workspace, problem, tmp_path):
+    model = new_model(workspace)
+    reference = copy.deepcopy(model)
+    seen = []
+
+    def collate(examples):
+        seen.append(problem[1].collate(examples))
+        return {name: value.clone() for name, value in seen[-1].items()}
+
+    result = run(model, problem, arguments(tmp_path, max_steps=1), collate=collate)
+    reference(**seen[0]).loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in reference.parameters() if p.grad is not None])
+    record = result.curve[0]
+    assert record["loss"] == pytest.approx(reference(**seen[0]).loss.item(), rel=1e-5)
+    assert record["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert record["tokens"] == int(seen[0]["attention_mask"].sum()) == result.tokens
+
+
+def test_learns(workspace, problem, tmp_path):
+    """From the uniform guess, ln(80), to well below it."""
+    options = arguments(tmp_path, max_steps=60, per_device_batch_size=16, learning_rate=3e-3, logging_steps=10)
+    result = run(new_model(workspace), problem, options)
+    assert result.curve[0]["mlm_loss"] == pytest.approx(math.log(80), abs=0.5)
+    assert result.curve[-1]["mlm_loss"] < math.log(80) - 0.8
+
+
+def test_leaves_a_model_the_auto_classes_open(workspace, problem, tmp_path):
+    model = new_model(workspace)
+    result = run(model, problem, arguments(tmp_path), evaluate=lambda model, accelerator: {"eval_x": 1.0})
+    again = AutoModelForPreTraining.from_pretrained(tmp_path)
+    assert type(again) is CtxBertForPreTraining
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name])
+    assert len(load_tokenizer(tmp_path)) == 80
+    summary = result.summary(task="pretraining", dataset="text.txt", objective="mlm+nsp")
+    summary.save(tmp_path)
+    assert type(summary).load(tmp_path) == summary
+    assert summary.metrics == {"eval_x": 1.0}
+    assert summary.parameters == model.num_parameters()
+    assert read_log(tmp_path) == result.curve
+
+
+@pytest.mark.parametrize("precision", ["bf16", "no"])
+def test_resume_in_the_middle_of_an_epoch_and_of_a_logging_interval(workspace, problem, tmp_path, precision):
+    """With dropout, shuffling and workers; the checkpoint falls between two log records."""
+    common = {"logging_steps": 4, "dataloader_workers": 1, "mixed_precision": precision}
+    whole = run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", max_steps=7, **common))
+    run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "b", max_steps=3, save_steps=3, **common))
+    other = new_model(workspace, "dropout.json")
+    resumed = run(other, problem, arguments(tmp_path / "b", max_steps=7, resume=True, **common))
+    assert resumed.steps == whole.steps == 7
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    assert resumed.tokens == whole.tokens
+
+
+def test_resuming_a_finished_run_changes_nothing(workspace, problem, tmp_path):
+    first = run(new_model(workspace), problem, arguments(tmp_path))
+    before = (tmp_path / "model.safetensors").read_bytes()
+    again = run(new_model(workspace), problem, arguments(tmp_path, resume=True))
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert again.curve == first.curve
+    assert again.tokens_per_second is None
+
+
+def test_keeps_the_newest_checkpoints_and_removes_half_written_ones(workspace, problem, tmp_path):
+    (tmp_path / "checkpoint-9.writing").mkdir(parents=True)
+    run(new_model(workspace), problem, arguments(tmp_path, max_steps=5, save_steps=1, keep_checkpoints=2))
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-5"]
+    assert not list(tmp_path.glob("*.writing"))
+
+
+def test_refuses_to_overwrite_or_to_resume_another_run(workspace, problem, tmp_path):
+    run(new_model(workspace), problem, arguments(tmp_path))
+    with pytest.raises(CtxError, match="already holds the checkpoint"):
+        run(new_model(workspace), problem, arguments(tmp_path))
+    with pytest.raises(CtxError, match=r"learning_rate is 0.5, was 0.001"):
+        run(new_model(workspace), problem, arguments(tmp_path, learning_rate=0.5, resume=True))
+
+
+def test_a_signal_ends_the_run_after_its_step(workspace, problem, tmp_path):
+    def collate(examples):
+        signal.raise_signal(signal.SIGINT)
+        return problem[1].collate(examples)
+
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(InterruptionError, match="SIGINT after step 1") as caught:
+            run(new_model(workspace), problem, arguments(tmp_path, max_steps=9), collate=collate)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert caught.value.exit_code == 130
+    assert (tmp_path / "checkpoint-1" / "model.safetensors").is_file()
+
+
+def test_a_poisoned_example_is_named_and_the_checkpoint_before_it_kept(workspace, problem, tmp_path):
+    model = new_model(workspace)
+    forward, calls = model.forward, []
+
+    def poisoned(**inputs):
+        calls.append(None)
+        output = forward(**inputs)
+        if len(calls) == 3:
+            output["loss"] = output.loss * float("nan")
+        return output
+
+    model.forward = poisoned
+    drawn = []
+
+    def collate(examples):
+        drawn.append([example["example_index"] for example in examples])
+        return problem[1].collate(examples)
+
+    options = arguments(tmp_path, max_steps=9, save_steps=2, logging_steps=5)
+    with pytest.raises(NonFiniteError, match="loss of step 3 is nan") as caught:
+        run(model, problem, options, collate=collate)
+    assert ", ".join(map(str, drawn[2])) in str(caught.value)
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert all(w.isfinite().all() for w in load_file(tmp_path / "checkpoint-2/model.safetensors").values())
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(workspace, problem, tmp_path):
+    _, objective, examples = problem
+    accelerator = make_accelerator(arguments(tmp_path))
+    model = accelerator.prepare(new_model(workspace)).eval()
+    collate = uneven(objective.collate)
+    values = [LossEvaluation(examples, collate, size)(model, accelerator) for size in (1, 7, len(examples))]
+    assert values[0].keys() == {"eval_loss", "eval_mlm_loss", "eval_next_sentence_loss"}
+    for other in values[1:]:
+        assert other == pytest.approx(values[0], rel=1e-5)
+
+
+def test_any_data_set_can_be_indexed_by_epoch():
+    examples = EpochIndexed([{"x": 1}, {"x": 2}])
+    assert len(examples) == 2
+    assert examples[5, 1] == {"x": 2, "epoch": 5, "example_index": 1}
+
+
+def test_count_items():
+    batch = {
+        "input_ids": torch.ones(2, 3, dtype=torch.long),
+        "attention_mask": torch.tensor([[1, 1, 0], [1, 0, 0]]),
+        "labels": torch.tensor([[-100, 5, -100], [7, 8, -100]]),
+        "scores": torch.tensor([-100.0, 2.0]),
+    }
+    assert count_items([batch, batch], ("labels", "scores", "absent")).tolist() == [6, 4, 0, 6]

@@ -1,0 +1,237 @@
+"""Recipes, arguments, summaries, optimizer, checkpoint files, loading guards."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hf_ctxmodels import CtxBertConfig, CtxError
+from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.training import checkpoint
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.curve import plot_curve
+from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
+from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_options
+from hf_ctxmodels.training.progress import read_log
+from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.state import load_random_state, save_random_state
+from hf_ctxmodels.training.summary import TrainingSummary
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Flags:
+    name: str = field(metadata={"help": "A name."})
+    rate: float = field(default=0.1, metadata={"help": "A rate."})
+    steps: int | None = field(default=None, metadata={"help": "Steps."})
+    quick: bool = field(default=False, metadata={"help": "Be quick."})
+    options: list[str] = field(default_factory=list, metadata={"help": "Options."})
+
+
+def parse(tmp_path: Path, recipe: str, *argv: str) -> Flags:
+    (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    return parse_arguments(Flags, argv=["--recipe", str(tmp_path / "recipe.yaml"), *argv])[0]
+
+
+def test_a_recipe_gives_defaults_and_flags_override(tmp_path):
+    recipe = "name: no\nrate: 1e-3\nquick: true\nsteps: null\noptions: {a: 0.5, b: true}\n"
+    assert parse(tmp_path, recipe) == Flags("no", 1e-3, None, True, ["a=0.5", "b=true"])
+    assert parse(tmp_path, recipe, "--rate", "2", "--options", "c=1") == Flags("no", 2.0, None, True, ["c=1"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("nmae: x", r"Unknown key 'nmae'.*(?s:.)*name, options, quick, rate, steps"),
+        ("- name", "mapping of flags"),
+        ("name: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_recipe_is_explained(tmp_path, recipe, message):
+    with pytest.raises(CtxError, match=message):
+        parse(tmp_path, recipe)
+
+
+def test_a_missing_recipe_is_explained():
+    with pytest.raises(CtxError, match="cannot be read"):
+        parse_arguments(Flags, argv=["--recipe", "nowhere.yaml"])
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((ROOT / "scripts" / "recipes").glob("bert*.yaml")), ids=lambda path: path.stem
+)
+def test_recipes_in_the_repository_parse(recipe):
+    given = ["--recipe", str(recipe), "--dataset", "d", "--tokenizer", "t", "--output_dir", "o"]
+    pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=given)
+    assert pretraining.family == "bert"
+    assert loop.max_steps
+    from hf_ctxmodels.registry import get_family
+
+    objective = get_family("bert").objectives[pretraining.objective]
+    assert parse_options(objective, pretraining.objective_options).keys() <= objective.option_help().keys()
+
+
+def test_scripts_print_errors_on_one_screen(capsys):
+    def main() -> None:
+        raise CtxError("Bad.", where="here", mend="so.")
+
+    with pytest.raises(SystemExit) as exit_:
+        run_script(main)
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.strip() == "CtxError: Bad.\n  where:   here\n  to mend: so."
+
+
+def test_scripts_leave_unexpected_errors_their_traceback():
+    with pytest.raises(ZeroDivisionError):
+        run_script(lambda: 1 / 0)
+    with pytest.raises(SystemExit) as exit_:
+        run_script(lambda: None)
+    assert exit_.value.code == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"max_steps": 1, "num_train_epochs": 1.0},
+        {"max_steps": 0},
+        {"max_steps": 1, "per_device_batch_size": 0},
+        {"max_steps": 1, "learning_rate": -1.0},
+        {"max_steps": 1, "save_steps": -1},
+    ],
+)
+def test_arguments_out_of_range(wrong):
+    with pytest.raises(CtxError):
+        LoopArguments(output_dir="x", **wrong)
+
+
+def test_warm_up_and_decay():
+    arguments = LoopArguments(output_dir="x", max_steps=100, learning_rate=1.0, warmup_steps=0.1)
+    optimizer = make_optimizer(nn.Linear(2, 2), arguments)
+    scheduler = make_scheduler(optimizer, arguments, 100)
+    rates = []
+    for _ in range(100):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert rates[:11] == pytest.approx([step / 10 for step in range(11)])
+    assert rates[55] == pytest.approx(0.5)
+    assert scheduler.get_last_lr()[0] == pytest.approx(0.0)
+
+
+def test_weight_decay_spares_biases_and_normalisation():
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    model[1].bias.requires_grad_(False)
+    optimizer = make_optimizer(model, LoopArguments(output_dir="x", max_steps=1, weight_decay=0.5))
+    decayed, spared = optimizer.param_groups
+    assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[1].weight)}
+    assert {id(p) for p in spared["params"]} == {id(model[2].weight), id(model[2].bias)}
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.5, 0.0)
+
+
+def test_random_state_round_trip(tmp_path):
+    import random
+
+    import numpy as np
+
+    def draw() -> tuple:
+        return random.random(), random.gauss(), np.random.rand(), np.random.randn(), torch.rand(2).tolist()
+
+    draw()
+    save_random_state(tmp_path / "state.json")
+    expected = draw()
+    draw()
+    load_random_state(tmp_path / "state.json")
+    assert draw() == expected
+
+
+def make_checkpoint(folder: Path, step: int) -> Path:
+    path = checkpoint.checkpoint_path(folder, step)
+    temporary = checkpoint.temporary_path(path)
+    temporary.mkdir()
+    (temporary / "a.bin").write_bytes(b"a" * 100)
+    checkpoint.commit(temporary, path)
+    return path
+
+
+def test_checkpoints_are_found_verified_and_pruned(tmp_path):
+    assert checkpoint.latest_checkpoint(tmp_path) is None
+    good, newest = make_checkpoint(tmp_path, 9), make_checkpoint(tmp_path, 10)
+    assert checkpoint.latest_checkpoint(tmp_path) == newest
+    for damage in (lambda f: f.write_bytes(b"a" * 99), lambda f: f.write_bytes(b"b" * 100), lambda f: f.unlink()):
+        damage(newest / "a.bin")
+        with pytest.raises(CtxError, match=r"a\.bin") as caught:
+            checkpoint.latest_checkpoint(tmp_path)
+        assert str(good) in str(caught.value)
+    checkpoint.prune(tmp_path, keep=1)
+    assert checkpoint.checkpoints(tmp_path) == [newest]
+
+
+def test_a_log_line_cut_off_is_left_out(tmp_path):
+    (tmp_path / "training_log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st', encoding="utf-8")
+    assert read_log(tmp_path) == [{"step": 1}, {"step": 2}]
+    assert read_log(tmp_path, up_to_step=1) == [{"step": 1}]
+
+
+def test_curve_is_drawn(tmp_path):
+    assert plot_curve([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "eval_loss": 3.0}], tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_missing_summary_is_explained(tmp_path):
+    with pytest.raises(CtxError, match=r"no training_summary\.json"):
+        TrainingSummary.load(tmp_path)
+    (tmp_path / "training_summary.json").write_text('{"unknown": 1}', encoding="utf-8")
+    with pytest.raises(CtxError, match="Not a training summary"):
+        TrainingSummary.load(tmp_path)
+
+
+def test_loading_guards(workspace, tmp_path):
+    with pytest.raises(CtxError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CtxError, match="tokenizer cannot be opened"):
+        load_tokenizer(tmp_path)
+
+    config = load_config(CtxBertConfig, workspace.folder / "exact.json")
+    tokenizer = load_tokenizer(workspace.folder / "tokenizer")
+    check_fit(tokenizer, config, 32, where="here")
+    with pytest.raises(CtxError, match="Inputs of 33 tokens are over the model's limit of 32"):
+        check_fit(tokenizer, config, 33, where="here")
+    config.vocab_size = 79
+    with pytest.raises(CtxError, match="the tokenizer has 80 tokens, the model embeds 79"):
+        check_fit(tokenizer, config, where="here")
+
+    (tmp_path / "config.json").write_text('{"hiden_size": 3}', encoding="utf-8")
+    with pytest.raises(CtxError, match="hiden_size"):
+        load_config(CtxBertConfig, tmp_path / "config.json")
+
+
+def test_damaged_weights_and_new_heads(workspace, tmp_path, capsys):
+    from hf_ctxmodels import CtxBertForMaskedLM
+
+    CtxBertForMaskedLM(load_config(CtxBertConfig, workspace.folder / "exact.json")).save_pretrained(tmp_path)
+    load_model(tmp_path, "AutoModelForMaskedLM")
+    assert "newly initialised" not in capsys.readouterr().err
+    load_model(tmp_path, "AutoModelForSequenceClassification", num_labels=3)
+    assert "newly initialised: " in capsys.readouterr().err
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(CtxError, match="weights are damaged"):
+        load_model(tmp_path, "AutoModelForMaskedLM")
+    with pytest.raises(CtxError, match="cannot be opened"):
+        load_model(tmp_path / "nowhere", "AutoModelForMaskedLM")
+
+
+def test_objective_options():
+    from hf_ctxmodels.objectives import MaskedLM
+
+    given = ["mlm_probability=0.2", "packing=true", "max_predictions=7"]
+    assert parse_options(MaskedLM, given) == {"mlm_probability": 0.2, "packing": True, "max_predictions": 7}
+    for wrong, message in (("rate=1", "no option 'rate'"), ("packing", "key=value"), ("mlm_probability=x", "invalid")):
+        with pytest.raises(CtxError, match=message):
+            parse_options(MaskedLM, [wrong])
