@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightTransform
 
+from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
@@ -90,7 +91,7 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> Family:
     """Look a family up by its name, its `model_type`, a configuration or a model.
 
     Raises:
-        ValueError: No such family; the message lists those there are.
+        CtxError: No such family; the message lists those there are.
     """
     if isinstance(key, PreTrainedModel):
         key = key.config
@@ -98,7 +99,7 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> Family:
     for family in FAMILIES.values():
         if name in (family.name, family.config.model_type):
             return family
-    raise ValueError(f"No family {name!r} in this zoo; there are: {', '.join(FAMILIES)}.")
+    raise CtxError(f"There is no family {name!r} in this zoo.", mend=f"use one of: {', '.join(FAMILIES)}.")
 
 
 def register() -> None:
