@@ -165,7 +165,7 @@ def make_batch(
     if not masked:
         del batch["attention_mask"]
     if case.has_choices:
-        batch = {name: tensor.unflatten(0, (-1, CHOICES)) for name, tensor in batch.items()}
+        batch = {name: tensor.unflatten(0, (-1, CHOICES)).clone() for name, tensor in batch.items()}
     return batch
 
 
