@@ -120,13 +120,13 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(head, make_trainer, 
 
 def test_the_best_model_is_loaded_at_the_end(head, make_trainer, tmp_path):
     arguments = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    # One good epoch, then steps so long that they ruin it: the best checkpoint is not the last one.
+    # The loss falls, and the highest is asked for: the best checkpoint is not the last one.
     trainer = make_trainer(
-        max_steps=8, load_best_model_at_end=True, learning_rate=1.0, lr_scheduler_type="constant", **arguments
+        max_steps=8, load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True, **arguments
     )
     trainer.train()
     losses = {row["step"]: row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row}
-    best = min(losses, key=losses.__getitem__)
+    best = max(losses, key=losses.__getitem__)
     assert best != 8, "the last checkpoint is the best one: this run shows nothing"
     saved = head.auto_class.from_pretrained(tmp_path / f"checkpoint-{best}")
     assert_equal_weights(weights(trainer.model), weights(saved))
