@@ -166,11 +166,12 @@ class _Run:
         if checkpoint is not None:
             self.state.load_weights(checkpoint, model)
         self.parameters = model.num_parameters()
-        self.model, self.optimizer = accelerator.prepare(model, make_optimizer(model, arguments))
-        self.scheduler = make_scheduler(self.optimizer.optimizer, arguments, self.total_steps)
-        self.stepper = Stepper(accelerator, self.model, self.optimizer, arguments.max_grad_norm)
+        optimizer = make_optimizer(model, arguments)
+        self.model, prepared = accelerator.prepare(model, optimizer)
+        self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
+        self.stepper = Stepper(accelerator, self.model, prepared, arguments.max_grad_norm)
         self.records = StepRecords(accelerator, arguments.output_dir)
-        self.state.attach(self.model, self.optimizer, self.scheduler, self.records)
+        self.state.attach(self.model, optimizer, self.scheduler, self.records)
         set_seed(arguments.seed, device_specific=True)
         if checkpoint is not None:
             self.state.load(checkpoint)

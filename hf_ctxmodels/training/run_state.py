@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedType
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,6 +31,7 @@ from hf_ctxmodels.training.state import (
 
 _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
+_DEEPSPEED_FOLDER = "deepspeed"
 _STATE_FILE = "trainer_state.json"
 _SAME_ON_RESUME = (
     "seed",
@@ -108,10 +110,11 @@ class RunState:
         safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
 
     def attach(
-        self, model: nn.Module, optimizer: AcceleratedOptimizer, scheduler: LRScheduler, records: StepRecords
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler, records: StepRecords
     ) -> None:
-        """The prepared parts whose state is to be saved."""
-        self._model, self._optimizer, self._scheduler, self._records = model, optimizer.optimizer, scheduler, records
+        """The parts whose state is to be saved; the model prepared, the optimizer bare."""
+        self._model: Any = model  # under DeepSpeed its engine, which has methods of its own
+        self._optimizer, self._scheduler, self._records = optimizer, scheduler, records
         self._bare_model = self._accelerator.unwrap_model(model)
         # Sharding replaces the class by a subclass named FSDP<class>.
         self.model_class = type(self._bare_model).__name__.removeprefix("FSDP")
@@ -121,7 +124,10 @@ class RunState:
         state = self._read(checkpoint)
         self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
         self._records.load_state_dict(state["records"])
-        load_optimizer_tensors(self._bare_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
+        if self._uses_deepspeed:
+            self._model.load_checkpoint(str(checkpoint / _DEEPSPEED_FOLDER))
+        else:
+            load_optimizer_tensors(self._bare_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
         self._scheduler.load_state_dict(state["scheduler"])
         for group, rate in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
@@ -144,10 +150,9 @@ class RunState:
         if not temporary.exists():
             return
         self._save_model(temporary)
-        tensors = optimizer_tensors(self._bare_model, self._optimizer)
+        self._save_optimizer(temporary)
         save_random_state(temporary / self._random_file())
         if self._accelerator.is_main_process:
-            save_tensors(tensors, temporary / _OPTIMIZER_FILE)
             (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
@@ -168,6 +173,19 @@ class RunState:
         if self._accelerator.is_main_process:
             checkpoints.publish_files(temporary, output_dir)
         self._accelerator.wait_for_everyone()
+
+    @property
+    def _uses_deepspeed(self) -> bool:
+        return self._accelerator.distributed_type == DistributedType.DEEPSPEED
+
+    def _save_optimizer(self, directory: Path) -> None:
+        if self._uses_deepspeed:
+            # Its engine partitions the moments in a way of its own; every process writes its part.
+            self._model.save_checkpoint(str(directory / _DEEPSPEED_FOLDER))
+            return
+        tensors = optimizer_tensors(self._bare_model, self._optimizer)
+        if self._accelerator.is_main_process:
+            save_tensors(tensors, directory / _OPTIMIZER_FILE)
 
     def _save_model(self, directory: Path) -> None:
         weights = whole_weights(self._bare_model)
