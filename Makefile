@@ -13,7 +13,7 @@ INPUTS := pyproject.toml constraints.txt
 help:           ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo     ## text -> tokenizer -> pretrained BERT -> fine-tuned -> reloaded, in about three minutes
+demo: $(VENV)/.demo     ## text -> tokenizer -> pretrained BERT -> fine-tuned -> reloaded
 	$(BIN)/python scripts/demo.py --output_dir demo
 
 test: $(VENV)/.dev      ## the test-suite

@@ -1,8 +1,9 @@
 """From raw text to a reloaded classifier in a few minutes, on text that comes with an installed package.
 
 Trains a tokenizer, pretrains a tiny BERT, fine-tunes it on film-review polarity, reloads everything through the Auto
-classes and prints a table, by calling the scripts as you would. The recipe and its seed were fixed before the numbers
-were read.
+classes and prints a table, by calling the scripts as you would. The seed was fixed in advance. Fine-tuning at learning rates
+from 3e-4 to 3e-3 and 10 or 15 epochs was tried on these same sentences with earlier pretrained models; the 200 sentences
+did not tell the settings apart, and the recipe was not chosen by its accuracy.
 """
 
 import json
@@ -82,7 +83,9 @@ def frequency_loss(tokenizer: PreTrainedTokenizerBase) -> float:
     training, held_out = load_documents("demo").split(HELD_OUT, SEED)
 
     def count(texts: list[str]) -> Counter[int]:
-        return Counter(token for ids in tokenizer(texts, add_special_tokens=False).input_ids for token in ids)
+        return Counter(
+            token for ids in tokenizer(texts, add_special_tokens=False, verbose=False).input_ids for token in ids
+        )
 
     seen, asked = count(list(training.texts())), count(list(held_out.texts()))
     total = seen.total() + len(tokenizer)  # add-one smoothing: no token is impossible
