@@ -297,16 +297,10 @@ class ForQuestionAnswering(HeadModel):
         start_logits, end_logits = (part.contiguous() for part in logits.unbind(-1))
         loss = None
         if start_positions is not None and end_positions is not None:
-            terms = []
-            given = {"start_positions": (start_logits, start_positions), "end_positions": (end_logits, end_positions)}
-            for name, (scores, positions) in given.items():
-                positions = positions.view(-1)
-                outside = (positions < 0) | (positions >= scores.shape[-1])
-                positions = positions.masked_fill(outside, IGNORED)
-                if attention_mask is not None and attention_mask.dim() == 2:
-                    scores = scores.masked_fill(attention_mask == 0, torch.finfo(scores.dtype).min)
-                terms.append(cross_entropy_over_targets(scores, positions, name, num_items_in_batch))
-            loss = (terms[0] + terms[1]) / 2
+            padding = attention_mask == 0 if attention_mask is not None and attention_mask.dim() == 2 else None
+            start = self._loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
+            end = self._loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
+            loss = (start + end) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits,
@@ -314,6 +308,18 @@ class ForQuestionAnswering(HeadModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    @staticmethod
+    def _loss(scores: Tensor, positions: Tensor, padding: Tensor | None, name: str, counts: ItemCounts) -> Tensor:
+        positions = positions.view(-1)
+        positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORED)
+        if padding is not None:
+            at_padding = padding.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORED)
+            if not torch.compiler.is_compiling() and bool(at_padding.any()):
+                row = int(at_padding.nonzero()[0])
+                raise CtxError(f"{name}[{row}] is {int(positions[row])}, where attention_mask is 0 (padding).")
+            scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
+        return cross_entropy_over_targets(scores, positions, name, counts)
 
 
 class ForMultipleChoice(HeadModel):

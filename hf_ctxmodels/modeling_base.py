@@ -79,18 +79,20 @@ class CtxPreTrainedModel(PreTrainedModel):
         inputs_embeds: Tensor | None,
         attention_mask: Tensor | None,
         max_length: int,
+        *,
+        sequence_ids: Tensor | None = None,
+        wanted: Tensor | None = None,
         **aligned: Tensor | None,
-    ) -> tuple[int, int]:
+    ) -> None:
         """Refuse what would fail deep inside or, on a GPU, take the device down.
 
         Args:
             input_ids: (batch, length), or None with `inputs_embeds` (batch, length, hidden).
             attention_mask: (batch, length) or a ready 4-D mask.
             max_length: Longest sequence the model can take.
+            sequence_ids: (batch, length), 0 at padding.
+            wanted: (batch, length), the positions whose outputs are wanted.
             aligned: Other (batch, length) tensors by their argument name.
-
-        Returns:
-            (batch, length).
 
         Raises:
             CtxError: Naming the argument, what it is and what was expected.
@@ -112,15 +114,21 @@ class CtxPreTrainedModel(PreTrainedModel):
                 f"The sequence has {length} tokens, this model takes at most max_position_embeddings={max_length}; "
                 f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows."
             )
-        if attention_mask is not None and attention_mask.dim() == 2:
-            aligned["attention_mask"] = attention_mask
+        padding_mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
+        aligned |= {"attention_mask": padding_mask, "sequence_ids": sequence_ids, "wanted": wanted}
         for name, tensor in aligned.items():
             shapes = [(batch_size, length), (1, length)] if name == "position_ids" else [(batch_size, length)]
             if tensor is not None and tuple(tensor.shape) not in shapes:
                 raise CtxError(f"{name} is {tuple(tensor.shape)}, but the input is ({batch_size}, {length}).")
         if input_ids is not None:
             check_ids("input_ids", input_ids, self.config.vocab_size, "vocab_size")
-        return batch_size, length
+        if wanted is not None and not _is_traced(wanted):
+            for name, tokens in {"attention_mask": padding_mask, "sequence_ids": sequence_ids}.items():
+                if tokens is not None and bool((misplaced := wanted & (tokens == 0)).any()):
+                    raise CtxError(
+                        f"{int(misplaced.sum())} of the labels other than -100 stand where {name} is 0 (padding), the "
+                        f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not belong together."
+                    )
 
     def encoder_layout(
         self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None, **kwargs: Any
@@ -145,7 +153,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         if sequence_ids is not None:
             tokens = (sequence_ids != 0).long()
             attention_mask = tokens if attention_mask is None else attention_mask * tokens
-            same_sequence = _same_sequence(sequence_ids)
+            same_sequence = _same_sequence(_sequence_starts(sequence_ids).cumsum(1))
         first = None
         if padding_only and attention_mask is not None:
             tokens = attention_mask != 0
@@ -173,10 +181,15 @@ def default_positions(words: Tensor, position_ids: Tensor | None, sequence_ids: 
         if sequence_ids is None:
             position_ids = columns
         else:
-            starts = torch.ones_like(sequence_ids, dtype=torch.bool)
-            starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-            position_ids = columns - (columns * starts).cummax(1).values
+            position_ids = columns - (columns * _sequence_starts(sequence_ids)).cummax(1).values
     return position_ids.expand(batch_size, length)
+
+
+def _sequence_starts(sequence_ids: Tensor) -> Tensor:
+    """(batch, length) bool: where a run of equal ids starts. A run is a sequence, whatever its number elsewhere."""
+    starts = torch.ones_like(sequence_ids, dtype=torch.bool)
+    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+    return starts
 
 
 def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> None:
@@ -220,9 +233,9 @@ def capture_unpacked_outputs(forward: Callable) -> Callable:
     return wrapper
 
 
-def _same_sequence(sequence_ids: Tensor) -> Callable:
+def _same_sequence(numbers: Tensor) -> Callable:
     def mask_function(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return sequence_ids[batch, query] == sequence_ids[batch, key]
+        return numbers[batch, query] == numbers[batch, key]
 
     return mask_function
 

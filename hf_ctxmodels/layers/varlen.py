@@ -156,18 +156,10 @@ class PackedLayout:
         """The same layout for a last layer whose outputs are wanted at some positions only.
 
         Args:
-            wanted: (batch, length) bool.
+            wanted: (batch, length) bool, False at padding.
             and_first: Compute each row's first token as well, for a pooler.
-
-        Raises:
-            CtxError: Padding is wanted.
         """
         rows = self.pack(wanted)
-        if self.indices is not None and int(rows.sum()) != int(wanted.sum()):
-            raise CtxError(
-                f"{int(wanted.sum()) - int(rows.sum())} of the wanted positions (labels other than -100) are padding; "
-                f"attention_mask and labels do not belong together."
-            )
         computed = rows.index_fill(0, self.first_rows, True) if and_first else rows
         query = computed.nonzero().squeeze(1)
         ends = torch.tensor(self.lengths).cumsum(0)

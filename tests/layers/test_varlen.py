@@ -128,11 +128,6 @@ def test_row_without_tokens_is_refused() -> None:
         build(torch.tensor([[1, 1], [0, 0]]))
 
 
-def test_wanted_padding_is_refused() -> None:
-    with pytest.raises(CtxError, match=r"2 of the wanted positions .* are padding"):
-        build(torch.tensor([[1, 0], [1, 0]])).select(torch.ones(2, 2, dtype=torch.bool), and_first=False)
-
-
 def attention_inputs(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(queries + keys)
     shapes = [(queries, HEADS, HEAD_DIM), (keys, HEADS, HEAD_DIM), (keys, HEADS, HEAD_DIM)]

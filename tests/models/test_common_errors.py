@@ -104,12 +104,20 @@ class TestTargets:
         assert len(set(losses)) == 1
         assert losses[0] != model(**batch, **targets).loss.item()
 
+    @pytest.mark.parametrize("unpad", [True, False])
     @pytest.mark.parametrize("case", VOCABULARY_HEADS, ids=str)
-    def test_vocabulary_label_on_padding(self, case: Case) -> None:
+    def test_vocabulary_label_on_padding(self, case: Case, unpad: bool) -> None:
         batch = make_batch(case)
         targets = make_targets(case, batch)
         targets["labels"][2, 5] = 7
-        assert_refused(case, batch | targets, "labels", "padding")
+        assert_refused(case, batch | targets, "1 of the labels", "padding", "[2, 5]", unpad=unpad)
+
+    @pytest.mark.parametrize("case", SPAN_HEADS, ids=str)
+    def test_span_on_padding(self, case: Case) -> None:
+        batch = make_batch(case)
+        targets = make_targets(case, batch)
+        targets["end_positions"][2] = batch["attention_mask"].shape[1] - 1
+        assert_refused(case, batch | targets, "end_positions[2]", "padding")
 
     def test_labels_of_another_batch(self, head: Case) -> None:
         batch = make_batch(head)

@@ -291,6 +291,15 @@ class TestSequenceIds:
         ids = batch.pop("attention_mask") * 3
         assert_same_outputs(model(**batch, sequence_ids=ids), expected, ids != 0)
 
+    @pytest.mark.parametrize("path", PATHS)
+    def test_a_number_that_comes_again_is_another_sequence(self, base: Case, path: str) -> None:
+        model = base.model(**PATHS[path])
+        batch = make_batch(base, (9, 9), masked=False)
+        again, fresh = (
+            torch.tensor([numbers] * 2) for numbers in ([1, 1, 2, 2, 2, 1, 1, 1, 1], [1, 1, 2, 2, 2, 3, 3, 3, 3])
+        )
+        assert_same_outputs(model(**batch, sequence_ids=again), model(**batch, sequence_ids=fresh))
+
     def test_neighbouring_rows_with_the_same_number_stay_apart(self, base: Case) -> None:
         batch = make_batch(base, (6, 6, 6), masked=False)
         ids = torch.ones_like(batch["input_ids"])

@@ -2,10 +2,11 @@
 
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 
+from hf_ctxmodels.conversion_ops import FirstFound
+
 _LEGACY = [  # names of the first releases; read, never written
     WeightRenaming(r"LayerNorm\.gamma", r"LayerNorm.weight"),
     WeightRenaming(r"LayerNorm\.beta", r"LayerNorm.bias"),
-    WeightRenaming(r"cls\.predictions\.decoder\.bias", r"cls.predictions.bias"),
 ]
 _RENAMINGS = [
     WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
@@ -18,9 +19,12 @@ _RENAMINGS = [
     WeightRenaming(r"cls\.predictions\.transform\.dense\.", r"mlm_head.dense."),
     WeightRenaming(r"cls\.predictions\.transform\.LayerNorm\.", r"mlm_head.norm."),
     WeightRenaming(r"cls\.predictions\.decoder\.weight", r"mlm_head.decoder.weight"),
-    WeightRenaming(r"cls\.predictions\.bias", r"mlm_head.decoder.bias"),
     WeightRenaming(r"cls\.seq_relationship\.", r"nsp_head."),
 ]
+# The reference decodes with decoder.bias; files of tied models may hold it under its other name alone.
+_DECODER_BIAS = WeightConverter(
+    ["cls.predictions.decoder.bias", "cls.predictions.bias"], "mlm_head.decoder.bias", [FirstFound()]
+)
 _FUSED = [
     WeightConverter(
         [f"attention.self.{part}.{kind}" for part in ("query", "key", "value")],
@@ -30,5 +34,5 @@ _FUSED = [
     for kind in ("weight", "bias")
 ]
 
-BERT_CONVERSION: list[WeightTransform] = [*_LEGACY, *_RENAMINGS, *_FUSED]
-BERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *_FUSED]
+BERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *_FUSED, _DECODER_BIAS]
+BERT_CONVERSION: list[WeightTransform] = [*_LEGACY, *BERT_EXPORT]

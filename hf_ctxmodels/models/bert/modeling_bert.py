@@ -133,8 +133,8 @@ class CtxBertModel(CtxBertPreTrainedModel):
             token_type_ids: (batch, length), 0 for the first segment, 1 for the second; None is all 0.
             position_ids: (batch, length) or (1, length); None counts the columns of the batch, or, with
                 `sequence_ids`, the tokens of each sequence.
-            sequence_ids: (batch, length), for several sequences in one row: 0 at padding, tokens attend to those of
-                the same number in their row.
+            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal
+                numbers is one sequence, whose tokens attend to each other only.
             wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden) in
                 row-major order, and the last layer is computed only there (and at the first tokens, for the pooler).
             kwargs: `output_hidden_states`, `output_attentions` (eager only), and what the attention function takes.
@@ -147,10 +147,10 @@ class CtxBertModel(CtxBertPreTrainedModel):
             inputs_embeds,
             attention_mask,
             self.config.max_position_embeddings,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
             sequence_ids=sequence_ids,
             wanted=wanted,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
         )
         check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
         check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")

@@ -1,0 +1,39 @@
+"""Weight conversions that transformers does not ship, for the families' conversion tables."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.core_model_loading import ConversionOps
+
+
+class FirstFound(ConversionOps):
+    """Several reference names of one parameter: the first that a file holds is read; all are written."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Keep the tensor of the first source that is there."""
+        found = next(input_dict[source] for source in source_patterns if source in input_dict)
+        return {target_patterns[0]: found[0] if isinstance(found, list) else found}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Write the tensor under every name."""
+        return _Repeated()
+
+
+class _Repeated(ConversionOps):
+    """One tensor under several names."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Copy the tensor for every target: safetensors refuses shared memory."""
+        (found,) = input_dict.values()
+        tensor = found[0] if isinstance(found, list) else found
+        return {target: tensor.clone() for target in target_patterns}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Read the first."""
+        return FirstFound()
