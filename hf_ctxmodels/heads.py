@@ -24,8 +24,10 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 
 IGNORED = -100
-# Mixins: derived from PreTrainedModel themselves, the heads would settle `config_class` before the family can.
-_Mixin = CtxPreTrainedModel if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Mixin = CtxPreTrainedModel
+else:  # derived from PreTrainedModel themselves, the heads would settle `config_class` before the family can
+    _Mixin = object
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 
 
@@ -104,7 +106,7 @@ class ForMaskedLM(HeadModel):
     is None; without labels, `logits` is full.
     """
 
-    loss_targets = ("labels",)
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def get_output_embeddings(self) -> nn.Module:
         """The decoder, tied to the word embeddings unless `config.tie_word_embeddings` is False."""
@@ -170,7 +172,7 @@ class ForSequenceClassification(HeadModel):
     follows from `num_labels` and the type of `labels`, as in transformers.
     """
 
-    loss_targets = ("labels",)
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     pools = True
 
     def build_head(self, config: Any) -> None:
@@ -224,7 +226,7 @@ class ForSequenceClassification(HeadModel):
 class ForTokenClassification(HeadModel):
     """One class per token (Devlin et al. 2019, section 5.3)."""
 
-    loss_targets = ("labels",)
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from every token's state."""
@@ -262,7 +264,7 @@ class ForTokenClassification(HeadModel):
 class ForQuestionAnswering(HeadModel):
     """Start and end of an answer span (Devlin et al. 2019, section 4.2)."""
 
-    loss_targets = ("start_positions", "end_positions")
+    loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     accepts_loss_kwargs = False
 
     def build_head(self, config: Any) -> None:
@@ -325,7 +327,7 @@ class ForQuestionAnswering(HeadModel):
 class ForMultipleChoice(HeadModel):
     """One of several continuations, each encoded with the context (Devlin et al. 2019, section 4.4)."""
 
-    loss_targets = ("labels",)
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     pools = True
 
     def build_head(self, config: Any) -> None:

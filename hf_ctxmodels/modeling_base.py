@@ -56,7 +56,7 @@ class CtxPreTrainedModel(PreTrainedModel):
             save_directory: Folder to write config.json and model.safetensors to; created if needed.
         """
         loaded_with = getattr(self, "_weight_conversions", None)
-        self._weight_conversions = self.export_conversion
+        self._weight_conversions: Any = self.export_conversion
         try:
             super().save_pretrained(save_directory, save_original_format=True)
         finally:
@@ -83,7 +83,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         sequence_ids: Tensor | None = None,
         wanted: Tensor | None = None,
         **aligned: Tensor | None,
-    ) -> None:
+    ) -> Tensor:
         """Refuse what would fail deep inside or, on a GPU, take the device down.
 
         Args:
@@ -94,12 +94,15 @@ class CtxPreTrainedModel(PreTrainedModel):
             wanted: (batch, length), the positions whose outputs are wanted.
             aligned: Other (batch, length) tensors by their argument name.
 
+        Returns:
+            What is to be encoded: the ids (batch, length), or the embeddings (batch, length, hidden).
+
         Raises:
             CtxError: Naming the argument, what it is and what was expected.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise CtxError("Give exactly one of input_ids and inputs_embeds.")
         given = input_ids if input_ids is not None else inputs_embeds
+        if given is None or (input_ids is not None and inputs_embeds is not None):
+            raise CtxError("Give exactly one of input_ids and inputs_embeds.")
         if given.dim() != (2 if input_ids is not None else 3):
             raise CtxError(
                 f"input_ids must be (batch, length), inputs_embeds (batch, length, hidden); got {tuple(given.shape)}."
@@ -129,6 +132,7 @@ class CtxPreTrainedModel(PreTrainedModel):
                         f"{int(misplaced.sum())} of the labels other than -100 stand where {name} is 0 (padding), the "
                         f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not belong together."
                     )
+        return given
 
     def encoder_layout(
         self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None, **kwargs: Any
@@ -148,7 +152,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         wants_weights = kwargs.get("output_attentions") or self.config.output_attentions
         exact = padding_only and self.config._attn_implementation == "sdpa" and not wants_weights
         if self.config.unpad and exact and not _is_traced(words):
-            return PackedLayout.build(words.shape[:2], attention_mask, sequence_ids, words.device)
+            return PackedLayout.build(words.shape[0], words.shape[1], attention_mask, sequence_ids, words.device)
         same_sequence = None
         if sequence_ids is not None:
             tokens = (sequence_ids != 0).long()

@@ -94,7 +94,7 @@ def _bare_rate(family: Family, folder: Path, dtype: torch.dtype) -> float:
     _, objective = pretraining.make_objective(family, tokenizer, what, how.seed)
     model = pretraining.make_model(family, objective.auto_class, tokenizer, what).to(accelerator.device)
     examples, _ = pretraining.make_examples(what, objective, how.seed)
-    batches = take(training_batches(accelerator, examples, objective.collate, how, 0), how.max_steps)
+    batches = take(training_batches(accelerator, examples, objective.collate, how, 0), _STEPS + _WARM_UP)
     optimizer = make_optimizer(model, how)
     model.train()
     start = tokens = 0.0

@@ -7,15 +7,16 @@ attends per sequence, as in Krell et al. 2021 (arXiv 2107.02027) and Zeng et al.
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.layers.attention import eager_attention_forward
+from hf_ctxmodels.layers.attention import SelfAttention, eager_attention_forward
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class PaddedLayout:
         """What leaves the encoder: (batch, length, hidden), or (wanted, hidden)."""
         return hidden_states if self.wanted is None else hidden_states[self.wanted]
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
+    def attend(self, module: SelfAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """Attention of (batch, length, heads, head_dim) tensors.
 
         Returns:
@@ -97,7 +98,8 @@ class PackedLayout:
     @classmethod
     def build(
         cls,
-        shape: tuple[int, int],
+        batch_size: int,
+        length: int,
         attention_mask: Tensor | None,
         sequence_ids: Tensor | None,
         device: torch.device,
@@ -105,7 +107,7 @@ class PackedLayout:
         """Lay out a (batch, length) batch.
 
         Args:
-            shape: (batch, length).
+            batch_size, length: Its shape.
             attention_mask: (batch, length), non-zero at tokens; None when every position is a token.
             sequence_ids: (batch, length), 0 at padding, one value per contiguous sequence of a row; None when each row
                 is one sequence.
@@ -114,7 +116,6 @@ class PackedLayout:
         Raises:
             CtxError: A row without any token.
         """
-        batch_size, length = shape
         tokens = None
         if sequence_ids is not None:
             tokens = sequence_ids != 0
@@ -179,7 +180,7 @@ class PackedLayout:
         """(tokens, ...) -> the rows whose outputs are wanted."""
         return packed if self.query is None else packed[self.query]
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
+    def attend(self, module: SelfAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
         """Attention within each sequence.
 
         Args:
@@ -265,7 +266,8 @@ def _attend_varlen(
 ) -> Tensor:
     """The variable-length flash kernel of torch (half precision, no dropout)."""
     cu_query, cu_key = (_cumulative(lengths, query.device) for lengths in (query_lengths, key_lengths))
-    return varlen_attn(query, key, value, cu_query, cu_key, max(query_lengths), max(key_lengths), scale=scaling)
+    longest = max(query_lengths), max(key_lengths)
+    return cast(Tensor, varlen_attn(query, key, value, cu_query, cu_key, *longest, scale=scaling))
 
 
 def _grid(lengths: tuple[int, ...], device: torch.device) -> Tensor:

@@ -69,7 +69,7 @@ def test_padded_equals_torch(implementation: str, bias: bool) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_packed_equals_torch(bias: bool) -> None:
     module = attention(bias=bias)
-    layout = PackedLayout.build(MASK.shape, MASK, None, MASK.device)
+    layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
     got, _ = module(layout.pack(states()), layout)
     torch.testing.assert_close(got, torch_attention(module, states())[MASK == 1], atol=1e-5, rtol=1e-5)
 
@@ -77,7 +77,7 @@ def test_packed_equals_torch(bias: bool) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_wanted_rows_equal_all_rows(bias: bool) -> None:
     module = attention(bias=bias)
-    layout = PackedLayout.build(MASK.shape, MASK, None, MASK.device)
+    layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
     packed = layout.pack(states())
     everything, _ = module(packed, layout)
     wanted = torch.zeros_like(MASK, dtype=torch.bool)

@@ -46,7 +46,7 @@ def masks_and_wanted(draw: Callable) -> tuple[Tensor, Tensor]:
 
 def build(mask: Tensor | None, ids: Tensor | None = None) -> PackedLayout:
     shape = (mask if ids is None else ids).shape
-    return PackedLayout.build(shape, mask, ids, CPU)
+    return PackedLayout.build(*shape, mask, ids, CPU)
 
 
 def numbered(mask: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def test_mask_and_sequence_ids_are_both_heeded(mask: Tensor) -> None:
 
 def test_no_padding_packs_to_a_view() -> None:
     for mask in (None, torch.ones(2, 3, dtype=torch.long)):
-        layout = PackedLayout.build((2, 3), mask, None, CPU)
+        layout = PackedLayout.build(2, 3, mask, None, CPU)
         values = torch.randn(2, 3, 4)
         assert layout.pack(values).data_ptr() == values.data_ptr()
         assert layout.unpack(layout.pack(values)).data_ptr() == values.data_ptr()

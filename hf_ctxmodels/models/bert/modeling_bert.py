@@ -5,7 +5,7 @@ prediction. Everything else comes from `hf_ctxmodels.layers` and `hf_ctxmodels.h
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ class CtxBertModel(CtxBertPreTrainedModel):
         """The word embeddings."""
         return self.embeddings.word_embeddings
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replace the word embeddings (used when the vocabulary is resized)."""
         self.embeddings.word_embeddings = value
 
@@ -142,7 +142,7 @@ class CtxBertModel(CtxBertPreTrainedModel):
         Raises:
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
-        self.check_encoder_input(
+        words = self.check_encoder_input(
             input_ids,
             inputs_embeds,
             attention_mask,
@@ -154,7 +154,6 @@ class CtxBertModel(CtxBertPreTrainedModel):
         )
         check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
         check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
-        words = input_ids if input_ids is not None else inputs_embeds
         layout = self.encoder_layout(words, attention_mask, sequence_ids, **kwargs)
         hidden_states = self.embeddings(
             layout.pack(words),
@@ -222,7 +221,7 @@ class CtxBertForPreTraining(CtxBertForMaskedLM):
     `num_items_in_batch` cannot describe two terms, so it is not asked for (`accepts_loss_kwargs`).
     """
 
-    loss_targets = ("labels", "next_sentence_label")
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
     pools = True
     accepts_loss_kwargs = False
 
@@ -285,7 +284,7 @@ class CtxBertForPreTraining(CtxBertForMaskedLM):
 class CtxBertForNextSentencePrediction(CtxBertHeadModel):
     """BERT with the next-sentence classifier alone (section 3.1, task 2)."""
 
-    loss_targets = ("labels",)
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     pools = True
 
     def build_head(self, config: CtxBertConfig) -> None:
