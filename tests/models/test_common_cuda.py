@@ -1,0 +1,33 @@
+"""The same answers on a CUDA device as on the CPU, by each of its attention paths."""
+
+import pytest
+import torch
+from zoo import Case, make_batch, make_targets
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)],  # padded for the attention alone; the variable-length kernel
+    ids=["float32", "bfloat16"],
+)
+def test_loss_and_gradients(head: Case, dtype: torch.dtype, tolerance: float) -> None:
+    batch = make_batch(head)
+    batch |= make_targets(head, batch)
+    model = head.model()
+    expected = model(**batch).loss
+    expected.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    model.to("cuda", dtype)
+    moved = {name: tensor.to("cuda") for name, tensor in batch.items()}
+    loss = model(**moved).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=tolerance)
+    for name, parameter in model.named_parameters():
+        error = (parameter.grad.float().cpu() - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-3)
+        assert error < 10 * tolerance, name
