@@ -2,7 +2,7 @@
 
 Trains a tokenizer, pretrains a tiny BERT, fine-tunes it on film-review polarity, reloads everything through the Auto
 classes and prints a table, by calling the scripts as you would. The seed was fixed in advance. Fine-tuning at learning
-rates from 3e-4 to 3e-3 for 10 or 15 epochs was tried on these same sentences with earlier pretrained models; the recipe
+rates from 3e-4 to 3e-3 for 5 to 30 epochs was tried on these same sentences with earlier pretrained models; the recipe
 was not chosen by its accuracy.
 """
 
