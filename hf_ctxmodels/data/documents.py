@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from hf_ctxmodels.data.demo import demo_documents
-from hf_ctxmodels.data.files import FILE_KINDS, column_paragraphs, file_kind, read_file
+from hf_ctxmodels.data.files import FILE_KINDS, check_file, column_paragraphs, file_kind, read_file
 from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.objectives.seeding import Stream, generator
@@ -71,7 +71,7 @@ class Documents:
                 raise CtxError(
                     f"Document {number} (counted from 0) has no text.",
                     where=self.name,
-                    mend="remove it from the data, or pass over such documents with skip_empty_documents.",
+                    mend="remove it from the data, or pass over such ones: --skip_empty_documents, in Python skip_empty.",
                 )
         if empty:
             raise NoDocumentError(
@@ -85,7 +85,10 @@ class Documents:
         return DocumentTexts(self)
 
     def split(self, validation_fraction: float, seed: int = 0) -> tuple[Self, Self]:
-        """Training documents and held-out documents; see `HeldOut`. Reads nothing."""
+        """Training documents and held-out documents; see `HeldOut`. Reads nothing.
+
+        All scripts leave the seed at 0, whatever their --seed is; see `DataArguments`.
+        """
         if not 0 < validation_fraction <= 0.5:
             raise CtxError(
                 f"validation_fraction={validation_fraction} is out of range.", mend="use more than 0 and at most 0.5."
@@ -137,8 +140,7 @@ def load_documents(
                 where=str(path),
                 mend=f"give one of {', '.join(FILE_KINDS)} (also with .gz), a directory, a Hub id, or `demo`.",
             )
-        if not path.is_file():
-            raise CtxError("No such file.", where=str(path), mend="check the path given as the data set.")
+        check_file(path)
         return Documents(path.name, partial(read_file, path, text_column), skip_empty)
     rows = _load_dataset(dataset, config_name, split, streaming)
     return Documents(dataset, partial(_hub_documents, rows, text_column, dataset), skip_empty)

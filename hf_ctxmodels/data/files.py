@@ -1,6 +1,7 @@
-"""Local files of running text -> documents, with errors that name the file and the place.
+"""Local files -> lines, JSON objects and documents of running text, with errors that name the file and the place.
 
-Read line by line or batch by batch, never as a whole. A document is a list of paragraphs, which may be empty.
+Documents are read line by line or batch by batch, never as a whole. A document is a list of paragraphs, which may be
+empty.
 """
 
 import gzip
@@ -21,44 +22,32 @@ def file_kind(path: Path) -> str:
     return Path(path.stem if path.suffix == ".gz" else path.name).suffix.lower()
 
 
-def read_file(path: Path, text_column: str) -> Iterator[list[str]]:
-    """Documents of a file of one of the `FILE_KINDS`, plain or gzipped.
+def check_file(path: Path) -> None:
+    """Raise CtxError unless there is such a file."""
+    if not path.is_file():
+        raise CtxError("No such file.", where=str(path), mend="give the path of a data file, or `demo`.")
 
-    Args:
-        path: in `.txt` every line is a paragraph and a blank line ends a document; in `.jsonl` every line is an object,
-            in `.parquet` every row a record, and each holds one document.
-        text_column: name of the document's text in `.jsonl` and `.parquet`.
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines of a UTF-8 file with their ends, gunzipped when it ends in `.gz`, without a byte order mark.
+
+    Only line feeds end a line: `str.splitlines` would also cut at U+2028 and the like, which JSON allows inside
+    strings.
 
     Raises:
-        CtxError: the file is missing or damaged, not UTF-8, or has no such column.
+        CtxError: the file is missing, damaged, or not UTF-8 (with the offset of the offending byte).
     """
-    if not path.is_file():
-        raise CtxError("No such file.", where=str(path), mend="check the path given as the data set.")
-    kind = file_kind(path)
-    if kind == ".txt":
-        return _text_documents(path)
-    if kind == ".jsonl":
-        return _json_documents(path, text_column)
-    return _parquet_documents(path, text_column)
-
-
-def paragraphs_of(text: str | None) -> list[str]:
-    """The non-blank lines of a text."""
-    return [line for line in (text or "").splitlines() if not line.isspace()]
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file without their ends."""
+    check_file(path)
     offset = 0
     packed = path.suffix == ".gz"
     try:
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
             for line in file:
                 # Only a first line may begin with a byte order mark; elsewhere it is a character like any other.
-                yield line.decode("utf-8-sig" if offset == 0 else "utf-8").rstrip("\r\n")
+                yield line.decode("utf-8-sig" if offset == 0 else "utf-8")
                 offset += len(line)
     except UnicodeDecodeError as error:
-        place = offset + error.start + len(line) - len(error.object)
+        place = offset + error.start + len(line) - len(error.object)  # error.object lacks the byte order mark
         raise CtxError(
             f"Not UTF-8: byte {place} is 0x{error.object[error.start]:02x}.",
             where=f"{path}, byte {place}{' of what it unpacks to' if packed else ''}",
@@ -70,30 +59,75 @@ def _lines(path: Path) -> Iterator[str]:
         ) from error
 
 
-def _text_documents(path: Path) -> Iterator[list[str]]:
-    document: list[str] = []
-    for line in _lines(path):
-        if line.strip():
-            document.append(line)
-        elif document:
-            yield document
-            document = []
-    if document:
-        yield document
+def read_text(file: str | Path) -> str:
+    """The whole text of a file; see `read_lines`.
+
+    Raises:
+        CtxError: as `read_lines`, or the file is empty.
+    """
+    text = "".join(read_lines(Path(file)))
+    if not text.strip():
+        raise CtxError("The file is empty.", where=str(file), mend="give a file with at least one example.")
+    return text
 
 
-def _json_documents(path: Path, text_column: str) -> Iterator[list[str]]:
-    for number, line in enumerate(_lines(path), start=1):
+def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects of a file with one JSON object a line, and where each stands (`file:line`).
+
+    Raises:
+        CtxError: as `read_lines`, or a line is no JSON object.
+    """
+    for number, line in enumerate(read_lines(Path(file)), start=1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        where = f"{file}:{number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise CtxError(f"Not JSON: {error}.", where=where, mend="write one JSON object a line.") from error
         if not isinstance(row, dict):
-            raise CtxError(f"A {type(row).__name__}, not a JSON object.", where=where, mend="write one object a line.")
-        yield column_paragraphs(row, text_column, where)
+            raise CtxError(
+                f"Expected a JSON object, got {type(row).__name__}.",
+                where=where,
+                mend='write {"column": value, ...}.',
+            )
+        yield row, where
+
+
+def read_file(path: Path, text_column: str) -> Iterator[list[str]]:
+    """Documents of a file of one of the `FILE_KINDS`, plain or gzipped.
+
+    Args:
+        path: in `.txt` every line is a paragraph and a blank line ends a document; in `.jsonl` every line is an object,
+            in `.parquet` every row a record, and each holds one document.
+        text_column: name of the document's text in `.jsonl` and `.parquet`.
+
+    Raises:
+        CtxError: the file is missing or damaged, not UTF-8, or has no such column.
+    """
+    kind = file_kind(path)
+    if kind == ".txt":
+        return _text_documents(path)
+    if kind == ".jsonl":
+        return (column_paragraphs(row, text_column, where) for row, where in read_objects(path))
+    return _parquet_documents(path, text_column)
+
+
+def paragraphs_of(text: str | None) -> list[str]:
+    """The non-blank lines of a text."""
+    return [line for line in (text or "").splitlines() if not line.isspace()]
+
+
+def _text_documents(path: Path) -> Iterator[list[str]]:
+    document: list[str] = []
+    for line in read_lines(path):
+        if line.strip():
+            document.append(line.rstrip("\r\n"))
+        elif document:
+            yield document
+            document = []
+    if document:
+        yield document
 
 
 def column_paragraphs(row: dict[str, Any], text_column: str, where: str) -> list[str]:
@@ -118,6 +152,7 @@ def _parquet_documents(path: Path, text_column: str) -> Iterator[list[str]]:
     import pyarrow
     import pyarrow.parquet
 
+    check_file(path)
     try:
         # Parquet is read from its end, so a gzipped one has to be unpacked first.
         source = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_ctxmodels.data.files import file_kind
+from hf_ctxmodels.data.files import file_kind, read_text
 from hf_ctxmodels.data.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task
-from hf_ctxmodels.data.tasks.readers import read_text
 from hf_ctxmodels.errors import CtxError
 
 MAX_QUESTION_TOKENS = 64  # longer questions are cut, as in BERT's own SQuAD runs (Devlin et al. 2019, released code)

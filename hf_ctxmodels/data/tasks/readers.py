@@ -5,21 +5,18 @@ Three kinds of file, each plain or gzipped (`.gz`):
 - tables: `.csv` (quoted as spreadsheets write it), `.tsv` and `.txt` (tab-separated, quotes are literal, as in GLUE)
   and `.jsonl` (one object a line). The first line names the columns, unless columns are asked for by number;
 - tagged sentences: CoNLL columns (one word a line, a blank line ends a sentence) and `.conllu`;
-- SQuAD's JSON, in `question_answering.py`, which uses `read_text` from here.
+- SQuAD's JSON, in `question_answering.py`.
 """
 
 import csv
-import gzip
 import io
-import json
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_ctxmodels.data.files import file_kind
+from hf_ctxmodels.data.files import file_kind, read_objects, read_text
 from hf_ctxmodels.errors import CtxError
 
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
@@ -41,36 +38,6 @@ class TaggedSentence:
     words: list[str]
     tags: list[str]
     where: str
-
-
-def read_text(file: str | Path) -> str:
-    """The text of a UTF-8 file, gunzipped when it ends in `.gz`, without a byte order mark.
-
-    Raises CtxError when the file is missing, empty, damaged, or not UTF-8 (with the offset of the offending byte).
-    """
-    path = Path(file)
-    if not path.is_file():
-        raise CtxError("No such file.", where=str(path), mend="give the path of a data file, or `demo`.")
-    data = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise CtxError(
-                f"Not a whole gzip file: {error}.", where=str(path), mend="fetch or compress it again."
-            ) from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        offset = error.start + (len(data) - len(error.object))  # error.object lacks the byte order mark
-        raise CtxError(
-            f"Not UTF-8: byte {offset} is 0x{data[offset]:02x}.",
-            where=f"{path}, byte {offset}{' of what it unpacks to' * (path.suffix == '.gz')}",
-            mend="convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW",
-        ) from error
-    if not text.strip():
-        raise CtxError("The file is empty.", where=str(path), mend="give a file with at least one example.")
-    return text
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -99,9 +66,7 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
             mend="rename or convert the file.",
         )
     if not rows:
-        raise CtxError(
-            "No examples, only a header line.", where=str(file), mend="give a file with at least one example."
-        )
+        raise CtxError("No examples.", where=str(file), mend="give a file with at least one example.")
     return rows
 
 
@@ -145,21 +110,7 @@ def _position(column: str, names: Sequence[str], file: str | Path) -> int:
 
 
 def _read_jsonl(file: str | Path, columns: Sequence[str]) -> Iterator[Row]:
-    # Split at line feeds only: str.splitlines would also cut at U+2028 and the like, which JSON allows inside strings.
-    for number, line in enumerate(read_text(file).split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{file}:{number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CtxError(f"Not JSON: {error}.", where=where, mend="write one JSON object a line.") from error
-        if not isinstance(record, dict):
-            raise CtxError(
-                f"Expected a JSON object, got {type(record).__name__}.",
-                where=where,
-                mend='write {"column": value, ...}.',
-            )
+    for record, where in read_objects(file):
         for column in columns:
             _position(column, list(record), where)
         yield Row({column: record[column] for column in columns}, where)
