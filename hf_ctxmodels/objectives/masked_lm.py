@@ -172,12 +172,7 @@ class MaskedLM(Objective):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         self.template = RowTemplate(tokenizer, segments=1)
-        self.room = max_length - self.template.special_tokens
-        if self.room < 1:
-            raise CtxError(
-                f"max_length={max_length} leaves no room for text beside the special tokens.",
-                mend=f"use at least {self.template.special_tokens + 1}.",
-            )
+        self.room = self.template.room(max_length)
         self.collate = self.options.collator(DataCollatorForMaskedLanguageModeling, tokenizer, seed)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:

@@ -108,12 +108,7 @@ class MaskedLMWithNextSentence(Objective):
                 mend="use 0 to 1.",
             )
         self.template = RowTemplate(tokenizer, segments=2)
-        self.room = max_length - self.template.special_tokens
-        if self.room < 2:
-            raise CtxError(
-                f"max_length={max_length} leaves no room for two segments beside the special tokens.",
-                mend=f"use at least {self.template.special_tokens + 2}.",
-            )
+        self.room = self.template.room(max_length)
         self.collate = self.options.collator(DataCollatorForNextSentencePrediction, tokenizer, seed)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:

@@ -119,6 +119,21 @@ class RowTemplate:
         types = np.asarray(row["token_type_ids"], dtype=np.uint8)
         self._types = np.split(types, np.sort(np.concatenate([slots, slots + 1])))
 
+    def room(self, max_length: int) -> int:
+        """Tokens of text that fit in a row of `max_length`.
+
+        Raises:
+            CtxError: not one for each segment.
+        """
+        segments = len(self._fixed) - 1
+        room = max_length - self.special_tokens
+        if room < segments:
+            raise CtxError(
+                f"max_length={max_length} leaves no room for text beside the special tokens.",
+                mend=f"use at least {self.special_tokens + segments}.",
+            )
+        return room
+
     def fill(self, *segments: np.ndarray) -> np.ndarray:
         """Token ids of the whole row."""
         parts = [self._fixed[0]]
