@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import hf_ctxmodels  # noqa: F401 - registers the families
 from hf_ctxmodels.data.tasks import TASKS, Task, TaskArguments
-from hf_ctxmodels.errors import CtxError, run_script
+from hf_ctxmodels.errors import run_script
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.counted_loss import count_loss_targets
+from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.loop import make_accelerator, train
-from hf_ctxmodels.training.pretrained import open_config, open_head, open_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.task_evaluation import TaskEvaluation
 
@@ -56,16 +56,6 @@ class FinetuneLoopArguments(LoopArguments):
         super().__post_init__()
 
 
-def check_length(max_length: int, config: Any) -> None:
-    """Raise CtxError unless the model has a position for every token."""
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and max_length > limit:
-        raise CtxError(
-            f"--max_length {max_length} is over the model's limit of {limit} positions.",
-            mend=f"give --max_length {limit} or less.",
-        )
-
-
 def write_predictions(file: str, task: Task[Any], examples: list[Any], predictions: list[Any]) -> None:
     """One JSON object a line: the example, its label and what was predicted."""
     lines = [json.dumps(task.record(*pair), ensure_ascii=False) for pair in zip(examples, predictions, strict=True)]
@@ -86,15 +76,15 @@ def main() -> None:
     )
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
-    config = open_config(arguments.model)
-    check_length(task_arguments.max_length, config)
+    config = load_config(arguments.model)
+    tokenizer = load_tokenizer(arguments.model, split_words=task.split_words)
+    check_fit(tokenizer, config, task_arguments.max_length, where=arguments.model)
     task.configure(config, training, validation)
-    tokenizer = open_tokenizer(arguments.model, config, split_words=task.split_words)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
 
     accelerator = make_accelerator(loop_arguments)
-    model = open_head(arguments.model, task.auto_class, config)
+    model = load_model(arguments.model, task.auto_class, config)
     count_loss_targets(model, task.targets)
     collate = task.collator(tokenizer)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)

@@ -87,7 +87,7 @@ def main() -> None:
     arguments, data = parse_arguments(TokenizerArguments, DataArguments, description=__doc__)
     tokenizer_class: Any = get_family(arguments.family).tokenizer
     options = training_options(tokenizer_class, arguments.options)
-    training, held_out = data.load().split(data.validation_fraction)
+    training, held_out = data.load()
     texts = CountedTexts(training)
     tokenizer = tokenizer_class.train(texts, arguments.vocab_size, **options)
     tokenizer.save_pretrained(arguments.output_dir)
@@ -95,6 +95,9 @@ def main() -> None:
     print(f"{tokenizer_class.__name__} in {arguments.output_dir}")
     print(f"  vocabulary       {len(tokenizer)} tokens of {arguments.vocab_size} asked for")
     print(f"  trained on       {texts.count} documents of {data.dataset}")
+    if held_out is None:
+        print("  held out         no document: --validation_fraction is 0")
+        return
     try:
         result = fit(tokenizer, held_out)
     except NoDocumentError:

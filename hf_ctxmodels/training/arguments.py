@@ -1,13 +1,10 @@
 """The flags of the training loop, shared by all scripts."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from hf_ctxmodels.errors import CtxError
-
-
-def _flag(default: object, explanation: str) -> Any:
-    return field(default=default, metadata={"help": explanation})
+from hf_ctxmodels.flags import flag
 
 
 @dataclass
@@ -19,29 +16,29 @@ class LoopArguments:
     """
 
     output_dir: str = field(metadata={"help": "Directory for the model, its checkpoints and logs."})
-    max_steps: int | None = _flag(None, "Optimizer steps to train.")
-    num_train_epochs: float | None = _flag(None, "Passes over the data to train, instead of --max_steps.")
-    per_device_batch_size: int = _flag(32, "Examples per process and micro-batch.")
-    gradient_accumulation_steps: int = _flag(1, "Micro-batches per optimizer step.")
-    learning_rate: float = _flag(1e-4, "Peak learning rate.")
-    weight_decay: float = _flag(0.01, "Decoupled weight decay; biases and normalisation weights are spared.")
-    adam_beta1: float = _flag(0.9, "AdamW: decay of the first moment.")
-    adam_beta2: float = _flag(0.999, "AdamW: decay of the second moment.")
-    adam_epsilon: float = _flag(1e-6, "AdamW: added to the denominator.")
-    lr_scheduler: Literal["linear", "cosine", "constant"] = _flag("linear", "Learning rate after the warm-up.")
-    warmup_steps: float = _flag(0.0, "Steps of linear warm-up; a value below 1 is a share of all steps.")
-    max_grad_norm: float = _flag(1.0, "Clip the gradient to this norm; 0 does not clip.")
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = _flag(
+    max_steps: int | None = flag(None, "Optimizer steps to train.")
+    num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
+    per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
+    gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.")
+    learning_rate: float = flag(1e-4, "Peak learning rate.")
+    weight_decay: float = flag(0.01, "Decoupled weight decay; biases and normalisation weights are spared.")
+    adam_beta1: float = flag(0.9, "AdamW: decay of the first moment.")
+    adam_beta2: float = flag(0.999, "AdamW: decay of the second moment.")
+    adam_epsilon: float = flag(1e-6, "AdamW: added to the denominator.")
+    lr_scheduler: Literal["linear", "cosine", "constant"] = flag("linear", "Learning rate after the warm-up.")
+    warmup_steps: float = flag(0.0, "Steps of linear warm-up; a value below 1 is a share of all steps.")
+    max_grad_norm: float = flag(1.0, "Clip the gradient to this norm; 0 does not clip.")
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = flag(
         None, "Precision of the forward pass; by default what `accelerate launch` says, else no."
     )
-    seed: int = _flag(42, "Seed of initialisation, data order, masks and dropout.")
-    logging_steps: int = _flag(50, "Steps between two log records.")
-    eval_steps: int = _flag(0, "Steps between two evaluations; 0 evaluates at the end only.")
-    save_steps: int = _flag(500, "Steps between two checkpoints; 0 saves at the end only.")
-    keep_checkpoints: int = _flag(2, "Newest checkpoints to keep.")
-    resume: bool = _flag(False, "Continue from the newest checkpoint in --output_dir, exactly; without one, start.")
-    report_to: Literal["none", "tensorboard", "trackio"] = _flag("none", "Experiment tracker.")
-    dataloader_workers: int = _flag(1, "Background processes that make batches; 0 makes them in the training process.")
+    seed: int = flag(42, "Seed of initialisation, data order, masks and dropout.")
+    logging_steps: int = flag(50, "Steps between two log records.")
+    eval_steps: int = flag(0, "Steps between two evaluations; 0 evaluates at the end only.")
+    save_steps: int = flag(500, "Steps between two checkpoints; 0 saves at the end only.")
+    keep_checkpoints: int = flag(2, "Newest checkpoints to keep.")
+    resume: bool = flag(False, "Continue from the newest checkpoint in --output_dir, exactly; without one, start.")
+    report_to: Literal["none", "tensorboard", "trackio"] = flag("none", "Experiment tracker.")
+    dataloader_workers: int = flag(1, "Background processes that make batches; 0 makes them in the training process.")
 
     def __post_init__(self) -> None:
         if (self.max_steps is None) == (self.num_train_epochs is None):

@@ -1,4 +1,8 @@
-"""Opening models and tokenizers for the scripts, with errors that say what to do."""
+"""Opening models and tokenizers for the scripts, with errors that say what to do.
+
+A script opens the configuration and the tokenizer, holds them against each other with `check_fit`, and only then reads
+the weights: mistakes show before anything large is loaded.
+"""
 
 import json
 import sys
@@ -7,77 +11,35 @@ from typing import Any
 
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.errors import CtxError
 
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json"),
+    *("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model"),
+)
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a directory or Hub id.
-
-    Raises:
-        CtxError: there is no such tokenizer, or its files are missing or damaged.
-    """
-    directory = Path(path)
-    if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
-        raise CtxError(
-            f"The directory holds no tokenizer: none of {', '.join(_TOKENIZER_FILES)}.",
-            where=str(path),
-            mend="train one with scripts/train_tokenizer.py, or copy the missing file from where the model came from.",
-        )
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except Exception as error:  # tokenizers raises a bare Exception for a damaged file
-        raise CtxError(
-            f"The tokenizer cannot be opened: {_first_line(error)}",
-            where=str(path),
-            mend="check the name; a damaged tokenizer.json has to be copied or trained again.",
-        ) from error
-
-
-def load_model(path: str | Path, auto_class: str, **config_changes: Any) -> PreTrainedModel:
-    """The model of a directory or Hub id, with the head of an Auto class.
-
-    Weights that the checkpoint lacks are initialised (a new head), and those the head does not have are left out; both
-    are reported on stderr.
-
-    Args:
-        path: directory or Hub id.
-        auto_class: for example "AutoModelForSequenceClassification".
-        config_changes: configuration fields to change, for example `num_labels=3`.
+def load_config(source: str | Path) -> PreTrainedConfig:
+    """The configuration of a checkpoint directory or Hub id.
 
     Raises:
-        CtxError: there is no such model, it has no such head, or its files are missing or damaged.
+        CtxError: there is no such checkpoint, or its `config.json` cannot be used.
     """
     try:
-        # transformers reports missing and unexpected weights, but raises for neither.
-        model, report = getattr(transformers, auto_class).from_pretrained(
-            path, output_loading_info=True, **config_changes
-        )
-    except SafetensorError as error:
-        raise CtxError(
-            f"The weights are damaged: {error}.",
-            where=str(Path(path) / "model.safetensors"),
-            mend="copy or download the file again; a checkpoint-<step> directory beside it may hold good weights.",
-        ) from error
+        return AutoConfig.from_pretrained(source)
     except CtxError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise CtxError(
-            f"The model cannot be opened with {auto_class}: {_first_line(error)}",
-            where=str(path),
-            mend="give a directory with config.json and model.safetensors, or a Hub id, of a model with that head.",
+            f"No usable model configuration: {_first_line(error)}",
+            where=str(source),
+            mend="give a directory with a config.json, or a Hub id.",
         ) from error
-    for kind, meaning in (("missing_keys", "newly initialised"), ("unexpected_keys", "left out")):
-        if names := sorted(report[kind]):
-            shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-            print(f"{path}: {len(names)} weights {meaning}: {shown}", file=sys.stderr)
-    return model
 
 
-def load_config(config_class: type[PreTrainedConfig], file: str | Path) -> PreTrainedConfig:
+def load_config_file(config_class: type[PreTrainedConfig], file: str | Path) -> PreTrainedConfig:
     """A configuration from a JSON file of the class's fields.
 
     Raises:
@@ -96,9 +58,54 @@ def load_config(config_class: type[PreTrainedConfig], file: str | Path) -> PreTr
         ) from error
 
 
-def check_fit(
-    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int | None = None, *, where: str
-) -> None:
+def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a directory or Hub id.
+
+    Args:
+        source: directory or Hub id.
+        split_words: it will be given single words. Byte-level tokenizers are then told to put a space before each, as
+            they were trained, and keep this setting when they are saved.
+
+    Raises:
+        CtxError: there is no such tokenizer, its files are missing or damaged, or it is not backed by the tokenizers
+            library.
+    """
+    directory = Path(source)
+    if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise CtxError(
+            f"The directory holds no tokenizer: none of {', '.join(_TOKENIZER_FILES)}.",
+            where=str(source),
+            mend="train one with scripts/train_tokenizer.py, or copy the missing file from where the model came from.",
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        if split_words and _omits_prefix_space(tokenizer):
+            tokenizer = AutoTokenizer.from_pretrained(source, add_prefix_space=True)
+    except CtxError:
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exceptions for damaged files
+        raise CtxError(
+            f"The tokenizer cannot be opened: {_first_line(error)}",
+            where=str(source),
+            mend="check the name; a damaged tokenizer.json has to be copied or trained again.",
+        ) from error
+    if not tokenizer.is_fast:
+        raise CtxError(
+            f"{type(tokenizer).__name__} does not say which characters its tokens come from.",
+            where=str(source),
+            mend="use a tokenizer with a tokenizer.json.",
+        )
+    return tokenizer
+
+
+def _omits_prefix_space(tokenizer: PreTrainedTokenizerBase) -> bool:
+    if not tokenizer.is_fast:
+        return False
+    splitting = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
+    return '"add_prefix_space": false' in json.dumps(splitting)
+
+
+def check_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int, *, where: str) -> None:
     """Hold tokenizer, model and input length against each other before hours of training.
 
     Raises:
@@ -110,15 +117,83 @@ def check_fit(
             f"The vocabulary does not fit the model: the tokenizer has {len(tokenizer)} tokens, the model embeds "
             f"{vocabulary} (vocab_size).",
             where=where,
-            mend="use the tokenizer the model was trained with, or a configuration with a larger vocab_size.",
+            mend="use the tokenizer the model was trained with, a configuration with a larger vocab_size, or add "
+            "embeddings: model.resize_token_embeddings(len(tokenizer)).",
         )
     limit = getattr(config, "max_position_embeddings", None)
-    if max_length is not None and limit is not None and max_length > limit:
+    if limit is not None and max_length > limit:
         raise CtxError(
-            f"Inputs of {max_length} tokens are over the model's limit of {limit} (max_position_embeddings).",
+            f"Inputs of {max_length} tokens are over the model's limit of {limit} positions (max_position_embeddings).",
             where=f"--max_length {max_length}",
             mend=f"use --max_length {limit} or less, or a configuration with more positions.",
         )
+
+
+def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """A model with the head that an Auto class names, its encoder from a directory or Hub id.
+
+    A head that the checkpoint lacks, or has in another shape, starts anew; weights that the model does not have are
+    left out. Both are reported on stderr.
+
+    Args:
+        source: directory or Hub id.
+        auto_class: for example "AutoModelForSequenceClassification".
+        config: of the checkpoint, perhaps with other labels.
+
+    Raises:
+        CtxError: there is no such model, the family has no such head, the weights are damaged, or those of the encoder
+            are missing or of another shape.
+    """
+    try:
+        # transformers reports missing and unexpected weights, but raises for neither.
+        model, report = getattr(transformers, auto_class).from_pretrained(
+            source, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except SafetensorError as error:
+        raise CtxError(
+            f"The weights are damaged: {error}.",
+            where=str(Path(source) / "model.safetensors"),
+            mend="copy or download the file again; a checkpoint-<step> directory beside it may hold good weights.",
+        ) from error
+    except CtxError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CtxError(
+            f"The model cannot be opened with {auto_class}: {_first_line(error)}",
+            where=str(source),
+            mend="give a directory with config.json and model.safetensors, or a Hub id, of a model with that head.",
+        ) from error
+    _check_encoder(model, report, source)
+    mismatched = {name for name, *_ in report["mismatched_keys"]}
+    for names, meaning in (
+        (sorted(mismatched | set(report["missing_keys"])), "newly initialised"),
+        (sorted(report["unexpected_keys"]), "left out"),
+    ):
+        if names:
+            shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            print(f"{source}: {len(names)} weights {meaning}: {shown}", file=sys.stderr)
+    return model
+
+
+def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str | Path) -> None:
+    """A head may be new; an encoder that comes out of the blue is a mistake that only bad metrics would show."""
+    prefix = f"{model.base_model_prefix}."
+    # A pooler is part of the encoder by name, but checkpoints of token-level heads have none.
+    encoder = {name for name in model.state_dict() if name.startswith(prefix) and ".pooler." not in name}
+    mismatched = [entry for entry in report["mismatched_keys"] if entry[0].startswith(prefix)]
+    missing = sorted(encoder & set(report["missing_keys"]))
+    if not mismatched and not missing:
+        return
+    what = (
+        f"{mismatched[0][0]} is {tuple(mismatched[0][1])} in the file and {tuple(mismatched[0][2])} by the config.json"
+        if mismatched
+        else f"{len(missing)} of {len(encoder)} weights of the encoder are not in the file, {missing[0]} for one"
+    )
+    raise CtxError(
+        f"The weights do not belong to the configuration: {what}.",
+        where=str(source),
+        mend="put the model.safetensors and the config.json of one model together.",
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,43 +11,36 @@ import transformers
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.data import ExampleSet, ExampleStream, build_training_set, load_documents
+from hf_ctxmodels.data import DataArguments, ExampleSet, ExampleStream, build_training_set
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, Family, get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.curve import plot_curve
 from hf_ctxmodels.training.evaluation import LossEvaluation
-from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import check_fit, load_config, load_config_file, load_model, load_tokenizer
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.summary import TrainingSummary
 
 _BATCHES_FOR_RATES = 50
 
 
-def _flag(default: Any, explanation: str) -> Any:
-    return field(default=default, metadata={"help": explanation})
-
-
-@dataclass
-class PretrainingArguments:
+@dataclass(kw_only=True)
+class PretrainingArguments(DataArguments):
     """What to pretrain, on what."""
 
-    dataset: str = field(metadata={"help": "A .txt, .jsonl or .parquet file (also .gz), a Hub id, or demo."})
     tokenizer: str = field(metadata={"help": "Tokenizer directory, from scripts/train_tokenizer.py, or Hub id."})
     family: str = field(default="bert", metadata={"help": "Model family.", "choices": list(FAMILIES)})
-    config: str = _flag("tiny", "A size of the family (tiny, mini, small, base, large) or a JSON file of its fields.")
-    model: str | None = _flag(None, "Continue from these weights (directory or Hub id) instead of --config.")
-    objective: str | None = _flag(None, "Pretraining objective; by default the family's own.")
+    config: str = flag("tiny", "A size of the family (tiny, mini, small, base, large) or a JSON file of its fields.")
+    model: str | None = flag(None, "Continue from these weights (directory or Hub id) instead of --config.")
+    objective: str | None = flag(None, "Pretraining objective; by default the family's own.")
     objective_options: list[str] = field(
         default_factory=list, metadata={"help": "Options of the objective as key=value; an unknown key lists them."}
     )
-    packing: bool = _flag(False, "Short for --objective_options packing=true: several documents in one row.")
-    max_length: int = _flag(128, "Longest input in tokens.")
-    dataset_split: str = _flag("train", "Split of a Hub data set.")
-    text_column: str = _flag("text", "Column of the text, where the data has columns.")
-    streaming: bool = _flag(False, "Make examples while training, for text that exceeds memory.")
-    validation_fraction: float = _flag(0.0, "Share of the documents held out to evaluate on; 0 does not evaluate.")
+    packing: bool = flag(False, "Short for --objective_options packing=true: several documents in one row.")
+    max_length: int = flag(128, "Longest input in tokens.")
+    validation_fraction: float = flag(0.0, "Share of the documents held out to evaluate on; 0 does not evaluate.")
 
 
 def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> TrainingSummary:
@@ -61,13 +54,11 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     family = get_family(arguments.family)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
     model = make_model(family, objective.auto_class, tokenizer, arguments)
-    examples, held_out = make_examples(arguments, objective, loop_arguments.seed)
+    examples, held_out = make_examples(arguments, objective)
     evaluate = None
     if held_out is not None:
         evaluate = LossEvaluation(held_out, objective.collate, loop_arguments.per_device_batch_size)
-    identity = {
-        name: getattr(arguments, name) for name in ("dataset", "max_length", "streaming", "validation_fraction")
-    }
+    data_flags = {entry.name: getattr(arguments, entry.name) for entry in fields(DataArguments)}
     result = train(
         model,
         examples,
@@ -76,7 +67,12 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
         accelerator,
         tokenizer=tokenizer,
         evaluate=evaluate,
-        identity={**identity, "objective": name, "objective_options": asdict(objective.options)},
+        identity={
+            **data_flags,
+            "max_length": arguments.max_length,
+            "objective": name,
+            "objective_options": asdict(objective.options),
+        },
     )
     summary = result.summary(
         task="pretraining",
@@ -145,14 +141,14 @@ def make_model(
         CtxError: an unknown size, a checkpoint that cannot be opened, or one the tokenizer or length does not fit.
     """
     if arguments.model is not None:
-        model = load_model(arguments.model, auto_class)
-        check_fit(tokenizer, model.config, arguments.max_length, where=arguments.model)
-        return model
+        config = load_config(arguments.model)
+        check_fit(tokenizer, config, arguments.max_length, where=arguments.model)
+        return load_model(arguments.model, auto_class, config)
     if arguments.config in family.sizes:
         own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
         config = family.config(**family.sizes[arguments.config], **own)
     elif arguments.config.endswith(".json"):
-        config = load_config(family.config, arguments.config)
+        config = load_config_file(family.config, arguments.config)
     else:
         raise CtxError(
             f"The family {family.name} has no size {arguments.config!r}.",
@@ -164,19 +160,11 @@ def make_model(
 
 
 def make_examples(
-    arguments: PretrainingArguments, objective: Objective, seed: int
+    arguments: PretrainingArguments, objective: Objective
 ) -> tuple[ExampleSet | ExampleStream, ExampleSet | None]:
     """Examples to train on, and held-out ones if asked for."""
-    documents = load_documents(
-        arguments.dataset,
-        split=arguments.dataset_split,
-        text_column=arguments.text_column,
-        streaming=arguments.streaming,
-    )
-    held_out = None
-    if arguments.validation_fraction:
-        documents, others = documents.split(arguments.validation_fraction, seed)
-        held_out = ExampleSet.build(objective.examples(others))
+    documents, others = arguments.load()
+    held_out = ExampleSet.build(objective.examples(others)) if others is not None else None
     return build_training_set(documents, objective, streaming=arguments.streaming), held_out
 
 

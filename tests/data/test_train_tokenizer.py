@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from hf_ctxmodels.data import DataArguments
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.pretraining import PretrainingArguments
+from hf_ctxmodels.training.recipe import parse_arguments
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_tokenizer.py"
 
 
@@ -46,3 +51,18 @@ def test_a_mistake_is_one_screen_and_exit_code_2(tmp_path, monkeypatch, capsys, 
     printed = capsys.readouterr().err
     assert all(message in printed for message in messages)
     assert len(printed.splitlines()) < 20
+
+
+def test_every_script_holds_out_the_same_documents(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"w{index}" for index in range(60)))
+    flags = ["--dataset", str(tmp_path / "a.txt"), "--validation_fraction", "0.1"]
+    tokenizer = ["--family", "bert", "--vocab_size", "150", "--output_dir", "o", *flags]
+    pretraining = ["--tokenizer", "t", "--output_dir", "o", "--max_steps", "1", "--seed", "7", *flags]
+    _, for_tokenizer = parse_arguments(runpy.run_path(str(SCRIPT))["TokenizerArguments"], DataArguments, argv=tokenizer)
+    for_model, _ = parse_arguments(PretrainingArguments, LoopArguments, argv=pretraining)
+    parts = [list(part) for part in for_model.load()]
+    assert parts == [list(part) for part in for_tokenizer.load()]
+    assert [len(part) for part in parts] == [54, 6]
+    for_model.validation_fraction = 0.0
+    everything, held_out = for_model.load()
+    assert (len(list(everything)), held_out) == (60, None)

@@ -12,7 +12,7 @@ from hf_ctxmodels.errors import run_script
 from hf_ctxmodels.training import checkpoint
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.curve import plot_curve
-from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import check_fit, load_config, load_config_file, load_model, load_tokenizer
 from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
 from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_options
 from hf_ctxmodels.training.progress import read_log
@@ -197,34 +197,52 @@ def test_loading_guards(workspace, tmp_path):
     with pytest.raises(CtxError, match="tokenizer cannot be opened"):
         load_tokenizer(tmp_path)
 
-    config = load_config(CtxBertConfig, workspace.folder / "exact.json")
+    config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
     check_fit(tokenizer, config, 32, where="here")
     with pytest.raises(CtxError, match="Inputs of 33 tokens are over the model's limit of 32"):
         check_fit(tokenizer, config, 33, where="here")
     config.vocab_size = 79
     with pytest.raises(CtxError, match="the tokenizer has 80 tokens, the model embeds 79"):
-        check_fit(tokenizer, config, where="here")
+        check_fit(tokenizer, config, 32, where="here")
 
     (tmp_path / "config.json").write_text('{"hiden_size": 3}', encoding="utf-8")
     with pytest.raises(CtxError, match="hiden_size"):
-        load_config(CtxBertConfig, tmp_path / "config.json")
+        load_config_file(CtxBertConfig, tmp_path / "config.json")
 
 
 def test_damaged_weights_and_new_heads(workspace, tmp_path, capsys):
     from hf_ctxmodels import CtxBertForMaskedLM
 
-    CtxBertForMaskedLM(load_config(CtxBertConfig, workspace.folder / "exact.json")).save_pretrained(tmp_path)
-    load_model(tmp_path, "AutoModelForMaskedLM")
+    CtxBertForMaskedLM(load_config_file(CtxBertConfig, workspace.folder / "exact.json")).save_pretrained(tmp_path)
+    config = load_config(tmp_path)
+    load_model(tmp_path, "AutoModelForMaskedLM", config)
     assert "newly initialised" not in capsys.readouterr().err
-    load_model(tmp_path, "AutoModelForSequenceClassification", num_labels=3)
+    config.num_labels = 3
+    classifier = load_model(tmp_path, "AutoModelForSequenceClassification", config)
+    assert classifier.config.num_labels == 3
     assert "newly initialised: " in capsys.readouterr().err
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
     with pytest.raises(CtxError, match="weights are damaged"):
-        load_model(tmp_path, "AutoModelForMaskedLM")
+        load_model(tmp_path, "AutoModelForMaskedLM", config)
     with pytest.raises(CtxError, match="cannot be opened"):
-        load_model(tmp_path / "nowhere", "AutoModelForMaskedLM")
+        load_model(tmp_path / "nowhere", "AutoModelForMaskedLM", config)
+    with pytest.raises(CtxError, match="No usable model configuration"):
+        load_config(tmp_path / "nowhere")
+
+
+def test_a_head_of_another_shape_starts_anew_and_an_encoder_has_to_be_there(workspace, tmp_path, capsys):
+    from hf_ctxmodels import CtxBertForSequenceClassification
+
+    config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
+    CtxBertForSequenceClassification(config).save_pretrained(tmp_path)
+    config.num_labels = 5
+    assert load_model(tmp_path, "AutoModelForSequenceClassification", config).classifier.out_features == 5
+    assert "2 weights newly initialised: classifier.bias, classifier.weight" in capsys.readouterr().err
+    config.num_hidden_layers += 1
+    with pytest.raises(CtxError, match="weights of the encoder are not in the file"):
+        load_model(tmp_path, "AutoModelForSequenceClassification", config)
 
 
 def test_objective_options():
