@@ -71,7 +71,7 @@ class Documents:
                 raise CtxError(
                     f"Document {number} (counted from 0) has no text.",
                     where=self.name,
-                    mend="remove it from the data, or pass over such ones: --skip_empty_documents, in Python skip_empty.",
+                    mend="remove it from the data, or pass over such ones: --skip_empty_documents (skip_empty).",
                 )
         if empty:
             raise NoDocumentError(
