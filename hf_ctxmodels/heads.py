@@ -21,6 +21,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 
 IGNORED = -100
@@ -177,7 +178,7 @@ class ForSequenceClassification(HeadModel):
 
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output."""
-        self.dropout = nn.Dropout(config.head_dropout)
+        self.dropout = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     @can_return_tuple
@@ -230,7 +231,7 @@ class ForTokenClassification(HeadModel):
 
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from every token's state."""
-        self.dropout = nn.Dropout(config.head_dropout)
+        self.dropout = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     @can_return_tuple
@@ -332,7 +333,7 @@ class ForMultipleChoice(HeadModel):
 
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output to one score."""
-        self.dropout = nn.Dropout(config.head_dropout)
+        self.dropout = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.hidden_size, 1)
 
     @can_return_tuple

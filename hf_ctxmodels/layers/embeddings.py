@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from hf_ctxmodels.layers.dropout import Dropout
+
 
 class TokenPositionTypeEmbeddings(nn.Module):
     """Sum of word, learned position and segment embeddings, normalised (Devlin et al. 2019, figure 2).
@@ -32,7 +34,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(max_positions, hidden_size)
         self.token_type_embeddings = nn.Embedding(num_types, hidden_size)
         self.norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """Embed tokens.

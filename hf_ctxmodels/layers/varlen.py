@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.attention import SelfAttention, eager_attention_forward
+from hf_ctxmodels.layers.dropout import dropout
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class PaddedLayout:
         """
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, eager_attention_forward)
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        dropout = module.attention_dropout if module.training else 0.0
+        rate = module.attention_dropout if module.training else 0.0
         return attention(
-            module, query, key, value, self.mask, dropout=dropout, scaling=module.scaling, **self.attention_kwargs
+            module, query, key, value, self.mask, dropout=rate, scaling=module.scaling, **self.attention_kwargs
         )
 
 
@@ -192,15 +193,15 @@ class PackedLayout:
         """
         if not query.shape[0]:  # no row is wanted: a batch without targets
             return query, None
-        dropout = module.attention_dropout if module.training else 0.0
+        rate = module.attention_dropout if module.training else 0.0
         lengths = self.lengths if self.query is None else self.query_lengths
-        if query.is_cuda and not dropout and query.dtype in (torch.float16, torch.bfloat16):
+        if query.is_cuda and not rate and query.dtype in (torch.float16, torch.bfloat16):
             return _attend_varlen(module.scaling, query, key, value, lengths, self.lengths), None
         if lengths == self.lengths and len(set(lengths)) == 1:
             query, key, value = (tensor.unflatten(0, (len(lengths), -1)) for tensor in (query, key, value))
-            return _attend_batch(module.scaling, dropout, query, key, value, None).flatten(0, 1), None
+            return _attend_batch(module.scaling, rate, query, key, value, None).flatten(0, 1), None
         attend = _attend_padded if query.is_cuda else _attend_each
-        return attend(module.scaling, dropout, query, key, value, lengths, self.lengths), None
+        return attend(module.scaling, rate, query, key, value, lengths, self.lengths), None
 
 
 def _run_lengths(ids: Tensor, row_starts: Tensor) -> tuple[int, ...]:
@@ -213,17 +214,23 @@ def _run_lengths(ids: Tensor, row_starts: Tensor) -> tuple[int, ...]:
 
 
 def _attend_batch(
-    scaling: float, dropout: float, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    scaling: float, rate: float, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> Tensor:
     """SDPA on (batch, length, heads, head_dim) tensors."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    context = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    if rate and query.device.type == "cpu":  # no kernel drops out there: torch would write the formula out too
+        scores = (query * scaling) @ key.transpose(2, 3)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        context = dropout(torch.softmax(scores, dim=-1), rate, training=True) @ value
+    else:
+        context = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rate, scale=scaling)
     return context.transpose(1, 2)
 
 
 def _attend_each(
     scaling: float,
-    dropout: float,
+    rate: float,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -233,13 +240,13 @@ def _attend_each(
     """One SDPA call per sequence: on CPU faster than padding to a common length, and than jagged nested tensors."""
     pieces = zip(query.split(query_lengths), key.split(key_lengths), value.split(key_lengths), strict=True)
     return torch.cat(
-        [_attend_batch(scaling, dropout, q[None], k[None], v[None], None)[0] for q, k, v in pieces if q.shape[0]]
+        [_attend_batch(scaling, rate, q[None], k[None], v[None], None)[0] for q, k, v in pieces if q.shape[0]]
     )
 
 
 def _attend_padded(
     scaling: float,
-    dropout: float,
+    rate: float,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -252,7 +259,7 @@ def _attend_padded(
     padded_key, padded_value = (
         tensor.new_zeros(*key_grid.shape, *tensor.shape[1:]).index_put((key_grid,), tensor) for tensor in (key, value)
     )
-    context = _attend_batch(scaling, dropout, padded_query, padded_key, padded_value, key_grid[:, None, None, :])
+    context = _attend_batch(scaling, rate, padded_query, padded_key, padded_value, key_grid[:, None, None, :])
     return context[query_grid]
 
 

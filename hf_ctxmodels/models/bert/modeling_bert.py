@@ -17,6 +17,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from hf_ctxmodels import heads
 from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets
 from hf_ctxmodels.layers.attention import SelfAttention
+from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.prediction import MaskedPredictionHead
@@ -46,7 +47,7 @@ class CtxBertLayer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, layout: Layout) -> Tensor:
         """(..., hidden) as packed by `layout` -> (..., hidden) at the rows it wants."""

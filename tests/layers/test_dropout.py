@@ -1,0 +1,76 @@
+"""Dropout on the CPU: the right rate, the right scale, the mask of the forward pass in the backward one."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hf_ctxmodels.layers.dropout import Dropout, dropout
+from hf_ctxmodels.layers.varlen import _attend_batch, _attend_each, _attend_padded
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rate_and_expectation(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    out = dropout(torch.ones(400, 1001, dtype=dtype), p, training=True)
+    kept = out != 0
+    deviation = (p * (1 - p) / out.numel()) ** 0.5
+    assert kept.double().mean().item() == pytest.approx(1 - p, abs=5 * deviation)
+    assert out[kept].unique().numel() == 1
+    rounding = torch.finfo(dtype).eps  # of the scale
+    assert out.double().mean().item() == pytest.approx(1, abs=5 * deviation / (1 - p) + rounding)
+
+
+def test_elements_are_dropped_independently() -> None:
+    torch.manual_seed(0)
+    kept = (dropout(torch.ones(4000, 64), 0.5, training=True) != 0).double()
+    correlation = torch.corrcoef(kept.T).fill_diagonal_(0)
+    assert correlation.abs().max() < 0.09  # 5.7 standard deviations of 1/sqrt(4000)
+
+
+def test_gradient_follows_the_mask() -> None:
+    torch.manual_seed(0)
+    tensor = torch.randn(7, 13, requires_grad=True)
+    out = dropout(tensor, 0.3, training=True)
+    out.backward(torch.ones_like(out))
+    assert torch.allclose(tensor.grad * tensor.detach(), out.detach())
+    assert tensor.grad.unique().tolist() == pytest.approx([0, 1 / 0.7], rel=1e-4)
+
+
+def test_seed_decides() -> None:
+    def draw(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return dropout(torch.ones(50), 0.5, training=True)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+@pytest.mark.parametrize("numel", [0, 1, 3, 5])
+def test_any_size(numel: int) -> None:
+    assert dropout(torch.ones(numel), 0.5, training=True).shape == (numel,)
+
+
+def test_identity_and_extremes() -> None:
+    tensor = torch.randn(5)
+    assert dropout(tensor, 0.5, training=False) is tensor
+    assert dropout(tensor, 0.0, training=True) is tensor
+    assert torch.equal(dropout(tensor, 1.0, training=True), torch.zeros(5))
+    assert torch.equal(Dropout(0.5).eval()(tensor), tensor)
+
+
+def test_attention_drops_the_same_on_every_cpu_path() -> None:
+    """With values that count, the context is the kept share of the probabilities: its mean over draws is 1."""
+    torch.manual_seed(0)
+    query, key = torch.randn(9, 2, 8), torch.randn(9, 2, 8)
+    ones = torch.ones(9, 2, 8)
+    for attend in (_attend_each, _attend_padded):
+        draws = torch.stack([attend(0.3, 0.2, query, key, ones, (4, 5), (4, 5)) for _ in range(600)])
+        assert draws.mean().item() == pytest.approx(1, abs=0.02)
+        assert draws.std().item() > 0.05
+    batch = [tensor[None] for tensor in (query, key, ones)]
+    mask = torch.arange(9)[None, None, None] < 6
+    dropped = _attend_batch(0.3, 1e-4, *batch, mask)  # hardly ever drops: the formula itself, mask and all
+    heads_first = [tensor.transpose(1, 2) for tensor in batch]
+    expected = F.scaled_dot_product_attention(*heads_first, attn_mask=mask, scale=0.3).transpose(1, 2)
+    assert torch.allclose(dropped, expected, atol=1e-3)
