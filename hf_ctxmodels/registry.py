@@ -90,16 +90,24 @@ FAMILIES: dict[str, Family] = {
 def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> Family:
     """Look a family up by its name, its `model_type`, a configuration or a model.
 
+    A configuration or model of the reference implementation belongs to no family, even where its `model_type` is a
+    family's name: it has to be opened with the family's classes first.
+
     Raises:
         CtxError: No such family; the message lists those there are.
     """
     if isinstance(key, PreTrainedModel):
         key = key.config
-    name = key.model_type if isinstance(key, PreTrainedConfig) else key
     for family in FAMILIES.values():
-        if name in (family.name, family.config.model_type):
+        if isinstance(key, family.config) or key in (family.name, family.config.model_type):
             return family
-    raise CtxError(f"There is no family {name!r} in this zoo.", mend=f"use one of: {', '.join(FAMILIES)}.")
+    if isinstance(key, PreTrainedConfig):
+        raise CtxError(
+            f"{type(key).__name__} (model_type {key.model_type!r}) is no configuration of this package.",
+            where=key.name_or_path or None,
+            mend=f"open the model with a class of one of its families: {', '.join(FAMILIES)}.",
+        )
+    raise CtxError(f"There is no family {key!r} in this zoo.", mend=f"use one of: {', '.join(FAMILIES)}.")
 
 
 def register() -> None:

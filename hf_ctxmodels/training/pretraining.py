@@ -31,9 +31,14 @@ class PretrainingArguments(DataArguments):
     """What to pretrain, on what."""
 
     tokenizer: str = field(metadata={"help": "Tokenizer directory, from scripts/train_tokenizer.py, or Hub id."})
-    family: str = field(default="bert", metadata={"help": "Model family.", "choices": list(FAMILIES)})
+    family: str | None = field(
+        default=None,
+        metadata={"help": "Model family; by default the one that --model belongs to.", "choices": list(FAMILIES)},
+    )
     config: str = flag("tiny", "A size of the family (tiny, mini, small, base, large) or a JSON file of its fields.")
-    model: str | None = flag(None, "Continue from these weights (directory or Hub id) instead of --config.")
+    model: str | None = flag(
+        None, "Continue from these weights (directory or Hub id), of this package or the reference, not --config."
+    )
     objective: str | None = flag(None, "Pretraining objective; by default the family's own.")
     objective_options: list[str] = field(
         default_factory=list, metadata={"help": "Options of the objective as key=value; an unknown key lists them."}
@@ -51,7 +56,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     """
     accelerator = make_accelerator(loop_arguments)
     tokenizer = load_tokenizer(arguments.tokenizer)
-    family = get_family(arguments.family)
+    family = find_family(arguments)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
     model = make_model(family, objective.auto_class, tokenizer, arguments)
     examples, held_out = make_examples(arguments, objective)
@@ -84,6 +89,30 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     )
     _leave_records(accelerator, summary, Path(loop_arguments.output_dir))
     return summary
+
+
+def find_family(arguments: PretrainingArguments) -> Family:
+    """The family named, or else that of the model to continue from.
+
+    Raises:
+        CtxError: neither is given, the two differ, or the model is of no family.
+    """
+    named = None if arguments.family is None else get_family(arguments.family)
+    if arguments.model is None:
+        if named is None:
+            raise CtxError("No model family is given.", where="--family", mend=f"give one of: {', '.join(FAMILIES)}.")
+        return named
+    config = load_config(arguments.model)
+    if named is not None and not any(isinstance(config, family.config) for family in FAMILIES.values()):
+        return named  # a reference checkpoint: which family opens it is for the user to say
+    found = get_family(config)
+    if named not in (None, found):
+        raise CtxError(
+            f"The model is of the family {found.name}, not {arguments.family}.",
+            where=f"--model {arguments.model} --family {arguments.family}",
+            mend="leave --family out.",
+        )
+    return found
 
 
 def make_objective(
@@ -141,7 +170,7 @@ def make_model(
         CtxError: an unknown size, a checkpoint that cannot be opened, or one the tokenizer or length does not fit.
     """
     if arguments.model is not None:
-        config = load_config(arguments.model)
+        config = load_config(arguments.model, family.config)
         check_fit(tokenizer, config, arguments.max_length, where=arguments.model)
         return load_model(arguments.model, auto_class, config)
     if arguments.config in family.sizes:
