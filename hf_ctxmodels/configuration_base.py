@@ -5,6 +5,8 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from hf_ctxmodels.installed_code import InstalledCode
+
 # Keywords that PreTrainedConfig accepts without declaring them as fields, or that older checkpoints carry.
 _PASSED_THROUGH = {
     "_commit_hash",
@@ -20,7 +22,7 @@ _PASSED_THROUGH = {
 
 
 @strict
-class CtxConfig(PreTrainedConfig):
+class CtxConfig(InstalledCode, PreTrainedConfig):
     """Fields and checks common to all families.
 
     Args:

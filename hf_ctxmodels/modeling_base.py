@@ -17,10 +17,11 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_ctxmodels.configuration_base import CtxConfig
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.installed_code import InstalledCode
 from hf_ctxmodels.layers.varlen import Layout, PackedLayout, PaddedLayout
 
 
-class CtxPreTrainedModel(PreTrainedModel):
+class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     """What all families share.
 
     Attributes:
@@ -209,9 +210,9 @@ def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> Non
         return
     row, column = ((ids < 0) | (ids >= limit)).nonzero()[0].tolist()
     raise CtxError(
-        f"{name}[{row}, {column}] is {int(ids[row, column])}, outside [0, {limit_name}={limit}). "
-        "Does the tokenizer belong to this model? If tokens were added, call "
-        "model.resize_token_embeddings(len(tokenizer))."
+        f"{name}[{row}, {column}] is {int(ids[row, column])}, outside [0, {limit_name}={limit}).",
+        mend="give ids that this model's own tokenizer makes; if tokens were added to it, call "
+        "model.resize_token_embeddings(len(tokenizer)).",
     )
 
 

@@ -1,7 +1,8 @@
 """Checkpoint directories: written whole or not at all, verified before use.
 
 `<output_dir>/checkpoint-<step>/` appears by one rename, after every file in it has reached the disk. What a killed
-process left under a temporary name is removed at the next start. `manifest.json` in it holds every file's SHA-256.
+process left under a temporary name is removed at the next start. `manifest.json` in it, and beside the final model,
+holds every file's SHA-256.
 """
 
 import hashlib
@@ -47,19 +48,17 @@ def remove_unfinished(output_dir: str | Path) -> list[Path]:
 
 def commit(temporary: Path, final: Path) -> None:
     """Give the finished directory `temporary` its manifest and its name, durably."""
-    files = sorted(path for path in temporary.rglob("*") if path.is_file())
-    manifest = {str(path.relative_to(temporary)): _sha256(path) for path in files}
-    manifest_file = temporary / MANIFEST_FILE
-    manifest_file.write_text(json.dumps({"sha256": manifest}, indent=2) + "\n", encoding="utf-8")
-    for path in [*files, manifest_file, temporary]:
+    for path in [*_write_manifest(temporary), temporary]:
         _fsync(path)
     temporary.rename(final)
     _fsync(final.parent)
 
 
 def publish_files(temporary: Path, directory: Path) -> None:
-    """Move every file of the finished directory `temporary` into `directory`, each atomically."""
-    for path in sorted(temporary.iterdir()):
+    """Move every file of the finished directory `temporary` into `directory`, each atomically, the manifest last."""
+    files = _write_manifest(temporary)
+    (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it is of the files that are replaced now
+    for path in files:
         _fsync(path)
         path.replace(directory / path.name)
     temporary.rmdir()
@@ -75,14 +74,16 @@ def prune(output_dir: str | Path, keep: int) -> None:
         shutil.rmtree(doomed)
 
 
-def damaged_files(checkpoint: Path) -> list[str]:
-    """What is wrong with the checkpoint's files, one line each; empty when every file is as it was written."""
+def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
+    """What is wrong with the files whose names have this ending, one line each; empty when all are as written."""
     try:
         manifest: dict[str, str] = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [f"{MANIFEST_FILE} cannot be read ({error})"]
     damages = []
     for name, digest in manifest.items():
+        if not name.endswith(ending):
+            continue
         if not (checkpoint / name).is_file():
             damages.append(f"{name} is missing")
         elif _sha256(checkpoint / name) != digest:
@@ -110,6 +111,15 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
         where=str(newest),
         mend=f"delete this directory (rm -r {newest}) and run the same command again: {then}.",
     )
+
+
+def _write_manifest(directory: Path) -> list[Path]:
+    """Note every file's digest in `manifest.json`; all the files, that one last."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(directory)): _sha256(path) for path in files}
+    manifest = directory / MANIFEST_FILE
+    manifest.write_text(json.dumps({"sha256": digests}, indent=2) + "\n", encoding="utf-8")
+    return [*files, manifest]
 
 
 def _sha256(path: Path) -> str:

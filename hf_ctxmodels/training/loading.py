@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.training.checkpoint import MANIFEST_FILE, damaged_files
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.txt", "vocab.json"),
@@ -21,14 +22,20 @@ _TOKENIZER_FILES = (
 )
 
 
-def load_config(source: str | Path) -> PreTrainedConfig:
+def load_config(
+    source: str | Path, config_class: type[PreTrainedConfig] | type[AutoConfig] = AutoConfig
+) -> PreTrainedConfig:
     """The configuration of a checkpoint directory or Hub id.
+
+    Args:
+        source: directory or Hub id.
+        config_class: what opens it; a family's own class opens reference checkpoints too.
 
     Raises:
         CtxError: there is no such checkpoint, or its `config.json` cannot be used.
     """
     try:
-        return AutoConfig.from_pretrained(source)
+        return config_class.from_pretrained(source)
     except CtxError:
         raise
     except (OSError, ValueError, TypeError) as error:
@@ -105,8 +112,8 @@ def _omits_prefix_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     return '"add_prefix_space": false' in json.dumps(splitting)
 
 
-def check_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int, *, where: str) -> None:
-    """Hold tokenizer, model and input length against each other before hours of training.
+def check_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, where: str) -> None:
+    """Hold tokenizer, model and input length, where there is one, against each other before hours of training.
 
     Raises:
         CtxError: the tokenizer has more tokens than the model has embeddings, or inputs are longer than its positions.
@@ -129,6 +136,22 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_
         )
 
 
+def check_weights(directory: Path) -> None:
+    """Hold the weights against the digests that training noted beside them. Without digests there is nothing to check.
+
+    Raises:
+        CtxError: the file is not what was saved.
+    """
+    damages = damaged_files(directory, "model.safetensors") if (directory / MANIFEST_FILE).is_file() else []
+    if damages:
+        raise CtxError(
+            f"The weights are damaged: {'; '.join(damages)}.",
+            where=str(directory / "model.safetensors"),
+            mend="copy or download the file again; a checkpoint-<step> directory beside it may hold good weights. "
+            f"If you replaced the weights yourself, delete {directory / MANIFEST_FILE}.",
+        )
+
+
 def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
     """A model with the head that an Auto class names, its encoder from a directory or Hub id.
 
@@ -144,6 +167,7 @@ def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
         CtxError: there is no such model, the family has no such head, the weights are damaged, or those of the encoder
             are missing or of another shape.
     """
+    check_weights(Path(source))
     try:
         # transformers reports missing and unexpected weights, but raises for neither.
         model, report = getattr(transformers, auto_class).from_pretrained(

@@ -9,6 +9,7 @@ import transformers
 from safetensors import safe_open
 from zoo import CASES, Case, assert_same_outputs, make_batch, make_targets, tiny_config
 
+from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES, Family, get_family
 
 # Parameter counts of published models, tied weights once: changes to the defaults -> {Auto class: count}.
@@ -83,6 +84,11 @@ class TestConfig:
         model = next(Case(family, name) for name in family.models).model()
         for key in (family.name, family.config.model_type, tiny_config(family), model):
             assert get_family(key) is family
+
+    def test_a_reference_configuration_is_of_no_family(self, family: Family) -> None:
+        reference = transformers.CONFIG_MAPPING[family.reference]()
+        with pytest.raises(CtxError, match=type(reference).__name__):
+            get_family(reference)
 
     def test_unknown_family_lists_the_known(self) -> None:
         with pytest.raises(ValueError, match=rf"(?s)'bret'.*\b{next(iter(FAMILIES))}\b"):

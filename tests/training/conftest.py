@@ -26,6 +26,7 @@ class Workspace:
 
     def flags(self, output_dir: Path, *more: object, config: str = "dropout.json") -> list[str]:
         fixed = {
+            "family": "bert",
             "config": self.folder / config,
             "tokenizer": self.folder / "tokenizer",
             "dataset": self.folder / "text.txt",

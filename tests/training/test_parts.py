@@ -12,7 +12,14 @@ from hf_ctxmodels.errors import run_script
 from hf_ctxmodels.training import checkpoint
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.curve import plot_curve
-from hf_ctxmodels.training.loading import check_fit, load_config, load_config_file, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import (
+    check_fit,
+    check_weights,
+    load_config,
+    load_config_file,
+    load_model,
+    load_tokenizer,
+)
 from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
 from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_options
 from hf_ctxmodels.training.progress import read_log
@@ -147,6 +154,18 @@ def test_random_state_round_trip(tmp_path):
     draw()
     load_random_state(tmp_path / "state.json")
     assert draw() == expected
+
+
+def test_published_files_have_a_manifest_of_their_own(tmp_path):
+    for content in (b"old", b"new"):
+        (tmp_path / "model.writing").mkdir()
+        (tmp_path / "model.writing" / "model.safetensors").write_bytes(content)
+        checkpoint.publish_files(tmp_path / "model.writing", tmp_path)
+        check_weights(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "model.safetensors"]
+    (tmp_path / "model.safetensors").write_bytes(b"ney")
+    with pytest.raises(CtxError, match=r"model\.safetensors was truncated or changed"):
+        check_weights(tmp_path)
 
 
 def make_checkpoint(folder: Path, step: int) -> Path:

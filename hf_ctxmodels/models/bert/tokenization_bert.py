@@ -12,11 +12,12 @@ from tokenizers.models import WordPiece
 from transformers import TokenizersBackend
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.installed_code import InstalledCode
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-class CtxBertTokenizer(TokenizersBackend):
+class CtxBertTokenizer(InstalledCode, TokenizersBackend):
     """BERT's tokenizer: clean, split at spaces, punctuation and Chinese characters, then WordPiece.
 
     Gives the ids of `transformers.BertTokenizer` on the same files (`vocab.txt` or `tokenizer.json`), but never
@@ -62,6 +63,7 @@ class CtxBertTokenizer(TokenizersBackend):
         special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
+        kwargs.pop("auto_map", None)  # of the repository it was read from; what is saved has no stub
         self._vocab = _checked_vocabulary(vocab, special_tokens, kwargs)
         self._tokenizer = _build_backend(
             self._vocab, str(unk_token), do_lower_case, tokenize_chinese_chars, strip_accents

@@ -1,0 +1,208 @@
+"""scripts/pretrain.py as a user runs it, on input that is wrong: one screen says what, where and how to mend it."""
+
+import json
+import random
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForPreTraining, AutoTokenizer
+from zoo import TINY
+
+from hf_ctxmodels.registry import FAMILIES
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain.py"
+FAMILY = next(iter(FAMILIES.values()))
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "bird",
+    "sat",
+    "ran",
+    "saw",
+    "on",
+    "under",
+    "by",
+    "mat",
+    "tree",
+    "house",
+    "red",
+    "old",
+    "small",
+    "it",
+    "was",
+    "and",
+    "then",
+]
+
+
+def pretrain(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Run the script in this process, as `__main__`; returns its exit status."""
+    common = ("--max_length", 32, "--per_device_batch_size", 8, "--dataloader_workers", 0)
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", *map(str, (*common, *arguments))])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    return exit_.value.code
+
+
+def new_run(folder: Path) -> list[object]:
+    """Flags that train a new model on the text in `folder`."""
+    named = {"family": FAMILY.name, "config": folder / "tiny.json", "tokenizer": folder / "model"}
+    named |= {"dataset": folder / "text.txt", "output_dir": folder / "out"}
+    return [part for name, value in named.items() for part in (f"--{name}", value)]
+
+
+def continued_run(folder: Path) -> list[object]:
+    """Flags that go on from the weights in `folder`."""
+    named = {"model": folder / "model", "tokenizer": folder / "model", "dataset": folder / "text.txt"}
+    return [part for name, value in (named | {"output_dir": folder / "out"}).items() for part in (f"--{name}", value)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """text.txt, tiny.json, and model/ as the script left it after two steps."""
+    folder, rng = tmp_path_factory.mktemp("trained"), random.Random(0)
+    documents = [" ".join(rng.choices(WORDS, k=40)) + "." for _ in range(40)]
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
+    tokenizer = FAMILY.tokenizer.train(documents, vocab_size=80, min_frequency=1)
+    tokenizer.save_pretrained(folder / "model")
+    fields = {name: value for name, value in TINY.items() if name in FAMILY.config.__dataclass_fields__}
+    fields |= {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
+    (folder / "tiny.json").write_text(json.dumps(fields))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert pretrain(monkeypatch, *new_run(folder), "--max_steps", 2) == 0
+    (folder / "out").rename(folder / "model-2")
+    shutil.rmtree(folder / "model")
+    (folder / "model-2").rename(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "copy")
+
+
+def flip(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 4
+    file.write_bytes(content)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip_a_weight(folder: Path) -> None:
+    flip(folder / "model" / "model.safetensors", -1000)
+
+
+def truncate_the_weights(folder: Path) -> None:
+    truncate(folder / "model" / "model.safetensors")
+
+
+def truncate_foreign_weights(folder: Path) -> None:
+    (folder / "model" / "manifest.json").unlink()
+    truncate_the_weights(folder)
+
+
+def flip_the_header_of_foreign_weights(folder: Path) -> None:
+    (folder / "model" / "manifest.json").unlink()
+    weights = folder / "model" / "model.safetensors"
+    flip(weights, weights.read_bytes().index(b"word_embeddings"))
+
+
+def remove_the_tokenizer(folder: Path) -> None:
+    (folder / "model" / "tokenizer.json").unlink()
+
+
+def grow_the_vocabulary(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer.add_tokens(["new"])
+    tokenizer.save_pretrained(folder / "model")
+
+
+def number_a_token_too_high(folder: Path) -> None:
+    """As many tokens as embeddings, but one id is past the last of them."""
+    file = folder / "model" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["cat"] = 5000
+    file.write_text(json.dumps(content))
+
+
+def empty_the_text(folder: Path) -> None:
+    (folder / "text.txt").write_text("\n \n")
+
+
+def spoil_the_encoding(folder: Path) -> None:
+    (folder / "text.txt").write_bytes(b"The caf\xe9 was closed.\n")
+
+
+def pass_over(folder: Path) -> None:
+    """Nothing on disk is wrong; the flags are."""
+
+
+@pytest.mark.parametrize(
+    ("damage", "flags", "says"),
+    [
+        (flip_a_weight, (), "model.safetensors was truncated or changed after it was saved"),
+        (truncate_the_weights, (), "model.safetensors was truncated or changed after it was saved"),
+        (truncate_foreign_weights, (), "The weights are damaged"),
+        (flip_the_header_of_foreign_weights, (), "weights of the encoder are not in the file"),
+        (remove_the_tokenizer, (), "The directory holds no tokenizer"),
+        (grow_the_vocabulary, (), "The vocabulary does not fit the model"),
+        (number_a_token_too_high, (), "is 5000, outside [0, vocab_size="),
+        (pass_over, ("--max_length", 65), "over the model's limit of 64 positions"),
+        (empty_the_text, (), "The data set is empty"),
+        (spoil_the_encoding, (), "Not UTF-8: byte 7 is 0xe9"),
+        (pass_over, ("--learning_rate", 1e30), "The loss of step 2 is nan"),
+        (pass_over, ("--model", "nowhere"), "No usable model configuration"),
+        (pass_over, ("--tokenizer", "nowhere"), "tokenizer cannot be opened"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_fault_is_one_screen(damage, flags, says, folder, monkeypatch, capsys) -> None:
+    damage(folder)
+    assert pretrain(monkeypatch, *continued_run(folder), "--max_steps", 3, *flags) == 2
+    error = capsys.readouterr().err
+    message = error[error.rindex("Error: ") :]
+    assert says in message
+    assert "to mend:" in message
+    assert len(message.splitlines()) < 15
+    assert not (folder / "out" / "model.safetensors").exists()
+
+
+def test_a_document_without_text_is_one_screen_unless_it_may_be_passed_over(folder, monkeypatch, capsys) -> None:
+    lines = [json.dumps({"text": text}) for text in ("the cat sat.", "  ", "a dog ran. the bird saw it.")]
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    flags = [*continued_run(folder), "--max_steps", 1, "--dataset", folder / "text.jsonl"]
+    assert pretrain(monkeypatch, *flags) == 2
+    assert "Document 1 (counted from 0) has no text" in capsys.readouterr().err
+    assert pretrain(monkeypatch, *flags, "--skip_empty_documents") == 0
+
+
+def test_the_family_follows_from_the_model(folder, monkeypatch, capsys) -> None:
+    flags = ["--tokenizer", folder / "model", "--dataset", folder / "text.txt", "--output_dir", folder / "out"]
+    assert pretrain(monkeypatch, *flags, "--max_steps", 1) == 2
+    assert "No model family is given" in capsys.readouterr().err
+    assert pretrain(monkeypatch, *flags, "--max_steps", 1, "--model", folder / "model") == 0
+    model = AutoModelForPreTraining.from_pretrained(folder / "out")
+    assert type(model) is FAMILY.models["AutoModelForPreTraining"]
+
+
+def test_a_reference_checkpoint_is_continued_in_its_family(folder, monkeypatch, capsys) -> None:
+    model = AutoModelForPreTraining.from_pretrained(folder / "model")
+    model.export_reference(folder / "reference")
+    flags = [*continued_run(folder), "--max_steps", 1, "--model", folder / "reference", "--learning_rate", 1e-12]
+    assert pretrain(monkeypatch, *flags) == 2
+    assert FAMILY.name in capsys.readouterr().err
+    assert pretrain(monkeypatch, *flags, "--family", FAMILY.name) == 0
+    assert "newly initialised" not in capsys.readouterr().err
+    continued = AutoModelForPreTraining.from_pretrained(folder / "out")
+    assert type(continued) is type(model)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(continued.state_dict()[name], weight)
