@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from hf_ctxmodels.hub.stub import stub_name
 from hf_ctxmodels.registry import Family, get_family
@@ -41,8 +41,7 @@ def model_card(directory: Path, repo_id: str, *, curve_image: str | None = None)
     config = AutoConfig.from_pretrained(directory)
     family = get_family(config)
     summary = TrainingSummary.load(directory) if (directory / SUMMARY_FILE).exists() else None
-    model_class = (config.architectures or [family.models["AutoModel"].__name__])[0]
-    auto_class = _auto_class(family, model_class)
+    model_class, auto_class = auto_class_of(family, config)
     name = repo_id.split("/")[-1]
     return ModelCard.from_template(
         _card_data(name, family, auto_class, summary),
@@ -62,6 +61,13 @@ def model_card(directory: Path, repo_id: str, *, curve_image: str | None = None)
         pairs=_pairs,
         number=_number,
     )
+
+
+def auto_class_of(family: Family, config: PreTrainedConfig) -> tuple[str, str]:
+    """The saved model's class and the Auto class that opens it; AutoModel opens every class."""
+    model_class = (config.architectures or [family.models["AutoModel"].__name__])[0]
+    names = {model.__name__: auto_class for auto_class, model in family.models.items()}
+    return model_class, names.get(model_class, "AutoModel")
 
 
 def loss_curve_png(summary: TrainingSummary) -> bytes | None:
@@ -95,12 +101,6 @@ def _card_data(name: str, family: Family, auto_class: str, summary: TrainingSumm
             for metric, value in summary.metrics.items()
         ]
     return data
-
-
-def _auto_class(family: Family, model_class: str) -> str:
-    """The Auto class that opens `model_class`; AutoModel opens every class."""
-    names = {model.__name__: auto_class for auto_class, model in family.models.items()}
-    return names.get(model_class, "AutoModel")
 
 
 def _template_path() -> Path:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
+from transformers import PreTrainedConfig
 
 from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.hub.card import CURVE_FILE, loss_curve_png, model_card
+from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
 from hf_ctxmodels.hub.stub import stub_files
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import Family, get_family
+from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
@@ -77,8 +77,11 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     Raises:
         CtxError: `directory` does not hold one complete model in safetensors with its tokenizer.
     """
-    family = _checked_family(directory)
+    _refuse_incomplete(directory)
     _refuse_pickles(directory)
+    config = load_config(directory)
+    family = get_family(config)
+    _open_all(directory, family, config)
     files: dict[str, str | bytes] = {str(path.name): str(path) for path in _weights(directory)}
     for name in (*_OPTIONAL, *family.tokenizer.vocab_files_names.values()):
         if (directory / name).exists():
@@ -95,24 +98,15 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     return files
 
 
-def _checked_family(directory: Path) -> Family:
-    for name, call in (("config.json", "model"), ("tokenizer_config.json", "tokenizer")):
-        if not (directory / name).exists():
+def _refuse_incomplete(directory: Path) -> None:
+    parts = (("config.json", "model"), ("*.safetensors", "model"), ("tokenizer_config.json", "tokenizer"))
+    for pattern, call in parts:
+        if not any(directory.glob(pattern)):
             raise CtxError(
-                f"{name} is missing, so this is no saved {call}.",
+                f"{pattern} is missing, so this is no saved {call}.",
                 where=str(directory),
                 mend=f"write it with {call}.save_pretrained({str(directory)!r}).",
             )
-    config = AutoConfig.from_pretrained(directory)
-    families = [family for family in FAMILIES.values() if type(config) is family.config]
-    if not families:
-        known = ", ".join(family.config.model_type for family in FAMILIES.values())
-        raise CtxError(
-            f"A configuration of model_type {config.model_type!r} is none of this package's: {known}.",
-            where=str(directory / "config.json"),
-            mend="open the model with a class of hf_ctxmodels and save it with save_pretrained.",
-        )
-    return families[0]
 
 
 def _refuse_pickles(directory: Path) -> None:
@@ -125,24 +119,17 @@ def _refuse_pickles(directory: Path) -> None:
         )
 
 
+def _open_all(directory: Path, family: Family, config: PreTrainedConfig) -> None:
+    """Open tokenizer and model once, so that nothing damaged is pushed."""
+    check_fit(load_tokenizer(directory), config, where=str(directory))
+    load_model(directory, auto_class_of(family, config)[1], config)
+
+
 def _weights(directory: Path) -> list[Path]:
-    """The safetensors files and their index, each opened once so that a damaged one is not pushed."""
+    """The safetensors files and their index."""
     indices = sorted(directory.glob("*.safetensors.index.json"))
     named = {name for index in indices for name in json.loads(index.read_text())["weight_map"].values()}
-    paths = [directory / name for name in sorted(named)] or sorted(directory.glob("*.safetensors"))
-    if not paths:
-        raise CtxError(
-            "No weights (*.safetensors).", where=str(directory), mend="write them with model.save_pretrained(DIR)."
-        )
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise CtxError(
-                f"The weights cannot be read: {error}", where=str(path), mend="save the model again."
-            ) from error
-    return paths + indices
+    return ([directory / name for name in sorted(named)] or sorted(directory.glob("*.safetensors"))) + indices
 
 
 def _refusal(error: HfHubHTTPError, repo_id: str, endpoint: str) -> CtxError:

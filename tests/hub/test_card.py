@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hub_server import metadata_errors
+from hub_repository import metadata_errors
 from huggingface_hub import ModelCard
 
 from hf_ctxmodels.hub import loss_curve_png, model_card

@@ -5,7 +5,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from hub_server import TOKEN, Blob, HubServer, Repository, git_blob_id
+from hub_repository import Blob, Repository, git_blob_id
+from hub_server import TOKEN, HubServer
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from hub_server import ROOT, TOKEN, HubServer, environment_for, metadata_errors
+from hub_repository import metadata_errors
+from hub_server import ROOT, TOKEN, HubServer, environment_for
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.hub.publish import repository_files
@@ -43,12 +44,13 @@ print(card.data.library_name)
 # In a process that has not imported hf_ctxmodels; what it saves opens again, now without the Hub.
 OPEN_REMOTE_CODE = """
 import sys
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 assert "hf_ctxmodels" not in sys.modules
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
 model = AutoModelForMaskedLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-model.save_pretrained(sys.argv[2])
-tokenizer.save_pretrained(sys.argv[2])
+config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
+for part in (model, tokenizer, config):
+    part.save_pretrained(sys.argv[2])
 again = AutoModelForMaskedLM.from_pretrained(sys.argv[2])
 assert all((again.state_dict()[key] == value).all() for key, value in model.state_dict().items())
 print(type(model).__module__, type(tokenizer).__module__)
@@ -99,6 +101,9 @@ def test_remote_code_opens_it_in_a_clean_process(run, published: str, tmp_path: 
     opened = run("-c", OPEN_REMOTE_CODE, published, str(tmp_path / "again"), token=None)
     assert opened.returncode == 0, opened.stderr
     assert all(module.startswith("hf_ctxmodels.") for module in opened.stdout.split())
+    saved = {path.name: path.read_text("utf-8", errors="replace") for path in (tmp_path / "again").iterdir()}
+    assert not [name for name in saved if name.endswith(".py")], "code stays in the installed package"
+    assert "auto_map" not in saved["config.json"] + saved["tokenizer_config.json"]
 
 
 def test_without_the_package_the_error_names_it(run, published: str) -> None:
@@ -164,6 +169,18 @@ def with_pickle(directory: Path, name: str) -> None:
     (directory / name).write_bytes(b"\x80\x04N.")
 
 
+def renamed(directory: Path, name: str) -> None:
+    """One bit of a weight's name is flipped: still a sound safetensors file."""
+    content = (directory / name).read_bytes()
+    assert b"word_embeddings" in content
+    (directory / name).write_bytes(content.replace(b"word_embeddings", b"vord_embeddings", 1))
+
+
+def resized(directory: Path, name: str) -> None:
+    config = json.loads((directory / name).read_text())
+    (directory / name).write_text(json.dumps(config | {"vocab_size": config["vocab_size"] - 1}))
+
+
 def of_another_family(directory: Path, name: str) -> None:
     (directory / name).write_text('{"model_type": "bert"}')
 
@@ -173,11 +190,17 @@ def of_another_family(directory: Path, name: str) -> None:
     [
         (without, "config.json", "no saved model"),
         (without, "tokenizer_config.json", "no saved tokenizer"),
-        (without, "model.safetensors", "No weights"),
-        (truncated, "model.safetensors", "cannot be read"),
+        (without, "tokenizer.json", "holds no tokenizer"),
+        (without, "model.safetensors", "no saved model"),
+        (truncated, "config.json", "No usable model configuration"),
+        (truncated, "tokenizer.json", "damaged"),
+        (truncated, "tokenizer_config.json", "damaged"),
+        (truncated, "model.safetensors", "weights are damaged"),
+        (renamed, "model.safetensors", "not in the file"),
+        (resized, "config.json", "vocabulary does not fit"),
         (with_pickle, "pytorch_model.bin", "never published"),
         (with_pickle, "optimizer.pt", "never published"),
-        (of_another_family, "config.json", "none of this package's"),
+        (of_another_family, "config.json", "no configuration of this package"),
     ],
 )
 def test_refuses_before_any_request(saved_model: Path, tmp_path: Path, damage, name: str, message: str) -> None:
