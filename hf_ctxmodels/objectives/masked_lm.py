@@ -1,7 +1,7 @@
 """Masked language modelling (Devlin et al. 2019, section 3.1, task 1; dynamic masks: Liu et al. 2019, section 4.1)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,10 +9,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.data.packing import pack_rows
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
 from hf_ctxmodels.objectives.masking import IGNORED, MaskingRule, TokenMasker, masking_rates
+from hf_ctxmodels.objectives.packing import pack_rows
 from hf_ctxmodels.objectives.padding import RowPadder
 from hf_ctxmodels.objectives.seeding import generator
 from hf_ctxmodels.objectives.segments import RowTemplate, TokenizedDocument, tokenized_batches
@@ -125,22 +126,17 @@ def _integer(feature: Mapping[str, Any], name: str) -> int:
     return int(feature[name])
 
 
-def option(default: Any, text: str) -> Any:
-    """A field of an `Options` dataclass with its help text."""
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass(frozen=True)
 class MaskingOptions:
     """Options that every objective with token masking has; see `MaskingRule`."""
 
-    mlm_probability: float = option(0.15, "Share of the tokens of a row to predict.")
-    mask_share: float = option(0.8, "Share of the predicted tokens replaced by the mask token.")
-    random_share: float = option(0.1, "Share of the predicted tokens replaced by a random one; the rest is kept.")
-    whole_word: bool = option(False, "Mask all pieces of a word or none.")
-    max_predictions: int | None = option(None, "At most this many predictions in a row.")
-    static: bool = option(False, "The same mask in every epoch instead of a new one.")
-    pad_to_multiple_of: int | None = option(None, "Round the width of every batch up to a multiple of this.")
+    mlm_probability: float = flag(0.15, "Share of the tokens of a row to predict.")
+    mask_share: float = flag(0.8, "Share of the predicted tokens replaced by the mask token.")
+    random_share: float = flag(0.1, "Share of the predicted tokens replaced by a random one; the rest is kept.")
+    whole_word: bool = flag(False, "Mask all pieces of a word or none.")
+    max_predictions: int | None = flag(None, "At most this many predictions in a row.")
+    static: bool = flag(False, "The same mask in every epoch instead of a new one.")
+    pad_to_multiple_of: int | None = flag(None, "Round the width of every batch up to a multiple of this.")
 
     def collator(self, kind: type, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
         """A collator of class `kind` with these options."""
@@ -152,7 +148,7 @@ class MaskingOptions:
 class MaskedLMOptions(MaskingOptions):
     """Options of `MaskedLM`."""
 
-    packing: bool = option(False, "Put several short documents into one row, without attention across them.")
+    packing: bool = flag(False, "Put several short documents into one row, without attention across them.")
 
 
 class MaskedLM(Objective):

@@ -9,12 +9,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
 from hf_ctxmodels.objectives.masked_lm import (
     DOCUMENTS_PER_BATCH,
     DataCollatorForMaskedLanguageModeling,
     MaskingOptions,
-    option,
 )
 from hf_ctxmodels.objectives.masking import masking_rates
 from hf_ctxmodels.objectives.seeding import Stream, generator
@@ -53,7 +53,7 @@ class DataCollatorForNextSentencePrediction(DataCollatorForMaskedLanguageModelin
 class NextSentenceOptions(MaskingOptions):
     """Options of `MaskedLMWithNextSentence`."""
 
-    short_seq_probability: float = option(0.1, "Share of the documents whose pairs get a random shorter length.")
+    short_seq_probability: float = flag(0.1, "Share of the documents whose pairs get a random shorter length.")
 
 
 @dataclass(frozen=True)

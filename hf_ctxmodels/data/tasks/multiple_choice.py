@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Collator, Encoded, FeatureCollator, Logits, Task, read_rows, text_of
 from hf_ctxmodels.errors import CtxError
 
@@ -83,8 +84,6 @@ class MultipleChoice(Task[Choice]):
 
     def score(self, examples: Sequence[Choice], predictions: Sequence[int]) -> dict[str, float]:
         """Share of the questions for which the right choice has the highest score."""
-        from hf_ctxmodels.training import metrics
-
         return metrics.accuracy(predictions=predictions, references=[example.label for example in examples])
 
     def baseline(self, train: Sequence[Choice], validation: Sequence[Choice]) -> list[int]:

@@ -10,6 +10,7 @@ import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.data.files import file_kind, read_text
+from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task
 from hf_ctxmodels.errors import CtxError
 
@@ -198,8 +199,6 @@ class QuestionAnswering(Task[Question]):
 
     def score(self, examples: Sequence[Question], predictions: Sequence[AnswerSpan]) -> dict[str, float]:
         """Exact match and F1 in percent: SQuAD 2.0's where the data hold unanswerable questions, else SQuAD 1.1's."""
-        from hf_ctxmodels.training import metrics
-
         # Numbered anew, because the ids are only unique within a file.
         answers = [{"text": [text for _, text in example.answers]} for example in examples]
         references = [{"id": str(i), "answers": answer} for i, answer in enumerate(answers)]

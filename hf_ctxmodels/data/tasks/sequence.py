@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Encoded, LabelledTask, Logits, Task, read_rows, sorted_labels, text_of
 from hf_ctxmodels.data.tasks.demo import demo_rows
 from hf_ctxmodels.errors import CtxError
@@ -91,8 +92,6 @@ class SequenceClassification(LabelledTask[SequenceExample]):
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[str]) -> dict[str, float]:
         """Accuracy, F1 (of the second label when there are two; and the mean over labels) and Matthews correlation."""
-        from hf_ctxmodels.training import metrics
-
         sides: dict[str, Any] = {
             "predictions": [self.labels.index(prediction) for prediction in predictions],
             "references": [self.labels.index(example.target) for example in examples],
@@ -153,8 +152,6 @@ class Regression(Task[SequenceExample]):
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> dict[str, float]:
         """Pearson and Spearman correlation (0 for constant predictions: they explain nothing), mean squared error."""
-        from hf_ctxmodels.training import metrics
-
         sides = {"predictions": predictions, "references": [example.target for example in examples]}
         scores = metrics.pearsonr(**sides) | metrics.spearmanr(**sides)
         return {name: float(np.nan_to_num(value)) for name, value in scores.items()} | metrics.mse(**sides)

@@ -9,6 +9,7 @@ import numpy as np
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.data.files import file_kind
+from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Collator, Encoded, FeatureCollator, LabelledTask, Logits
 from hf_ctxmodels.data.tasks.readers import (
     TaggedSentence,
@@ -134,8 +135,6 @@ class TokenClassification(LabelledTask[TaggedSentence]):
 
     def score(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> dict[str, float]:
         """Entity precision, recall and F1 for BIO tags; for others the accuracy and the mean F1 over tags."""
-        from hf_ctxmodels.training import metrics
-
         references = [sentence.tags for sentence in examples]
         if is_bio(self.labels):
             report = metrics.seqeval(predictions=predictions, references=references)

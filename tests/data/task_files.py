@@ -1,0 +1,15 @@
+"""Tasks and their files, as the tests of the tasks make them."""
+
+import gzip
+
+from hf_ctxmodels.data.tasks import TASKS, TaskArguments
+
+
+def make_task(name, **arguments):
+    return TASKS[name](TaskArguments(**arguments))
+
+
+def written(path, text, encoding="utf-8"):
+    data = text.encode(encoding)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return str(path)
