@@ -5,7 +5,7 @@ python scripts/finetune.py --model runs/bert --task sequence-classification --tr
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,7 +96,7 @@ def main() -> None:
         accelerator,
         tokenizer=tokenizer,
         evaluate=evaluation,
-        identity={"task": arguments.task, "train_file": arguments.train_file, "max_length": task_arguments.max_length},
+        identity={"task": arguments.task, "train_file": arguments.train_file, **asdict(task_arguments)},
     )
 
     if accelerator.is_main_process:
