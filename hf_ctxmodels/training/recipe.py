@@ -12,6 +12,13 @@ from transformers import HfArgumentParser
 from hf_ctxmodels.errors import CtxError
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the lines of the description, and shows the defaults there are."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
+
+
 def parse_arguments(
     *dataclass_types: type, description: str | None = None, argv: Sequence[str] | None = None
 ) -> tuple[Any, ...]:
@@ -29,7 +36,7 @@ def parse_arguments(
         CtxError: the recipe is missing, is not a mapping of flags to values, or names an unknown flag.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = HfArgumentParser(dataclass_types, description=description)
+    parser = HfArgumentParser(dataclass_types, description=description, formatter_class=_HelpFormatter)
     known = {action.dest for action in parser._actions if action.dest != "help"}
     parser.add_argument("--recipe", metavar="FILE.yaml", help="YAML file of `flag: value` defaults; flags override it.")
 

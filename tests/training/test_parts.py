@@ -63,6 +63,18 @@ def test_a_wrong_recipe_is_explained(tmp_path, recipe, message):
         parse(tmp_path, recipe)
 
 
+def test_help_keeps_the_lines_of_the_description_and_shows_the_defaults_there_are(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse_arguments(
+            LoopArguments, description="What it does.\n\n    python script.py --max_steps 1", argv=["--help"]
+        )
+    assert exit_.value.code == 0
+    printed = capsys.readouterr().out
+    assert "What it does.\n\n    python script.py --max_steps 1\n" in printed
+    assert "(default: 0.0001)" in printed
+    assert "None" not in printed
+
+
 def test_a_missing_recipe_is_explained():
     with pytest.raises(CtxError, match="cannot be read"):
         parse_arguments(Flags, argv=["--recipe", "nowhere.yaml"])
