@@ -1,9 +1,10 @@
 """From raw text to a reloaded classifier in a few minutes, on text that comes with an installed package.
 
 Trains a tokenizer, pretrains a tiny BERT, fine-tunes it on film-review polarity, reloads everything through the Auto
-classes and prints a table, by calling the scripts as you would. The seed was fixed in advance. Fine-tuning at learning
-rates from 3e-4 to 3e-3 for 5 to 30 epochs was tried on these same sentences with earlier pretrained models; the recipe
-was not chosen by its accuracy.
+classes and prints a table, by calling the scripts as you would. The seed was fixed in advance. Fine-tuning takes the
+settings of Turc et al. 2019 (arXiv 1908.08962) for models of this size, 4 epochs at 3e-4. Before that, rates from 3e-4
+to 3e-3 for 5 to 30 epochs had been tried on these same sentences; none was told apart from chance, pretrained or not:
+200 labelled sentences are too few to learn or to measure polarity with, they show that the machinery works.
 """
 
 import json
@@ -20,14 +21,13 @@ from pathlib import Path
 
 import torch
 from transformers import (
-    AutoModelForPreTraining,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedTokenizerBase,
     pipeline,
 )
 
-from hf_ctxmodels import get_family
+import hf_ctxmodels  # noqa: F401 - registers the families
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.tasks.demo import demo_rows
 from hf_ctxmodels.errors import CtxError, run_script
@@ -104,37 +104,25 @@ def write_folds(folder: Path) -> None:
             (folder / f"{name}-{fold}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def write_random_model(output: Path) -> None:
-    """A model of the same shape that has learnt nothing, to tell what pretraining is worth."""
-    torch.manual_seed(SEED)
-    config = get_family(FAMILY).config.from_pretrained(output / "bert")
-    AutoModelForPreTraining.from_config(config).save_pretrained(output / "random")
-    AutoTokenizer.from_pretrained(output / "bert").save_pretrained(output / "random")
-
-
-def finetune(output: Path) -> dict[str, list[float]]:
-    """Accuracy of every fold, from pretrained and from random weights. Two runs at a time, one thread each."""
+def finetune(output: Path) -> list[float]:
+    """Accuracy of every fold. Two runs at a time, one thread each."""
     folder = output / "polarity"
     write_folds(folder)
-    write_random_model(output)
 
-    def run(job: tuple[str, int]) -> float:
-        start, fold = job
+    def run(fold: int) -> float:
         call(
-            *("finetune.py", "--model", output / start, "--task", "sequence-classification"),
+            *("finetune.py", "--model", output / "bert", "--task", "sequence-classification"),
             *("--train_file", folder / f"train-{fold}.jsonl", "--validation_file", folder / f"validation-{fold}.jsonl"),
-            *("--max_length", MAX_LENGTH, "--per_device_batch_size", 16, "--num_train_epochs", 10),
-            *("--learning_rate", 1e-3, "--save_steps", 0, "--seed", SEED, "--dataloader_workers", 0),
-            *("--output_dir", folder / f"{start}-{fold}", "--predictions_file", folder / f"{start}-{fold}.jsonl"),
-            quiet=job != ("bert", 0),
+            *("--max_length", MAX_LENGTH, "--per_device_batch_size", 16, "--num_train_epochs", 4),
+            *("--learning_rate", 3e-4, "--save_steps", 0, "--seed", SEED, "--dataloader_workers", 0),
+            *("--output_dir", folder / f"bert-{fold}", "--predictions_file", folder / f"bert-{fold}.jsonl"),
+            quiet=fold != 0,
             threads=1,
         )
-        return TrainingSummary.load(folder / f"{start}-{fold}").metrics["eval_accuracy"]
+        return TrainingSummary.load(folder / f"bert-{fold}").metrics["eval_accuracy"]
 
-    jobs = [(start, fold) for start in ("bert", "random") for fold in range(FOLDS)]
     with ThreadPoolExecutor(max_workers=2) as pool:
-        accuracies = list(pool.map(run, jobs))
-    return {"bert": accuracies[:FOLDS], "random": accuracies[FOLDS:]}
+        return list(pool.map(run, range(FOLDS)))
 
 
 def reload(output: Path) -> str:
@@ -165,10 +153,10 @@ def interval(accuracy: float, count: int) -> str:
     return f"{accuracy:.3f} ({middle - half:.2f} to {middle + half:.2f})"
 
 
-def table(summary: TrainingSummary, accuracies: dict[str, list[float]], frequency: float, filled: str) -> str:
+def table(summary: TrainingSummary, accuracies: list[float], frequency: float, filled: str) -> str:
     """What came of it, each number beside what it should be compared with."""
     rates, metrics, sentences = summary.rates, summary.metrics, len(demo_rows("train")) + len(demo_rows("validation"))
-    mean = {start: sum(values) / len(values) for start, values in accuracies.items()}
+    accuracy = sum(accuracies) / len(accuracies)
     random_next = rates["random_next_share"]
     always = -(random_next * math.log(random_next) + (1 - random_next) * math.log(1 - random_next))
     treatment = " / ".join(
@@ -185,8 +173,7 @@ def table(summary: TrainingSummary, accuracies: dict[str, list[float]], frequenc
         ("tokens predicted", f"{rates['selected_share']:.1%}", "15%"),
         ("  [MASK] / random / kept", treatment, "80% / 10% / 10%"),
         ("random second segments", f"{random_next:.1%}", "50%, more where a document ends"),
-        ("polarity accuracy, pretrained", interval(mean["bert"], sentences), "0.500 for one label always"),
-        ("polarity accuracy, random weights", interval(mean["random"], sentences), "same recipe"),
+        ("polarity accuracy, 5 folds", interval(accuracy, sentences), "0.500 for one label always"),
         ("pretraining tokens/s", f"{summary.tokens_per_second or 0:,.0f}", f"{summary.tokens:,} tokens"),
         (SENTENCE, filled, "best three, reloaded model"),
     ]
@@ -197,17 +184,16 @@ def main() -> None:
     """Run every stage and print the table."""
     (arguments,) = parse_arguments(DemoArguments, description=__doc__)
     begin, output = time.perf_counter(), Path(arguments.output_dir)
-    for made in ("tokenizer", "bert", "random", "polarity"):
+    for made in ("tokenizer", "bert", "polarity"):
         shutil.rmtree(output / made, ignore_errors=True)
     summary = pretrain(output, arguments.max_steps)
     accuracies = finetune(output)
     filled = reload(output)
     frequency = frequency_loss(AutoTokenizer.from_pretrained(output / "bert"))
     print(f"\n{table(summary, accuracies, frequency, filled)}\n")
-    print(
-        f"Losses are in nats per prediction. Accuracy is over {FOLDS} folds of all the labelled sentences, with its 95%"
-    )
-    print(f"interval; they are few, so a difference inside the interval says nothing. Seed {SEED}, fixed in advance.\n")
+    print("Losses are in nats per prediction. Accuracy, with its 95% interval, is over the 200 labelled sentences that")
+    print(f"come with the text, in {FOLDS} folds: too few for a tiny model to beat chance reliably, but it all works.")
+    print(f"Seed {SEED}, fixed in advance.\n")
     for what, where in (
         ("pretrained model, tokenizer, log", "bert"),
         ("loss curve", "bert/training_curve.png"),
