@@ -16,13 +16,21 @@ def plot_curve(curve: Sequence[dict[str, float]], file: Path) -> bool:
     except ImportError:
         return False
     figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="loss")
+    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats)")
     names = dict.fromkeys(name for record in curve for name in record if name == "loss" or name.endswith("_loss"))
+    colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(map(_term, names)))}
     for name in names:
         points = [(record["step"], record[name]) for record in curve if name in record]
-        axes.plot(*zip(*points, strict=True), label=name, marker="o" if name.startswith("eval_") else None)
+        held_out = name != _term(name)
+        style = {"marker": "o", "linestyle": "--"} if held_out else {}
+        axes.plot(*zip(*points, strict=True), label=name, color=colours[_term(name)], **style)
     if names:
         axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
     return True
+
+
+def _term(name: str) -> str:
+    """The loss on training text that a loss on held-out text belongs to; they share a colour."""
+    return name.removeprefix("eval_")
