@@ -1,7 +1,9 @@
-"""Fine-tune a model on a task:
+r"""Fine-tune a model on a task, and compare it with a baseline.
 
-python scripts/finetune.py --model runs/bert --task sequence-classification --train_file train.tsv
-    --validation_file dev.tsv --text_columns sentence --label_column label --output_dir runs/sst2
+    python scripts/finetune.py --model runs/bert --task sequence-classification --train_file train.tsv \
+        --validation_file dev.tsv --text_columns sentence --label_column label --output_dir runs/sst2
+
+Runs as well under `accelerate launch`; --resume goes on where the last checkpoint was saved.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Pretrain a model of any registered family on raw text.
+r"""Pretrain a model of any registered family on raw text.
 
     python scripts/pretrain.py --family bert --config tiny --tokenizer DIR --dataset demo --max_steps 500 \
         --per_device_batch_size 32 --max_length 128 --output_dir DIR

@@ -1,6 +1,5 @@
-"""Train the tokenizer of any family on documents, and say how well it fits documents it has not seen.
+r"""Train the tokenizer of any family on documents, and say how well it fits documents it has not seen.
 
-Example:
     python scripts/train_tokenizer.py --family bert --dataset demo --vocab_size 4000 --output_dir tokenizer \
         --options do_lower_case=false
 """

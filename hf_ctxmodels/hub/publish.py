@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from httpx2 import HTTPError
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import PreTrainedConfig
@@ -63,11 +64,12 @@ def publish(
         raise CtxError(str(error), where=f"--repo_id {repo_id}", mend='give "organisation/name".') from error
     except HfHubHTTPError as error:
         raise _refusal(error, repo_id, api.endpoint) from error
-    except (OSError, RuntimeError) as error:
+    except (HTTPError, OSError, RuntimeError) as error:  # HTTPError: what the client of huggingface_hub raises
         raise CtxError(
-            f"The upload broke off: {error}",
+            f"The Hub was not reached, or the upload broke off: {error}",
             where=f"{repo_id} on {api.endpoint}",
-            mend="run the same command again; the repository is unchanged, and finished files are not sent twice.",
+            mend="see to the connection and run the same command again; the repository is unchanged, and finished "
+            "files are not sent twice.",
         ) from error
 
 

@@ -121,6 +121,16 @@ def test_wrong_token_is_refused_and_changes_nothing(run, hub: HubServer, saved_m
     assert "zoo/refused" not in hub.repositories
 
 
+def test_a_hub_that_cannot_be_reached_is_one_screen(hub: HubServer, saved_model: Path, tmp_path: Path) -> None:
+    environment = environment_for(hub, tmp_path / "cache", TOKEN) | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    failed = subprocess.run(
+        [sys.executable, *command(saved_model, REPO)], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert failed.returncode == 2
+    assert "The Hub was not reached" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
 def test_killed_upload_leaves_the_repository_as_it_was(
     run, hub: HubServer, published: str, saved_model: Path, tmp_path: Path
 ) -> None:
