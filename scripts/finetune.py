@@ -60,6 +60,7 @@ class FinetuneLoopArguments(LoopArguments):
 
 def write_predictions(file: str, task: Task[Any], examples: list[Any], predictions: list[Any]) -> None:
     """One JSON object a line: the example, its label and what was predicted."""
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(task.record(*pair), ensure_ascii=False) for pair in zip(examples, predictions, strict=True)]
     Path(file).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -68,6 +68,12 @@ def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
                 mend=f"use some of: {', '.join(f'{known}={default}' for known, default in defaults.items())}.",
             )
         options[name] = yaml.safe_load(value)
+        if defaults[name] is not None and type(options[name]) is not type(defaults[name]):
+            raise CtxError(
+                f"The option {name} takes a value like {defaults[name]!r}, not {options[name]!r}.",
+                where=f"--options {pair}",
+                mend="give a value of that kind.",
+            )
     return options
 
 

@@ -153,7 +153,7 @@ def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: 
         return datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CtxError(
-            f"The data set cannot be opened: {error}",
+            f"The data set cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
             where=f"{dataset} (configuration {config_name}, split {split})",
             mend="give the path of a text file, `demo`, or a Hub id that exists and can be reached.",
         ) from error

@@ -51,7 +51,9 @@ class LoopArguments:
             self._require(name, above=0)
         for name in ("learning_rate", "logging_steps", "keep_checkpoints", "adam_epsilon"):
             self._require(name, above=0)
-        for name in ("weight_decay", "warmup_steps", "max_grad_norm", "eval_steps", "save_steps", "dataloader_workers"):
+        for name in ("weight_decay", "warmup_steps", "max_grad_norm", "eval_steps", "save_steps"):
+            self._require(name, at_least=0)
+        for name in ("dataloader_workers", "seed"):
             self._require(name, at_least=0)
 
     def _require(self, name: str, above: float | None = None, at_least: float | None = None) -> None:

@@ -116,7 +116,8 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_
     """Hold tokenizer, model and input length, where there is one, against each other before hours of training.
 
     Raises:
-        CtxError: the tokenizer has more tokens than the model has embeddings, or inputs are longer than its positions.
+        CtxError: the tokenizer has more tokens than the model has embeddings, or inputs are longer than its positions
+            or too short for any text.
     """
     vocabulary = getattr(config, "vocab_size", None)
     if vocabulary is not None and len(tokenizer) > vocabulary:
@@ -126,6 +127,13 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_
             where=where,
             mend="use the tokenizer the model was trained with, a configuration with a larger vocab_size, or add "
             "embeddings: model.resize_token_embeddings(len(tokenizer)).",
+        )
+    special = tokenizer.num_special_tokens_to_add()
+    if 0 < max_length <= special:
+        raise CtxError(
+            f"Inputs of {max_length} tokens leave no room for text beside the {special} special tokens.",
+            where=f"--max_length {max_length}",
+            mend=f"use --max_length {special + 1} or more.",
         )
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and max_length > limit:

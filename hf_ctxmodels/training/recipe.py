@@ -1,6 +1,7 @@
 """Command lines with recipes: dataclasses become flags, a YAML file gives defaults, flags override it."""
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,8 @@ def parse_arguments(
         argv: the command line without the program name; `sys.argv[1:]` by default.
 
     Raises:
-        CtxError: the recipe is missing, is not a mapping of flags to values, or names an unknown flag.
+        CtxError: the recipe is missing or is not a mapping of flags to values, or it or the command line names an
+            unknown flag.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = HfArgumentParser(dataclass_types, description=description, formatter_class=_HelpFormatter)
@@ -45,7 +47,14 @@ def parse_arguments(
     recipe = finder.parse_known_args(argv)[0].recipe
     if recipe is not None and not {"-h", "--help"} & set(argv):
         argv = recipe_flags(Path(recipe), known) + argv
-    parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    *parsed, unknown = parser.parse_args_into_dataclasses(argv, look_for_args_file=False, return_remaining_strings=True)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0].removeprefix("--").replace("-", "_"), known, n=1)
+        raise CtxError(
+            f"Unknown on the command line: {' '.join(unknown)}.",
+            where=unknown[0],
+            mend=(f"did you mean --{near[0]}? " if near else "") + "--help lists the flags.",
+        )
     return tuple(parsed[: len(dataclass_types)])
 
 

@@ -51,11 +51,18 @@ def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path
     """Clean the output directory of half-written files; the verified checkpoint to resume from, if any.
 
     Raises:
-        CtxError: it holds checkpoints and `resume` is not set, or the newest is damaged.
+        CtxError: it cannot be made, it holds checkpoints and `resume` is not set, or the newest is damaged.
     """
     output_dir = Path(arguments.output_dir)
     if accelerator.is_main_process:
-        output_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CtxError(
+                f"The output directory cannot be made: {error.strerror}.",
+                where=f"--output_dir {output_dir}",
+                mend="give a directory that may be written.",
+            ) from error
         checkpoints.remove_unfinished(output_dir)
     accelerator.wait_for_everyone()
     if arguments.resume:

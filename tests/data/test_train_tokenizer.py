@@ -37,10 +37,11 @@ def test_a_tokenizer_is_trained_from_a_recipe_and_flags(tmp_path, documents):
     ("flags", "messages"),
     [
         (["--options", "x=1"], ["--options x=1", "do_lower_case=True"]),
+        (["--options", "min_frequency=lots"], ["min_frequency takes a value like 2, not 'lots'"]),
         (["--dataset", "gone.txt"], ["No such file", "gone.txt"]),
         (["--validation_fraction", "0.9"], ["validation_fraction=0.9"]),
     ],
-    ids=["wrong option", "missing file", "impossible split"],
+    ids=["wrong option", "wrong value", "missing file", "impossible split"],
 )
 def test_a_mistake_is_one_screen_and_exit_code_2(tmp_path, monkeypatch, capsys, flags, messages):
     command = ["--family", "bert", "--dataset", "demo", "--vocab_size", "150", "--output_dir", str(tmp_path), *flags]

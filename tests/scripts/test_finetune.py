@@ -128,7 +128,9 @@ def test_every_task_is_learned_saved_and_recorded(checkpoint, task, tmp_path, mo
     make_files, metric = TASK_FILES[task]
     files, out = make_files(tmp_path), tmp_path / "out"
     flags = ["--model", checkpoint, "--task", task, *files, *QUICK]
-    status = finetune(monkeypatch, *flags, "--output_dir", out, "--predictions_file", tmp_path / "predictions.jsonl")
+    status = finetune(
+        monkeypatch, *flags, "--output_dir", out, "--predictions_file", tmp_path / "new" / "predictions.jsonl"
+    )
     assert status == 0
     summary = TrainingSummary.load(out)
     score, baseline = summary.metrics[f"eval_{metric}"], summary.metrics[f"baseline_{metric}"]
@@ -141,7 +143,7 @@ def test_every_task_is_learned_saved_and_recorded(checkpoint, task, tmp_path, mo
     shown = capsys.readouterr().out
     assert f"{score:.4f}" in shown
     assert f"{baseline:.4f}" in shown
-    predictions = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    predictions = [json.loads(line) for line in (tmp_path / "new" / "predictions.jsonl").read_text().splitlines()]
     assert len(predictions) == 32
     assert all("prediction" in prediction for prediction in predictions)
 

@@ -160,6 +160,7 @@ def pass_over(folder: Path) -> None:
         (empty_the_text, (), "The data set is empty"),
         (spoil_the_encoding, (), "Not UTF-8: byte 7 is 0xe9"),
         (pass_over, ("--learning_rate", 1e30), "The loss of step 2 is nan"),
+        (pass_over, ("--output_dir", __file__), "The output directory cannot be made"),
         (pass_over, ("--model", "nowhere"), "No usable model configuration"),
         (pass_over, ("--tokenizer", "nowhere"), "tokenizer cannot be opened"),
     ],

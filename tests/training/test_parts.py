@@ -75,6 +75,12 @@ def test_help_keeps_the_lines_of_the_description_and_shows_the_defaults_there_ar
     assert "None" not in printed
 
 
+def test_a_misspelt_flag_is_explained():
+    flags = ["--output_dir", "x", "--max_steps", "1", "--wieght_decay", "0.1"]
+    with pytest.raises(CtxError, match=r"--wieght_decay 0\.1\.(.|\n)*did you mean --weight_decay\?"):
+        parse_arguments(LoopArguments, argv=flags)
+
+
 def test_a_missing_recipe_is_explained():
     with pytest.raises(CtxError, match="cannot be read"):
         parse_arguments(Flags, argv=["--recipe", "nowhere.yaml"])
@@ -121,6 +127,7 @@ def test_scripts_leave_unexpected_errors_their_traceback():
         {"max_steps": 1, "per_device_batch_size": 0},
         {"max_steps": 1, "learning_rate": -1.0},
         {"max_steps": 1, "save_steps": -1},
+        {"max_steps": 1, "seed": -1},
     ],
 )
 def test_arguments_out_of_range(wrong):
@@ -233,6 +240,8 @@ def test_loading_guards(workspace, tmp_path):
     check_fit(tokenizer, config, 32, where="here")
     with pytest.raises(CtxError, match="Inputs of 33 tokens are over the model's limit of 32"):
         check_fit(tokenizer, config, 33, where="here")
+    with pytest.raises(CtxError, match="Inputs of 2 tokens leave no room"):
+        check_fit(tokenizer, config, 2, where="here")
     config.vocab_size = 79
     with pytest.raises(CtxError, match="the tokenizer has 80 tokens, the model embeds 79"):
         check_fit(tokenizer, config, 32, where="here")
