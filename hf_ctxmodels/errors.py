@@ -1,5 +1,6 @@
 """Errors a user can mend, and the wrapper that shows them on one screen."""
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -32,9 +33,11 @@ def run_script(main: Callable[[], object]) -> NoReturn:
     A `CtxError` is printed on stderr without a traceback. Any other exception is a defect of the program and keeps its
     traceback.
     """
+    code = 0
     try:
         main()
     except CtxError as error:
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
-    sys.exit(0)
+        code = error.exit_code
+    gc.collect()  # the error's traceback may hold a loader, whose workers the process would wait for
+    sys.exit(code)

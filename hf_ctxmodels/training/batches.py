@@ -1,5 +1,6 @@
 """From examples to device batches, in an order that depends on nothing but the seed and the position."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any
@@ -88,9 +89,13 @@ def take(batches: Iterator[Batch], count: int) -> list[Batch]:
     """The next `count` micro-batches.
 
     Raises:
-        CtxError: the stream ended before.
+        CtxError: the stream ended before, or the data cannot be read.
     """
-    taken = list(islice(batches, count))
+    try:
+        taken = list(islice(batches, count))
+    except CtxError as error:
+        # From a worker it comes with the worker's traceback, at whose end it stands itself.
+        raise CtxError(re.split(r"\n[\w.]+Error: ", str(error))[-1]) from None
     if len(taken) < count:
         raise CtxError("The data ended before the last step.", mend="lower --max_steps or give more data.")
     return taken

@@ -65,6 +65,9 @@ class SignalWatch:
 
 
 def ignore_signals(worker_id: int) -> None:
-    """Keep a data worker alive when its whole process group is signalled: the training process decides when to stop."""
+    """Keep a data worker alive when its whole process group is signalled: the training process decides when to stop.
+
+    A second signal acts as usual, so that a process that ends can always end its workers.
+    """
     for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda received, frame: signal.signal(received, signal.SIG_DFL))

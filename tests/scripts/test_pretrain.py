@@ -4,6 +4,7 @@ import json
 import random
 import runpy
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -175,6 +176,18 @@ def test_a_fault_is_one_screen(damage, flags, says, folder, monkeypatch, capsys)
     assert "to mend:" in message
     assert len(message.splitlines()) < 15
     assert not (folder / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fault_in_a_stream_is_one_screen_and_ends_the_process(folder, workers) -> None:
+    spoil_the_encoding(folder)
+    flags = ["--max_steps", 1, "--max_length", 32, "--streaming", "--dataloader_workers", workers]
+    command = [sys.executable, SCRIPT, *continued_run(folder), *flags]
+    run = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 2
+    message = run.stderr[run.stderr.index("CtxError: ") :]
+    assert message.startswith("CtxError: Not UTF-8: byte 7 is 0xe9.\n  where:")
+    assert "Traceback" not in run.stderr
 
 
 def test_a_document_without_text_is_one_screen_unless_it_may_be_passed_over(folder, monkeypatch, capsys) -> None:
