@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def plot_curve(curve: Sequence[dict[str, float]], file: Path) -> bool:
@@ -22,7 +23,7 @@ def plot_curve(curve: Sequence[dict[str, float]], file: Path) -> bool:
     for name in names:
         points = [(record["step"], record[name]) for record in curve if name in record]
         held_out = name != _term(name)
-        style = {"marker": "o", "linestyle": "--"} if held_out else {}
+        style: dict[str, Any] = {"marker": "o", "linestyle": "--"} if held_out else {}
         axes.plot(*zip(*points, strict=True), label=name, color=colours[_term(name)], **style)
     if names:
         axes.legend()
