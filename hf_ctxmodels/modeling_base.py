@@ -18,7 +18,7 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_ctxmodels.configuration_base import CtxConfig
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.installed_code import InstalledCode
-from hf_ctxmodels.layers.varlen import Layout, PackedLayout, PaddedLayout
+from hf_ctxmodels.layers.varlen import Layout, PackedLayout, PaddedLayout, check_row_lengths
 
 
 class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
@@ -162,9 +162,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         first = None
         if padding_only and attention_mask is not None:
             tokens = attention_mask != 0
-            if not _is_traced(words) and not bool(tokens.any(1).all()):
-                row = int(tokens.any(1).int().argmin())
-                raise CtxError(f"Row {row} of attention_mask has no token at all; drop it or give it one token.")
+            if not _is_traced(words):
+                check_row_lengths(tokens.sum(1))
             first = tokens.int().argmax(1)
         like = torch.empty(*words.shape[:2], 0, dtype=self.dtype, device=words.device)
         mask = create_bidirectional_mask(self.config, like, attention_mask, and_mask_function=same_sequence)

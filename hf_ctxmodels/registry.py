@@ -9,6 +9,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
@@ -29,18 +30,21 @@ class Family:
         objectives: Name -> objective; the first is the family's own.
         sizes: Name -> configuration fields.
         conversion: Weight names and shapes, reference layout -> native layout.
-        reference: The peer in transformers (`model_type`), loaded from and exported to.
     """
 
     name: str
     paper: str
     config: type[PreTrainedConfig]
     tokenizer: type[PreTrainedTokenizerBase]
-    models: dict[str, type[PreTrainedModel]]
+    models: dict[str, type[CtxPreTrainedModel]]
     objectives: dict[str, type[Objective]]
     sizes: dict[str, dict[str, Any]]
     conversion: list[WeightTransform]
-    reference: str
+
+    @property
+    def reference(self) -> str:
+        """`model_type` of the peer in transformers, loaded from and exported to."""
+        return self.models["AutoModel"].reference_model_type
 
 
 def _encoder_size(width: int, layers: int, heads: int) -> dict[str, int]:
@@ -81,7 +85,6 @@ FAMILIES: dict[str, Family] = {
                 "large": _encoder_size(1024, 24, 16),
             },
             conversion=BERT_CONVERSION,
-            reference="bert",
         ),
     ]
 }

@@ -128,9 +128,7 @@ class PackedLayout:
         else:
             indices = tokens.flatten().nonzero().squeeze(1)
             row_lengths = tokens.sum(1).cpu()
-            if not bool((row_lengths > 0).all()):
-                row = int((row_lengths == 0).nonzero()[0])
-                raise CtxError(f"Row {row} of attention_mask has no token at all; drop it or give it one token.")
+            check_row_lengths(row_lengths)
         first_rows = (row_lengths.cumsum(0) - row_lengths).to(device)
         layout = cls(batch_size, length, indices, tuple(row_lengths.tolist()), first_rows)
         if sequence_ids is None:
@@ -202,6 +200,20 @@ class PackedLayout:
             return _attend_batch(module.scaling, rate, query, key, value, None).flatten(0, 1), None
         attend = _attend_padded if query.is_cuda else _attend_each
         return attend(module.scaling, rate, query, key, value, lengths, self.lengths), None
+
+
+def check_row_lengths(row_lengths: Tensor) -> None:
+    """Raise if a row of the batch has no token.
+
+    Args:
+        row_lengths: (batch,) tokens of each row.
+
+    Raises:
+        CtxError: Naming the first such row.
+    """
+    if not bool((row_lengths > 0).all()):
+        row = int((row_lengths == 0).nonzero()[0])
+        raise CtxError(f"Row {row} of attention_mask has no token at all; drop it or give it one token.")
 
 
 def _run_lengths(ids: Tensor, row_starts: Tensor) -> tuple[int, ...]:
