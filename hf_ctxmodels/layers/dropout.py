@@ -47,4 +47,4 @@ class _ByteMaskDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (mask,) = ctx.saved_tensors
-        return grad * mask * ctx.scale, None
+        return (grad * mask).mul_(ctx.scale), None

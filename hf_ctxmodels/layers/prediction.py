@@ -1,5 +1,6 @@
 """Vocabulary prediction at the positions that are asked for, without ever holding all their logits."""
 
+import math
 from typing import Any
 
 import torch
@@ -73,44 +74,80 @@ def chunked_cross_entropy(
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy whose forward also makes the gradients, chunk by chunk."""
+    """Summed cross-entropy whose forward also makes the gradients, chunk by chunk.
+
+    The gradients are handed out by the first backward, without a copy; a second one over a retained graph makes them
+    anew.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         device = hidden_states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
-        hidden_grad = torch.empty_like(hidden_states) if ctx.needs_input_grad[0] else None
-        weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        bias_grad = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        total = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
-        with torch.autocast(device, enabled=False):
-            cast_weight = weight.to(dtype)
-            cast_bias = None if bias is None else bias.to(dtype)
-            chunk = max(1, _CHUNK_ELEMENTS // weight.shape[0])
-            for start in range(0, targets.numel(), chunk):
-                rows = hidden_states[start : start + chunk].to(dtype)
-                wanted = targets[start : start + chunk, None]
-                logits = F.linear(rows, cast_weight, cast_bias).float()
-                log_normaliser = logits.logsumexp(-1, keepdim=True)
-                total += (log_normaliser - logits.gather(1, wanted)).sum()
-                if hidden_grad is None and weight_grad is None and bias_grad is None:
-                    continue
-                logits_grad = logits.sub_(log_normaliser).exp_()  # softmax, in place
-                logits_grad.scatter_add_(1, wanted, logits_grad.new_full((1, 1), -1.0).expand_as(wanted))
-                if bias_grad is not None:
-                    bias_grad += logits_grad.sum(0)
-                logits_grad = logits_grad.to(dtype)
-                if hidden_grad is not None:
-                    hidden_grad[start : start + chunk] = logits_grad @ cast_weight
-                if weight_grad is not None and weight_grad.dtype == dtype:
-                    weight_grad.addmm_(logits_grad.T, rows)
-                elif weight_grad is not None:
-                    weight_grad += logits_grad.T @ rows
-        ctx.save_for_backward(hidden_grad, weight_grad, bias_grad)
+        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
+        ctx.save_for_backward(hidden_states, weight, bias, targets)
+        total, ctx.gradients = _loss_and_gradients(
+            hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3]
+        )
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [None if saved is None else saved * grad.to(saved.dtype) for saved in ctx.saved_tensors]
-        return (*scaled, None)
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            hidden_states, weight, bias, targets = ctx.saved_tensors
+            wanted = ctx.needs_input_grad[:3]
+            gradients = _loss_and_gradients(hidden_states, weight, bias, targets, ctx.dtype, wanted)[1]
+        return (*(None if each is None else each.mul_(grad.to(each.dtype)) for each in gradients), None)
+
+
+def _loss_and_gradients(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    dtype: torch.dtype,
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """The summed cross-entropy, and its gradients by the first three arguments where they are `wanted`.
+
+    One buffer holds the logits of every chunk, and their gradient after them: on a CPU, fresh memory of that size costs
+    as much as the arithmetic on it.
+    """
+    wants_hidden, wants_weight, wants_bias = wanted
+    hidden_grad = torch.empty_like(hidden_states) if wants_hidden else None
+    bias_grad = torch.zeros_like(bias) if bias is not None and wants_bias else None
+    weight_grad = None
+    total = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
+    chunks = max(1, math.ceil(targets.numel() * weight.shape[0] / _CHUNK_ELEMENTS))
+    size = max(1, math.ceil(targets.numel() / chunks))  # of equal size: a short last one wastes the matrix units
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        cast_weight = weight.to(dtype)
+        cast_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias.to(dtype)
+        buffer = torch.empty(size, weight.shape[0], dtype=dtype, device=weight.device)
+        for start in range(0, targets.numel(), size):
+            rows = hidden_states[start : start + size].to(dtype)
+            row_targets = targets[start : start + size, None]
+            logits = torch.addmm(cast_bias, rows, cast_weight.T, out=buffer[: len(rows)]).float()
+            log_probabilities = torch.log_softmax(logits, -1, out=logits)
+            total -= log_probabilities.gather(1, row_targets).sum()
+            if not any(wanted):
+                continue
+            logits_grad = log_probabilities.exp_()
+            logits_grad.scatter_add_(1, row_targets, logits_grad.new_full((1, 1), -1.0).expand_as(row_targets))
+            if bias_grad is not None:
+                bias_grad += logits_grad.sum(0)
+            logits_grad = logits_grad.to(dtype)
+            if hidden_grad is not None:
+                hidden_grad[start : start + size] = logits_grad @ cast_weight
+            if not wants_weight:
+                continue
+            if weight_grad is None:
+                weight_grad = (logits_grad.T @ rows).to(weight.dtype)
+            elif weight_grad.dtype == dtype:
+                weight_grad.addmm_(logits_grad.T, rows)
+            else:
+                weight_grad += logits_grad.T @ rows
+        if wants_weight and weight_grad is None:  # no target at all
+            weight_grad = torch.zeros_like(weight)
+    return total, (hidden_grad, weight_grad, bias_grad)

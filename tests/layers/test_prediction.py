@@ -44,6 +44,15 @@ def test_values_and_gradients(reduction: str, bias: bool) -> None:
 
 
 @pytest.mark.usefixtures("chunk")
+def test_a_retained_graph_can_be_walked_again() -> None:
+    *weights, targets = inputs()
+    loss = chunked_cross_entropy(*weights, targets)
+    first = [grad.clone() for grad in torch.autograd.grad(3 * loss, weights, retain_graph=True)]
+    for one, other in zip(first, torch.autograd.grad(loss, weights), strict=True):
+        torch.testing.assert_close(one, 3 * other)
+
+
+@pytest.mark.usefixtures("chunk")
 @pytest.mark.parametrize("frozen", [{0}, {1}, {2}, {1, 2}, {0, 1}])
 def test_frozen_parts_get_no_gradient(frozen: set[int]) -> None:
     *weights, targets = inputs()
