@@ -10,42 +10,46 @@ class TokenPositionTypeEmbeddings(nn.Module):
 
     Args:
         vocab_size: Number of tokens.
-        hidden_size: Width of each table.
+        width: Width of each table.
         max_positions: Longest sequence.
         num_types: Number of segments.
         layer_norm_eps: Epsilon of the LayerNorm.
         dropout: Dropout on the result.
         padding_idx: Id whose word embedding starts at zero and gets no gradient.
+        projected_size: Width the result is projected to, for tables narrower than the encoder (Lan et al. 2019,
+            section 3.1, "factorized embedding parameterization"); None for no projection.
     """
 
     def __init__(
         self,
         vocab_size: int,
-        hidden_size: int,
+        width: int,
         max_positions: int,
         num_types: int,
         *,
         layer_norm_eps: float,
         dropout: float,
         padding_idx: int | None,
+        projected_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(vocab_size, hidden_size, padding_idx=padding_idx)
-        self.position_embeddings = nn.Embedding(max_positions, hidden_size)
-        self.token_type_embeddings = nn.Embedding(num_types, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.word_embeddings = nn.Embedding(vocab_size, width, padding_idx=padding_idx)
+        self.position_embeddings = nn.Embedding(max_positions, width)
+        self.token_type_embeddings = nn.Embedding(num_types, width)
+        self.norm = nn.LayerNorm(width, eps=layer_norm_eps)
         self.dropout = Dropout(dropout)
+        self.projection = None if projected_size is None else nn.Linear(width, projected_size)
 
     def forward(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """Embed tokens.
 
         Args:
-            words: (...) ids, or (..., hidden) word embeddings made elsewhere.
+            words: (...) ids, or (..., width) word embeddings made elsewhere.
             position_ids: Same leading shape as `words`, or broadcastable to it.
             token_type_ids: Likewise; None means the first segment everywhere.
 
         Returns:
-            (..., hidden).
+            (..., width), or (..., projected_size).
         """
         embedded = words if words.is_floating_point() else self.word_embeddings(words)
         embedded = embedded + self.position_embeddings(position_ids)
@@ -53,4 +57,5 @@ class TokenPositionTypeEmbeddings(nn.Module):
             embedded = embedded + self.token_type_embeddings.weight[0]
         else:
             embedded = embedded + self.token_type_embeddings(token_type_ids)
-        return self.dropout(self.norm(embedded))
+        embedded = self.dropout(self.norm(embedded))
+        return embedded if self.projection is None else self.projection(embedded)

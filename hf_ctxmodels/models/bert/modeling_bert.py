@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2019, arXiv 1810.04805): a bidirectional Transformer encoder trained on masked words and pairs.
 
-Its own here: post-norm layers, segment embeddings, a pooler on the first token, and masked-LM with next-sentence
-prediction. Everything else comes from `hf_ctxmodels.layers` and `hf_ctxmodels.heads`.
+Its own here: masked-LM with next-sentence prediction. The encoder it founded is `hf_ctxmodels.encoder`; everything else
+comes from `hf_ctxmodels.layers` and `hf_ctxmodels.heads`.
 """
 
 from dataclasses import dataclass
@@ -9,63 +9,19 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import NextSentencePredictorOutput
 from transformers.utils import ModelOutput
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets
 from hf_ctxmodels.layers.attention import SelfAttention
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
-from hf_ctxmodels.layers.feed_forward import FeedForward
+from hf_ctxmodels.layers.post_norm import FirstTokenPooler, PostNormLayer
 from hf_ctxmodels.layers.prediction import MaskedPredictionHead
-from hf_ctxmodels.layers.varlen import Layout
-from hf_ctxmodels.modeling_base import (
-    CtxPreTrainedModel,
-    EncoderOutput,
-    capture_unpacked_outputs,
-    check_ids,
-    default_positions,
-)
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT
-
-
-class CtxBertLayer(GradientCheckpointingLayer):
-    """Self-attention and feed-forward, each followed by dropout, the residual sum and a LayerNorm (post-norm)."""
-
-    def __init__(self, config: CtxBertConfig) -> None:
-        super().__init__()
-        self.attention = SelfAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            dropout=config.attention_probs_dropout_prob,
-            config=config,
-        )
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def forward(self, hidden_states: Tensor, layout: Layout) -> Tensor:
-        """(..., hidden) as packed by `layout` -> (..., hidden) at the rows it wants."""
-        attended, _ = self.attention(hidden_states, layout)
-        hidden_states = self.attention_norm(layout.query_rows(hidden_states) + self.dropout(attended))
-        return self.feed_forward_norm(hidden_states + self.dropout(self.feed_forward(hidden_states)))
-
-
-class CtxBertPooler(nn.Module):
-    """Dense and tanh on the first token's state: what the pair and sequence heads read."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
-
-    def forward(self, first_states: Tensor) -> Tensor:
-        """(batch, hidden) -> (batch, hidden)."""
-        return torch.tanh(self.dense(first_states))
 
 
 class CtxBertPreTrainedModel(CtxPreTrainedModel):
@@ -75,13 +31,13 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "bert"
     reference_model_type = "bert"
     export_conversion = BERT_EXPORT
-    _no_split_modules = ["CtxBertLayer"]
-    _can_record_outputs = {"hidden_states": CtxBertLayer, "attentions": SelfAttention}
+    _no_split_modules = ["PostNormLayer"]
+    _can_record_outputs = {"hidden_states": PostNormLayer, "attentions": SelfAttention}
     # Other heads of the same family, and a buffer that old checkpoints carry.
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^nsp_head\.", r"pooler\.", r"position_ids$"]
 
 
-class CtxBertModel(CtxBertPreTrainedModel):
+class CtxBertModel(Encoder, CtxBertPreTrainedModel):
     """The encoder.
 
     Args:
@@ -91,84 +47,10 @@ class CtxBertModel(CtxBertPreTrainedModel):
 
     def __init__(self, config: CtxBertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
-        self.embeddings = TokenPositionTypeEmbeddings(
-            config.vocab_size,
-            config.hidden_size,
-            config.max_position_embeddings,
-            config.type_vocab_size,
-            layer_norm_eps=config.layer_norm_eps,
-            dropout=config.hidden_dropout_prob,
-            padding_idx=config.pad_token_id,
-        )
-        self.layers = nn.ModuleList(CtxBertLayer(config) for _ in range(config.num_hidden_layers))
-        self.pooler = CtxBertPooler(config.hidden_size) if add_pooling_layer else None
-        self.gradient_checkpointing = False
+        self.embeddings = build_embeddings(config, width=config.hidden_size)
+        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
+        self.pooler = FirstTokenPooler(config.hidden_size) if add_pooling_layer else None
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The word embeddings."""
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the word embeddings (used when the vocabulary is resized)."""
-        self.embeddings.word_embeddings = value
-
-    @merge_with_config_defaults
-    @capture_unpacked_outputs
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        sequence_ids: Tensor | None = None,
-        wanted: Tensor | None = None,
-        **kwargs: Any,
-    ) -> EncoderOutput:
-        """Encode a batch.
-
-        Args:
-            input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden) in their place.
-            attention_mask: (batch, length), 1 at tokens and 0 at padding; or a ready 4-D mask.
-            token_type_ids: (batch, length), 0 for the first segment, 1 for the second; None is all 0.
-            position_ids: (batch, length) or (1, length); None counts the columns of the batch, or, with
-                `sequence_ids`, the tokens of each sequence.
-            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal
-                numbers is one sequence, whose tokens attend to each other only.
-            wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden) in
-                row-major order, and the last layer is computed only there (and at the first tokens, for the pooler).
-            kwargs: `output_hidden_states`, `output_attentions` (eager only), and what the attention function takes.
-
-        Raises:
-            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
-        """
-        words = self.check_encoder_input(
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            self.config.max_position_embeddings,
-            sequence_ids=sequence_ids,
-            wanted=wanted,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-        )
-        check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
-        check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
-        layout = self.encoder_layout(words, attention_mask, sequence_ids, **kwargs)
-        hidden_states = self.embeddings(
-            layout.pack(words),
-            layout.pack(default_positions(words, position_ids, sequence_ids)),
-            None if token_type_ids is None else layout.pack(token_type_ids),
-        )
-        final_layout = layout if wanted is None else layout.select(wanted, and_first=self.pooler is not None)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, final_layout if layer is self.layers[-1] else layout)
-        return EncoderOutput(
-            last_hidden_state=final_layout.output(hidden_states),
-            pooler_output=None if self.pooler is None else self.pooler(final_layout.first(hidden_states)),
-            layout=layout,
-        )
 
 
 @dataclass
