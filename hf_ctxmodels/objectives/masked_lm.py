@@ -9,13 +9,17 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.objectives.features import (
+    feature_generator,
+    feature_word_ids,
+    padded_columns,
+    require_padding_token,
+)
 from hf_ctxmodels.objectives.masking import IGNORED, MaskingRule, TokenMasker, masking_rates
 from hf_ctxmodels.objectives.packing import pack_rows
 from hf_ctxmodels.objectives.padding import RowPadder
-from hf_ctxmodels.objectives.seeding import generator
 from hf_ctxmodels.objectives.segments import RowTemplate, TokenizedDocument, tokenized_batches
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together; next-sentence prediction draws its random segments among them
@@ -71,59 +75,25 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
             self.mlm_probability, self.mask_share, self.random_share, self.whole_word, self.max_predictions
         )
         self.masker = TokenMasker(self.tokenizer, rule)
-        if self.tokenizer.pad_token_id is None:
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} has no padding token, which batches of rows of unequal length need.",
-                mend="tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings.",
-            )
+        require_padding_token(self.tokenizer)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
         rows = [np.asarray(feature["input_ids"]) for feature in features]
         corrupted, labels = [], []
         for feature, ids in zip(features, rows):
-            rng = generator(self.seed, self._epoch(feature), _integer(feature, "example_index"))
-            new_ids, targets = self.masker.mask(ids, self._word_ids(feature), rng)
+            rng = feature_generator(feature, self.seed, self.static)
+            words = feature_word_ids(feature) if self.whole_word else None
+            new_ids, targets = self.masker.mask(ids, words, rng)
             corrupted.append(new_ids)
             labels.append(targets)
         padder = RowPadder([len(ids) for ids in rows], self.tokenizer.padding_side, self.pad_to_multiple_of)
-        batch = {
+        return {
             "input_ids": padder.pad(corrupted, self.tokenizer.pad_token_id),
             "attention_mask": padder.attention_mask(),
             "labels": padder.pad(labels, IGNORED),
+            **padded_columns(features, ("attention_mask", "token_type_ids", "sequence_ids"), padder, self.tokenizer),
         }
-        for name in ("attention_mask", "token_type_ids", "sequence_ids"):
-            if name in features[0]:
-                padding = self.tokenizer.pad_token_type_id if name == "token_type_ids" else 0
-                batch[name] = padder.pad([np.asarray(feature[name]) for feature in features], padding)
-        return batch
-
-    def _epoch(self, feature: Mapping[str, Any]) -> int:
-        return 0 if self.static else _integer(feature, "epoch")
-
-    def _word_ids(self, feature: Mapping[str, Any]) -> np.ndarray | None:
-        if not self.whole_word:
-            return None
-        if feature.get("word_ids") is None:
-            raise CtxError(
-                "Whole-word masking needs `word_ids` in every feature, and this one has none.",
-                mend="add them from a fast tokenizer's encoding.word_ids(), or set whole_word=False.",
-            )
-        words = feature["word_ids"]
-        if not isinstance(words, np.ndarray):
-            words = np.array([-1 if word is None else word for word in words])
-        return words
-
-
-def _integer(feature: Mapping[str, Any], name: str) -> int:
-    if name not in feature:
-        raise CtxError(
-            f"A feature has no `{name}`, from which its mask is seeded.",
-            mend="hf_ctxmodels.data.ExampleSet adds it; with another data set give each row its own number: "
-            "dataset.map(lambda row, index: {'example_index': index, 'epoch': 0}, with_indices=True), and keep both "
-            "columns (Trainer: remove_unused_columns=False).",
-        )
-    return int(feature[name])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives.ordinary import OrdinaryTokens
 
 IGNORED = -100
 """Label of a token that is not predicted."""
@@ -114,24 +115,7 @@ class TokenMasker:
             )
         self.rule = rule
         self.mask_token_id = tokenizer.mask_token_id
-        ids = np.unique(np.fromiter(tokenizer.get_vocab().values(), dtype=np.int64))
-        self.ordinary = np.zeros(int(ids[-1]) + 1, dtype=bool)  # token id -> may be selected
-        self.ordinary[ids] = True
-        self.ordinary[tokenizer.all_special_ids] = False
-        self.replacements = np.flatnonzero(self.ordinary)
-        if not len(self.replacements):
-            raise CtxError("The tokenizer's vocabulary holds special tokens only.", mend="train it on some text first.")
-
-    def candidates(self, ids: np.ndarray) -> np.ndarray:
-        """True where a token is not special."""
-        if len(ids) and (ids.min() < 0 or ids.max() >= len(self.ordinary)):
-            wrong = ids.min() if ids.min() < 0 else ids.max()
-            raise CtxError(
-                f"Token id {wrong} is outside the tokenizer's vocabulary (0 to {len(self.ordinary) - 1}): the example "
-                "was made with another tokenizer.",
-                mend="tokenise the text again with this one.",
-            )
-        return self.ordinary[ids]
+        self.ordinary = OrdinaryTokens(tokenizer)
 
     def mask(
         self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator
@@ -140,12 +124,13 @@ class TokenMasker:
         rule = self.rule
         corrupted = ids.astype(np.int64)
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
-        chosen = rule.select(self.candidates(ids), word_ids, rng)
+        chosen = rule.select(self.ordinary.candidates(ids), word_ids, rng)
         labels[chosen] = ids[chosen]
         fate = rng.random(len(chosen))
         corrupted[chosen[fate < rule.mask_share]] = self.mask_token_id
         random = chosen[(fate >= rule.mask_share) & (fate < rule.mask_share + rule.random_share)]
-        corrupted[random] = self.replacements[rng.integers(len(self.replacements), size=len(random))]
+        replacements = self.ordinary.ids
+        corrupted[random] = replacements[rng.integers(len(replacements), size=len(random))]
         return corrupted, labels
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -155,7 +140,7 @@ class TokenMasker:
         """
         ids, labels = batch["input_ids"], batch["labels"]
         selected = labels != IGNORED
-        ordinary = torch.from_numpy(self.ordinary).to(ids.device)[ids] | selected
+        ordinary = torch.from_numpy(self.ordinary.table).to(ids.device)[ids] | selected
         masked = selected & (ids == self.mask_token_id)
         kept = selected & (ids == labels)
         totals = torch.stack([ordinary.sum(), selected.sum(), masked.sum(), kept.sum()]).tolist()

@@ -63,7 +63,7 @@ def tokenize_documents(
 def _word_ids(encoded: BatchEncoding, row: int) -> np.ndarray:
     if not encoded.is_fast:
         raise CtxError(
-            "Whole-word masking needs a tokenizer that knows which pieces form a word (`BatchEncoding.word_ids()`); "
+            "Selecting whole words needs a tokenizer that knows which pieces form a word (`BatchEncoding.word_ids()`); "
             "this one does not.",
             mend="use a tokenizer of the `tokenizers` library, or switch whole_word off.",
         )
@@ -108,7 +108,7 @@ class RowTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segments: int) -> None:
         if tokenizer.mask_token is None:
             raise CtxError(
-                f"{type(tokenizer).__name__} has no mask token, which masked language modelling needs.",
+                f"{type(tokenizer).__name__} has no mask token, by which its row format is read.",
                 mend="tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings.",
             )
         row = tokenizer(*[tokenizer.mask_token] * segments, return_token_type_ids=True)
@@ -133,6 +133,11 @@ class RowTemplate:
                 mend=f"use at least {self.special_tokens + segments}.",
             )
         return room
+
+    @property
+    def leading(self) -> int:
+        """Special tokens before the first segment."""
+        return len(self._fixed[0])
 
     def fill(self, *segments: np.ndarray) -> np.ndarray:
         """Token ids of the whole row."""
