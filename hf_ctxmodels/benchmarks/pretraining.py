@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.benchmarks.encoders import Case, Result
+from hf_ctxmodels.benchmarks.cases import Case
+from hf_ctxmodels.benchmarks.encoders import Result
 from hf_ctxmodels.benchmarks.measure import Measurement
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import FAMILIES, Family
@@ -20,7 +21,7 @@ from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.optimization import make_optimizer
 
 _STEPS, _WARM_UP, _VOCABULARY = 24, 4, 4000
-CASE = Case("pretrain.py", 4, 256, 128, 32, 1.0, 0.9, None)
+CASE = Case("bert", "pretrain.py", 4, 256, 128, 32, 1.0, 0.9, None)
 
 
 def run(
@@ -33,11 +34,10 @@ def run(
         device, dtype: Where and in which precision.
         repeats: Runs of each side.
         attention: Not used: the peer is our own step.
-        only: Run only if the case's name contains this text.
+        only: Run only if this text occurs in the case's family and name.
     """
-    for family in FAMILIES.values():
-        if only is not None and only not in CASE.name:
-            continue
+    if only is None or only in f"{CASE.family} {CASE.name}":
+        family = FAMILIES[CASE.family]
         with tempfile.TemporaryDirectory() as folder:
             documents = load_documents("demo")
             family.tokenizer.train(documents.texts(), vocab_size=_VOCABULARY).save_pretrained(f"{folder}/tokenizer")
@@ -47,7 +47,6 @@ def run(
                 bare_rates.append(_bare_rate(family, Path(folder), dtype))
         yield Result(
             case=CASE,
-            family=family.name,
             difference=float("nan"),
             ours=_measurement(loop_rates),
             peer=_measurement(bare_rates),

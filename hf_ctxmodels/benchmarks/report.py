@@ -36,12 +36,12 @@ def _row(result: Result) -> str:
     speed = peer.seconds / ours.seconds
     memory = ours.peak_bytes / peer.peak_bytes if peer.peak_bytes else math.nan
     cells = [
-        result.family,
+        case.family,
         case.name,
         f"{_time(peer.seconds)} ± {peer.spread / 2:.0%}",
         f"{_time(ours.seconds)} ± {ours.spread / 2:.0%}",
-        _mark(f"{speed:.2f}x", speed < case.speed),
-        f"≥ {case.speed}x",
+        _mark(f"{speed:.2f}x", case.speed is not None and speed < case.speed),
+        "-" if case.speed is None else f"≥ {case.speed}x",
         _mark(_known(memory, ".2f", "x"), case.memory is not None and memory > case.memory),
         "-" if case.memory is None else f"≤ {case.memory}x",
         _known(result.difference, ".0e"),

@@ -1,0 +1,65 @@
+"""What the suite `encoders` runs: shapes, and the figures that were expected before the first run."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FILL = 0.36  # share of real tokens in a padded batch: what sentences of mixed length give
+
+Work = Literal[
+    "inference", "pretraining", "encoder training", "evaluation", "gradients", "compiled inference", "pretrain.py"
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table.
+
+    Attributes:
+        family: The family that is run.
+        work: "pretrain.py" from end to end; "inference" of the bare encoder, also "compiled"; "encoder training", a
+            step of the bare encoder; with the pretraining head "pretraining" (a step), "evaluation" (forward) and
+            "gradients" (forward and backward).
+        layers, width, length, batch: Shape of the model and the batch.
+        fill: Share of the batch that is not padding.
+        speed: Least ratio of the peer's time to ours that was expected before the run, if any.
+        memory: Largest ratio of our peak memory to the peer's that was expected before the run, if any.
+        config: Further fields of the configuration.
+    """
+
+    family: str
+    work: Work
+    layers: int
+    width: int
+    length: int
+    batch: int
+    fill: float
+    speed: float | None
+    memory: float | None
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What is run, for the table."""
+        return f"{self.work}, {self.layers}x{self.width}, B={self.batch}, T={self.length}, {self.fill:.0%} filled"
+
+    @property
+    def pretrains(self) -> bool:
+        """Whether the pretraining head is run."""
+        return self.work in ("pretraining", "evaluation", "gradients")
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward pass."""
+        return self.work in ("pretraining", "encoder training", "gradients")
+
+
+CASES = [
+    Case("bert", "inference", 4, 256, 128, 32, FILL, 2.5, 0.5),
+    Case("bert", "inference", 4, 256, 512, 32, FILL, 3.3, 0.5),
+    Case("bert", "inference", 12, 768, 128, 32, FILL, 2.5, 0.5),
+    Case("bert", "inference", 12, 768, 512, 32, FILL, 3.3, 0.5),
+    Case("bert", "inference", 4, 256, 128, 32, 1.0, 0.97, None),
+    Case("bert", "inference", 12, 768, 128, 32, 1.0, 0.97, None),
+    Case("bert", "pretraining", 4, 256, 128, 32, 1.0, 4.0, 0.3),
+    Case("bert", "pretraining", 8, 512, 128, 16, 1.0, 2.3, 0.55),
+]

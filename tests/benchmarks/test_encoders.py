@@ -1,0 +1,39 @@
+"""The benchmark compares like with like: every case, made tiny, gives equal outputs on both sides, and a row."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hf_ctxmodels.benchmarks import cases, encoders, report
+
+CPU = torch.device("cpu")
+
+
+def tiny(case: cases.Case) -> cases.Case:
+    return replace(case, layers=2, width=64, length=25, batch=3, config=case.config | {"vocab_size": 300})
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: f"{case.family}-{case.name}")
+def test_both_sides_compute_the_same(case: cases.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case.work == "compiled inference":
+        pytest.skip("compiling takes longer than the rest together; tests/models compiles every encoder")
+    monkeypatch.setattr(encoders, "CASES", [tiny(case)])
+    (result,) = encoders.run(CPU, torch.float32, repeats=2, attention="sdpa")
+    assert result.difference < 1e-5
+    assert min(result.ours.seconds, result.peer.seconds) > 0
+    assert min(result.ours.peak_bytes, result.peer.peak_bytes) > 0
+
+
+def test_cases_are_chosen_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "CASES", [tiny(case) for case in cases.CASES])
+    chosen = list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa", only="bert pretraining"))
+    assert [result.case.work for result in chosen] == ["pretraining", "pretraining"]
+
+
+def test_a_missed_figure_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    impossible, trivial = (replace(tiny(cases.CASES[0]), speed=speed, memory=None) for speed in (1e9, 0.0))
+    monkeypatch.setattr(encoders, "CASES", [impossible, trivial])
+    rows = report.table(list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa"))).splitlines()
+    assert [("missed" in row) for row in rows[2:]] == [True, False]
+    assert len({row.count("|") for row in rows}) == 1
