@@ -72,6 +72,20 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, count
     return mean_over_targets(total, targets, name, counts)
 
 
+def right_guesses(logits: Tensor, targets: Tensor) -> Tensor:
+    """(2,): how many targets have the largest logit, and how many targets there are: an accuracy, as outputs hold it.
+
+    A pretraining head reports what it counts in its output field `metrics`, name -> (numerator, denominator), both
+    summed over the batch; the training loop adds them up and logs the ratio.
+
+    Args:
+        logits: (..., classes).
+        targets: (...) class ids; -100 is ignored.
+    """
+    counted = targets != IGNORED
+    return torch.stack([((logits.argmax(-1) == targets) & counted).sum(), counted.sum()]).float()
+
+
 class HeadModel(_Mixin):
     """A head on a family's encoder, which it holds under the family's `base_model_prefix`.
 

@@ -10,14 +10,15 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from hf_ctxmodels.training.batches import INDEX_KEY, Batch, Collate, IndexedCollator, count_items
-from hf_ctxmodels.training.steps import component_losses, loss_targets
+from hf_ctxmodels.training.steps import component_losses, loss_targets, metric_counts
 
 
 class LossEvaluation:
-    """Called by the loop: the loss on all `examples`, `{"eval_loss": ..., "eval_<component>_loss": ...}`.
+    """Called by the loop: losses and metrics on all `examples`, `{"eval_loss": ..., "eval_<component>_loss": ...}`.
 
     Examples are always asked for as `(0, index)`, that is with the masks of epoch 0, so that two evaluations differ by
-    the model alone. Each term is the mean over all its targets in the whole set, whatever the batches.
+    the model alone. Each term is the mean over all its targets in the whole set, whatever the batches, and each metric
+    the ratio of its counts over the whole set (see `metric_counts`).
 
     Args:
         examples: map-style, indexed by `(epoch, index)`.
@@ -39,10 +40,17 @@ class LossEvaluation:
         with torch.no_grad():
             for batch, counts in self._batches(accelerator):
                 output = model(**batch, num_items_in_batch=self._totals)
-                for name, value in {"loss": output.loss, **component_losses(output)}.items():
-                    sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value.detach().float() * counts
-        reduced = accelerator.reduce(torch.stack(list(sums.values())), reduction="sum").tolist()
-        return {f"eval_{name}": value for name, value in zip(sums, reduced, strict=True)}
+                for name, value in {"loss": output.loss, **component_losses(output), **metric_counts(output)}.items():
+                    value = value.detach().float() * counts
+                    sums[name] = sums[name] + value if name in sums else value
+        results = {}
+        for name, value in sums.items():
+            value = accelerator.reduce(value, reduction="sum")
+            if value.ndim == 0:
+                results[f"eval_{name}"] = value.item()
+            elif value[1]:
+                results[f"eval_{name}"] = (value[0] / value[1]).item()
+        return results
 
     def _count(self, accelerator: Accelerator, targets: tuple[str, ...]) -> dict[str, float]:
         counted = [count_items([batch], targets) for batch, counts in self._batches(accelerator) if counts]

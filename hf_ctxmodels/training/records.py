@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from hf_ctxmodels.errors import CtxError
 
 _SHOWN_INDICES = 64
+_NUMERATOR, _DENOMINATOR = "|numerator", "|denominator"
 
 
 class NonFiniteError(CtxError):
@@ -54,8 +55,14 @@ class StepRecords:
         self._settled: list[dict[str, float]] = []
 
     def add(self, step: int, scalars: dict[str, torch.Tensor], example_indices: list[torch.Tensor]) -> None:
-        """Take the scalars of one step (0-dimensional tensors, the same names every step) and its examples."""
-        self._pending.append((step, scalars, example_indices))
+        """Take the scalars of one step (the same names every step) and its examples.
+
+        A scalar is a 0-dimensional tensor, or of two elements: the numerator and the denominator of a metric.
+        """
+        flat: dict[str, torch.Tensor] = {}
+        for name, value in scalars.items():
+            flat |= {name: value} if value.ndim == 0 else {name + _NUMERATOR: value[0], name + _DENOMINATOR: value[1]}
+        self._pending.append((step, flat, example_indices))
 
     @property
     def full(self) -> bool:
@@ -90,13 +97,20 @@ class StepRecords:
         self._pending.clear()
 
     def flush(self) -> dict[str, float]:
-        """Settle, return the mean of every scalar over the steps (the sum for "tokens"), and start anew."""
+        """Settle, return the mean of every scalar over the steps (the sum for "tokens"), and start anew.
+
+        A metric is the sum of its numerators by that of its denominators; left out where the latter is 0.
+        """
         self.settle()
         summary = {}
         for name in self._settled[0] if self._settled else ():
             values = [row[name] for row in self._settled if math.isfinite(row[name])]
             summary[name] = math.fsum(values) / (1 if name == "tokens" else max(len(values), 1))
         self._settled.clear()
+        for name in [name.removesuffix(_NUMERATOR) for name in summary if name.endswith(_NUMERATOR)]:
+            numerator, denominator = summary.pop(name + _NUMERATOR), summary.pop(name + _DENOMINATOR)
+            if denominator:
+                summary[name] = numerator / denominator
         return summary
 
     def state_dict(self) -> list[dict[str, Any]]:

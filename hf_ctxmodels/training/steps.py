@@ -33,6 +33,16 @@ def component_losses(output: ModelOutput) -> dict[str, torch.Tensor]:
     return {name: value for name, value in output.items() if name.endswith("_loss") and value is not None}
 
 
+def metric_counts(output: ModelOutput) -> dict[str, torch.Tensor]:
+    """What a head counts for the log: its output field `metrics`, name -> (numerator, denominator) over this batch.
+
+    Both are sums over the batch, so a metric over many batches is the sum of the first by the sum of the second:
+    accuracy is (right guesses, targets), precision (true positives, guessed positives), F1 (2 x true positives,
+    guessed positives + positives).
+    """
+    return dict(output.get("metrics") or {})
+
+
 class Stepper:
     """Makes optimizer steps whose gradient is that of one big batch.
 
@@ -55,7 +65,8 @@ class Stepper:
 
         Returns:
             0-dimensional tensors "loss", component losses, "grad_norm" (before clipping) and "tokens" (all processes),
-            of which the mean over processes is the step's value; and the example indices of every micro-batch.
+            of which the mean over processes is the step's value, and (2,) tensors of `metric_counts`; and the example
+            indices of every micro-batch.
         """
         indices = [batch.pop(INDEX_KEY) for batch in batches]
         counts = self._accelerator.reduce(count_items(batches, self._targets), reduction="sum")
@@ -69,7 +80,8 @@ class Stepper:
             with nullcontext() if last else self._accelerator.no_sync(self._model):
                 output = self._model(**batch, num_items_in_batch=divisors)
                 self._accelerator.backward(output.loss)
-            for name, value in {"loss": output.loss, **component_losses(output)}.items():
+            terms = {"loss": output.loss, **component_losses(output), **metric_counts(output)}
+            for name, value in terms.items():
                 scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()
         scalars["grad_norm"] = self._clip()
         scalars["tokens"] = counts[-1]

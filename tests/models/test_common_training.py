@@ -72,6 +72,19 @@ class TestLoss:
         if parts:
             assert_close(sum(parts), outputs.loss.detach())
 
+    def test_metrics_are_counts_that_add_up_over_batches(self, head: Case) -> None:
+        batch = make_batch(head)
+        batch |= make_targets(head, batch, ignore_some=True)
+        model, rows = head.model(), len(batch["input_ids"])
+        whole = model(**batch).get("metrics") or {}
+        parts = [{name: value[part] for name, value in batch.items()} for part in (slice(0, 1), slice(1, rows))]
+        halves = [model(**part).get("metrics") or {} for part in parts]
+        assert bool(whole) == (head.auto_name == "AutoModelForPreTraining" and len(head.model_class.loss_targets) > 1)
+        for name, counts in whole.items():
+            assert not counts.requires_grad
+            assert 0 <= counts[0] <= counts[1]
+            assert_close(sum(half[name] for half in halves), counts, name)
+
     def test_no_targets_no_loss(self, head: Case) -> None:
         assert head.model()(**make_batch(head)).loss is None
 

@@ -22,7 +22,7 @@ from hf_ctxmodels.training.interruption import InterruptionError
 from hf_ctxmodels.training.loading import load_tokenizer
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.progress import read_log
-from hf_ctxmodels.training.records import NonFiniteError
+from hf_ctxmodels.training.records import NonFiniteError, StepRecords
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -86,7 +86,7 @@ def test_accumulated_micro_batches_equal_one_big_batch(workspace, problem, tmp_p
         weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
         records.append(result.curve)
     for one, four in zip(*records, strict=True):
-        for name in ("loss", "mlm_loss", "next_sentence_loss", "grad_norm", "tokens"):
+        for name in ("loss", "mlm_loss", "next_sentence_loss", "next_sentence_accuracy", "grad_norm", "tokens"):
             assert four[name] == pytest.approx(one[name], rel=1e-5), name
     for name, weight in weights[0].items():
         assert (weight - weights[1][name]).abs().max() < 1e-5, name
@@ -219,9 +219,24 @@ def test_evaluation_does_not_depend_on_the_batch_size(workspace, problem, tmp_pa
     model = accelerator.prepare(new_model(workspace)).eval()
     collate = uneven(objective.collate)
     values = [LossEvaluation(examples, collate, size)(model, accelerator) for size in (1, 7, len(examples))]
-    assert values[0].keys() == {"eval_loss", "eval_mlm_loss", "eval_next_sentence_loss"}
+    names = {"eval_loss", "eval_mlm_loss", "eval_next_sentence_loss", "eval_next_sentence_accuracy"}
+    assert values[0].keys() == names
     for other in values[1:]:
         assert other == pytest.approx(values[0], rel=1e-5)
+    batch = collate([examples[0, index] for index in range(len(examples))])
+    guesses = model(**batch).seq_relationship_logits.argmax(-1)
+    right = (guesses == batch["next_sentence_label"]).float().mean().item()
+    assert values[0]["eval_next_sentence_accuracy"] == pytest.approx(right)
+
+
+def test_a_logged_metric_is_the_ratio_of_its_counts_over_the_interval(tmp_path):
+    """Not the mean of the steps' ratios; a metric of which there was no case is left out."""
+    records = StepRecords(make_accelerator(arguments(tmp_path)), str(tmp_path))
+    for step, (right, cases) in enumerate([(1, 1), (0, 3), (0, 0)]):
+        metrics = {"accuracy": torch.tensor([right, cases]), "recall": torch.zeros(2)}
+        scalars = {"loss": torch.tensor(step), "grad_norm": torch.ones(()), "tokens": torch.tensor(5)}
+        records.add(step, scalars | metrics, [])
+    assert records.flush() == {"loss": 1.0, "grad_norm": 1.0, "tokens": 15.0, "accuracy": 0.25}
 
 
 def test_any_data_set_can_be_indexed_by_epoch():

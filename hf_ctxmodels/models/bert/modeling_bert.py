@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.encoder import Encoder, build_embeddings, build_layer
-from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets
+from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, right_guesses
 from hf_ctxmodels.layers.attention import SelfAttention
 from hf_ctxmodels.layers.post_norm import FirstTokenPooler, PostNormLayer
 from hf_ctxmodels.layers.prediction import MaskedPredictionHead
@@ -61,6 +61,7 @@ class CtxBertForPreTrainingOutput(ModelOutput):
         loss: Sum of the two terms whose targets were given.
         mlm_loss: Masked-LM cross-entropy in nats, detached.
         next_sentence_loss: Next-sentence cross-entropy in nats, detached.
+        metrics: "next_sentence_accuracy", as in `right_guesses`; None without such targets.
         prediction_logits: (batch, length, vocabulary); None when `labels` are given.
         seq_relationship_logits: (batch, 2), 0 = the second segment follows the first, 1 = it is a random one.
         hidden_states, attentions: As asked for.
@@ -71,6 +72,7 @@ class CtxBertForPreTrainingOutput(ModelOutput):
     seq_relationship_logits: Tensor | None = None
     mlm_loss: Tensor | None = None
     next_sentence_loss: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
 
@@ -143,15 +145,15 @@ class CtxBertForPreTraining(CtxBertForMaskedLM):
             **kwargs,
         )
         pair_logits = self.nsp_head(outputs.pooler_output)
-        prediction_logits = mlm_loss = pair_loss = None
+        prediction_logits = mlm_loss = pair_loss = metrics = None
         if labels is None:
             prediction_logits = self.mlm_head(outputs.last_hidden_state)
         else:
             mlm_loss = self.masked_lm_loss(outputs.last_hidden_state, labels, num_items_in_batch)
         if next_sentence_label is not None:
-            pair_loss = cross_entropy_over_targets(
-                pair_logits, next_sentence_label.view(-1), "next_sentence_label", num_items_in_batch
-            )
+            targets = next_sentence_label.view(-1)
+            pair_loss = cross_entropy_over_targets(pair_logits, targets, "next_sentence_label", num_items_in_batch)
+            metrics = {"next_sentence_accuracy": right_guesses(pair_logits, targets)}
         terms = [term for term in (mlm_loss, pair_loss) if term is not None]
         return CtxBertForPreTrainingOutput(
             loss=torch.stack(terms).sum() if terms else None,
@@ -159,6 +161,7 @@ class CtxBertForPreTraining(CtxBertForMaskedLM):
             seq_relationship_logits=pair_logits,
             mlm_loss=None if mlm_loss is None else mlm_loss.detach(),
             next_sentence_loss=None if pair_loss is None else pair_loss.detach(),
+            metrics=metrics,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
