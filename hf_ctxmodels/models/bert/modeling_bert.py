@@ -7,7 +7,6 @@ comes from `hf_ctxmodels.layers` and `hf_ctxmodels.heads`.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import NextSentencePredictorOutput
 from transformers.utils import ModelOutput
@@ -15,10 +14,9 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.encoder import Encoder, build_embeddings, build_layer
-from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, right_guesses
+from hf_ctxmodels.heads import ItemCounts, cross_entropy_over_targets
 from hf_ctxmodels.layers.attention import SelfAttention
 from hf_ctxmodels.layers.post_norm import FirstTokenPooler, PostNormLayer
-from hf_ctxmodels.layers.prediction import MaskedPredictionHead
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT
@@ -88,32 +86,22 @@ class CtxBertForMaskedLM(heads.ForMaskedLM, CtxBertHeadModel):
 
     _tied_weights_keys = {"mlm_head.decoder.weight": "bert.embeddings.word_embeddings.weight"}
 
-    def build_head(self, config: CtxBertConfig) -> None:
-        """The masked-LM head."""
-        self.mlm_head = MaskedPredictionHead(
-            config.hidden_size,
-            config.hidden_size,
-            config.vocab_size,
-            activation=config.hidden_act,
-            layer_norm_eps=config.layer_norm_eps,
-        )
 
-
-class CtxBertForPreTraining(CtxBertForMaskedLM):
-    """Both pretraining objectives: masked-LM and next-sentence prediction (section 3.1).
-
-    The loss is the sum of the terms whose targets are given, each a mean over its own targets: Trainer's single
-    `num_items_in_batch` cannot describe two terms, so it is not asked for (`accepts_loss_kwargs`).
-    """
+class CtxBertForPreTraining(heads.ForMaskedLMWithPair, CtxBertForMaskedLM):
+    """Both pretraining objectives: masked-LM and next-sentence prediction (section 3.1)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
-    pools = True
-    accepts_loss_kwargs = False
+    output_class = CtxBertForPreTrainingOutput
+    pair_logits_name = "seq_relationship_logits"
 
     def build_head(self, config: CtxBertConfig) -> None:
         """The masked-LM head and the next-sentence classifier."""
         super().build_head(config)
         self.nsp_head = nn.Linear(config.hidden_size, 2)
+
+    def classify_pair(self, pooled: Tensor) -> Tensor:
+        """(batch, hidden) -> (batch, 2)."""
+        return self.nsp_head(pooled)
 
     @can_return_tuple
     def forward(
@@ -127,43 +115,24 @@ class CtxBertForPreTraining(CtxBertForMaskedLM):
         next_sentence_label: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
-    ) -> CtxBertForPreTrainingOutput:
-        """Logits of both heads, and the loss.
+    ) -> ModelOutput:
+        """Logits of both heads, and the loss, as in `CtxBertForPreTrainingOutput`.
 
         Args:
             labels: (batch, length) ids of the masked tokens, -100 elsewhere; given, the last layer and the vocabulary
                 logits are computed only there, and `prediction_logits` is None.
             next_sentence_label: (batch,), 0 where the second segment follows the first, 1 where it is a random one.
         """
-        outputs = self.encode(
+        return self.predict_words_and_pair(
+            labels,
+            next_sentence_label,
+            num_items_in_batch,
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            wanted=None if labels is None else labels != IGNORED,
             **kwargs,
-        )
-        pair_logits = self.nsp_head(outputs.pooler_output)
-        prediction_logits = mlm_loss = pair_loss = metrics = None
-        if labels is None:
-            prediction_logits = self.mlm_head(outputs.last_hidden_state)
-        else:
-            mlm_loss = self.masked_lm_loss(outputs.last_hidden_state, labels, num_items_in_batch)
-        if next_sentence_label is not None:
-            targets = next_sentence_label.view(-1)
-            pair_loss = cross_entropy_over_targets(pair_logits, targets, "next_sentence_label", num_items_in_batch)
-            metrics = {"next_sentence_accuracy": right_guesses(pair_logits, targets)}
-        terms = [term for term in (mlm_loss, pair_loss) if term is not None]
-        return CtxBertForPreTrainingOutput(
-            loss=torch.stack(terms).sum() if terms else None,
-            prediction_logits=prediction_logits,
-            seq_relationship_logits=pair_logits,
-            mlm_loss=None if mlm_loss is None else mlm_loss.detach(),
-            next_sentence_loss=None if pair_loss is None else pair_loss.detach(),
-            metrics=metrics,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
         )
 
 

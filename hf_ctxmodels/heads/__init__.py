@@ -1,0 +1,32 @@
+"""The heads, written once; a family binds each to its encoder in two lines."""
+
+from hf_ctxmodels.heads.base import (
+    IGNORED,
+    HeadModel,
+    ItemCounts,
+    cross_entropy_over_targets,
+    mean_over_targets,
+    right_guesses,
+)
+from hf_ctxmodels.heads.downstream import (
+    ForMultipleChoice,
+    ForQuestionAnswering,
+    ForSequenceClassification,
+    ForTokenClassification,
+)
+from hf_ctxmodels.heads.pretraining import ForMaskedLM, ForMaskedLMWithPair
+
+__all__ = [
+    "IGNORED",
+    "ForMaskedLM",
+    "ForMaskedLMWithPair",
+    "ForMultipleChoice",
+    "ForQuestionAnswering",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "HeadModel",
+    "ItemCounts",
+    "cross_entropy_over_targets",
+    "mean_over_targets",
+    "right_guesses",
+]
