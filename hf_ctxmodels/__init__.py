@@ -13,7 +13,11 @@ from hf_ctxmodels.models.bert.modeling_bert import (
     CtxBertModel,
 )
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
-from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, DataCollatorForNextSentencePrediction
+from hf_ctxmodels.objectives import (
+    DataCollatorForMaskedLanguageModeling,
+    DataCollatorForNextSentencePrediction,
+    DataCollatorForPermutationLanguageModeling,
+)
 from hf_ctxmodels.registry import FAMILIES, get_family, register
 
 __version__ = "0.1.0"
@@ -33,6 +37,7 @@ __all__ = [
     "CtxError",
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
+    "DataCollatorForPermutationLanguageModeling",
     "get_family",
 ]
 

@@ -4,13 +4,21 @@ from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
 from hf_ctxmodels.objectives.masking import MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.next_sentence import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
+from hf_ctxmodels.objectives.permutation_lm import (
+    DataCollatorForPermutationLanguageModeling,
+    PermutationLM,
+    expand_permutation,
+)
 
 __all__ = [
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
+    "DataCollatorForPermutationLanguageModeling",
     "MaskedLM",
     "MaskedLMWithNextSentence",
     "MaskingRule",
     "Objective",
+    "PermutationLM",
     "TokenMasker",
+    "expand_permutation",
 ]

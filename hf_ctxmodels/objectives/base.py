@@ -34,6 +34,10 @@ class Objective(ABC):
     auto_class: ClassVar[str]
     """The Auto class whose head this objective trains, for example "AutoModelForMaskedLM"."""
 
+    contiguous: bool = False
+    """Whether each example continues the text of the one before it, so that a model with a memory is to be trained on
+    contiguous lanes of them, not on a shuffle."""
+
     Options: ClassVar[type]
     """A frozen dataclass: name, type, default and `metadata["help"]` of every option. HfArgumentParser reads it."""
 
@@ -67,6 +71,11 @@ class Objective(ABC):
     def option_help(cls) -> dict[str, str]:
         """Option name -> one sentence of help with the default."""
         return {field.name: f"{field.metadata['help']} Default: {field.default}." for field in fields(cls.Options)}
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """Fields that the model's configuration must have, and their values; most objectives ask for none."""
+        return {}
 
     @abstractmethod
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:

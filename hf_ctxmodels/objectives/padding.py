@@ -13,13 +13,17 @@ class RowPadder:
         lengths: of the rows of this batch.
         side: "right" or "left": where the padding goes.
         multiple: the width is rounded up to a multiple of it (tensor cores like 8); None for no rounding.
+
+    Attributes:
+        offsets: (rows,) column of each row's first value.
     """
 
     def __init__(self, lengths: Sequence[int], side: str, multiple: int | None = None) -> None:
-        width = max(lengths)
+        width = max(1, *lengths)
         if multiple:
             width = -(-width // multiple) * multiple
         column, length = np.arange(width), np.asarray(lengths)[:, None]
+        self.offsets = width - length[:, 0] if side == "left" else np.zeros(len(length), dtype=np.int64)
         self.filled = column < length if side == "right" else column >= width - length  # (rows, width)
 
     def pad(self, rows: Sequence[np.ndarray], value: int) -> torch.Tensor:

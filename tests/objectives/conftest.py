@@ -2,6 +2,7 @@
 
 import pytest
 from numbered_text import WORDS, word
+from transformers import XLNetTokenizer
 
 from hf_ctxmodels.models.bert.tokenization_bert import SPECIAL_TOKENS, CtxBertTokenizer
 
@@ -12,3 +13,13 @@ def tokenizer() -> CtxBertTokenizer:
     tokens = [*SPECIAL_TOKENS, *(word(number) for number in range(WORDS)), *(f"##x{c}" for c in "abcdefghij")]
     vocab = {token: index for index, token in enumerate(tokens)}
     return CtxBertTokenizer(vocab=vocab, model_max_length=512)
+
+
+@pytest.fixture(scope="session")
+def trailing_tokenizer() -> XLNetTokenizer:
+    """The same words, with the special tokens behind the segments and padding on the left: A <sep> B <sep> <cls>."""
+    special = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
+    pieces = [*special, *(f"▁{word(number)}" for number in range(WORDS)), *(f"x{c}" for c in "abcdefghij")]
+    tokenizer = XLNetTokenizer(vocab=[(piece, -1.0) for piece in pieces], model_max_length=512)
+    tokenizer._pad_token_type_id = 3
+    return tokenizer

@@ -1,0 +1,147 @@
+"""Rows that follow each other in one running text made of all documents, each with a pair of segments at its end."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hf_ctxmodels.objectives.base import Example
+from hf_ctxmodels.objectives.seeding import Stream, generator
+from hf_ctxmodels.objectives.segments import NO_WORD, RowTemplate, TokenizedDocument
+
+RANDOM_SEGMENT_SHARE = 0.5  # of the rows whose segment B is from elsewhere, as in the original data preparation
+
+
+@dataclass(frozen=True)
+class ContiguousRows:
+    """Lays documents end to end and cuts rows `reused text, segment A <sep> segment B <sep> <cls>` from them.
+
+    With `reuse_length` = 0 rows stand for themselves: a row begins where the last one's text ended. Otherwise row i + 1
+    begins `reuse_length` tokens after row i, so that the reused parts are the text without a gap, and what follows in a
+    row is read again in the next one. B continues A in one half of the rows and is text from a random place in the
+    other (Yang et al. 2019, section 2.5, and its released data preparation). A ends with a sentence where one ends.
+
+    Attributes:
+        template: of a pair; puts its special tokens around and behind the segments.
+        max_length: of a row, special tokens included.
+        reuse_length: see above; 0 for rows that do not share text.
+        document_end: token id put after every document; None for nothing.
+        seed: of the segments.
+    """
+
+    template: RowTemplate
+    max_length: int
+    reuse_length: int
+    document_end: int | None
+    seed: int
+
+    def cut(
+        self, batches: Iterable[list[TokenizedDocument]], pass_index: int, statistics: Counter[str]
+    ) -> Iterator[Example]:
+        """Rows with input_ids, token_type_ids and, if the documents have them, word_ids.
+
+        Rows that share text are all full; what is too short for one more at the end of the text is counted as
+        truncated. Otherwise only the last rows are shorter than the rest.
+        """
+        room = self.template.room(self.max_length)
+        rest: list[TokenizedDocument] = []
+        text, start, number = None, 0, 0
+        for batch in batches:
+            for document in batch:
+                statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
+            text, start = join([*rest, *(self._closed(document) for document in batch if len(document))]), 0
+            while start + room <= len(text.ids):
+                row, start = self._row(text, start, generator(self.seed, pass_index, number, Stream.PAIRING))
+                yield row
+                number += 1
+            rest = [_after(text, start)]
+        if text is None:
+            return
+        if self.reuse_length:
+            statistics["truncated_tokens"] += len(text.ids) - start
+            return
+        while start < len(text.ids):
+            row, start = self._row(text, start, generator(self.seed, pass_index, number, Stream.PAIRING))
+            yield row
+            number += 1
+
+    def _closed(self, document: TokenizedDocument) -> TokenizedDocument:
+        """The document with its end marked."""
+        if self.document_end is None:
+            return document
+        words = document.word_ids
+        return TokenizedDocument(
+            np.append(document.ids, np.int32(self.document_end)),
+            None if words is None else np.append(words, np.int32(NO_WORD)),
+            np.append(document.bounds[:-1], document.bounds[-1] + 1),
+        )
+
+    def _row(self, text: TokenizedDocument, start: int, rng: np.random.Generator) -> tuple[Example, int]:
+        """The row that begins at token `start`, and where the next one begins."""
+        room = self.template.room(self.max_length)
+        begin = start + self.reuse_length
+        stop = min(start + room, len(text.ids))
+        ends = text.bounds[np.searchsorted(text.bounds, begin, "right") : np.searchsorted(text.bounds, stop, "left")]
+        if stop - begin < 2:
+            middle = stop  # a single token is left
+        elif len(ends):
+            middle = int(rng.choice(ends))
+        else:
+            middle = int(rng.integers(begin + 1, stop))
+        if middle == stop or rng.random() < RANDOM_SEGMENT_SHARE:
+            first, last = self._elsewhere(text, room - (middle - start), rng)
+            following = middle
+        else:
+            first, last = middle, stop
+            following = stop
+        row: Example = {
+            "input_ids": self.template.fill(text.ids[start:middle], text.ids[first:last]),
+            "token_type_ids": self.template.token_types(middle - start, last - first),
+        }
+        if text.word_ids is not None:
+            row["word_ids"] = self.template.fill_words(text.word_ids[start:middle], text.word_ids[first:last])
+        return row, start + self.reuse_length if self.reuse_length else following
+
+    @staticmethod
+    def _elsewhere(text: TokenizedDocument, length: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Range of `length` tokens (fewer if the text has no more) from a random sentence on."""
+        sentence = int(text.bounds[rng.integers(len(text))])
+        first = max(0, min(sentence, len(text.ids) - length))
+        return first, min(first + length, len(text.ids))
+
+
+def join(documents: list[TokenizedDocument]) -> TokenizedDocument:
+    """Documents as one, their words numbered through."""
+    lengths = [len(document.ids) for document in documents]
+    starts = np.cumsum([0, *lengths])
+    bounds = [document.bounds[:-1] + start for document, start in zip(documents, starts)]
+    return TokenizedDocument(
+        np.concatenate([np.empty(0, dtype=np.int32), *(document.ids for document in documents)]),
+        _join_words(documents),
+        np.concatenate([*bounds, starts[-1:]]).astype(np.int64),
+    )
+
+
+def _join_words(documents: list[TokenizedDocument]) -> np.ndarray | None:
+    joined, offset = [np.empty(0, dtype=np.int32)], 0
+    for document in documents:
+        if document.word_ids is None:
+            return None
+        if len(document.word_ids):
+            words = document.word_ids
+            joined.append(np.where(words == NO_WORD, NO_WORD, words + offset).astype(np.int32))
+            offset += int(words.max()) + 1
+    return np.concatenate(joined)
+
+
+def _after(text: TokenizedDocument, start: int) -> TokenizedDocument:
+    """The text from token `start` on, its words numbered from zero."""
+    bounds = text.bounds[np.searchsorted(text.bounds, start, "right") :] - start
+    rest = TokenizedDocument(text.ids[start:], None, np.concatenate([[0], bounds]))
+    if text.word_ids is None:
+        return rest
+    words = text.word_ids[start:]
+    counted = words != NO_WORD
+    lowest = int(words[counted].min()) if counted.any() else 0
+    return replace(rest, word_ids=np.where(counted, words - lowest, NO_WORD).astype(np.int32))

@@ -1,0 +1,110 @@
+"""Spans of words or tokens in a row: which stretches of text an objective predicts, masks or takes out."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Units:
+    """The candidates of a row, grouped into units that are selected whole: words, or single tokens.
+
+    Attributes:
+        positions: (candidates,) where they stand in the row, ascending.
+        bounds: (units + 1,) unit u is `positions[bounds[u]:bounds[u + 1]]`.
+    """
+
+    positions: np.ndarray
+    bounds: np.ndarray
+
+    @classmethod
+    def of(cls, candidates: np.ndarray, word_ids: np.ndarray | None = None) -> Self:
+        """Units of a row.
+
+        Args:
+            candidates: (tokens,) bool, True where a token may be selected.
+            word_ids: (tokens,) neighbours with one id are one word; None makes every token a unit.
+        """
+        positions = np.flatnonzero(candidates)
+        if word_ids is None:
+            return cls(positions, np.arange(len(positions) + 1))
+        words = word_ids[positions]
+        inner = np.flatnonzero((np.diff(words) != 0) | (np.diff(positions) != 1)) + 1
+        return cls(positions, np.concatenate([[0], inner, [len(positions)]]) if len(positions) else np.zeros(1, int))
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(units,) tokens of each."""
+        return np.diff(self.bounds)
+
+    def tokens(self, chosen: np.ndarray) -> np.ndarray:
+        """Positions of all tokens of the chosen units: of those numbered, or of those marked True."""
+        marked = np.zeros(len(self), dtype=bool)
+        marked[chosen] = True
+        return self.positions[np.repeat(marked, self.lengths)]
+
+
+def harmonic(longest: int) -> np.ndarray:
+    """Probabilities of the span lengths 1 ... `longest`, p(n) proportional to 1/n, as ALBERT and XLNet draw them."""
+    weights = 1 / np.arange(1, longest + 1)
+    return weights / weights.sum()
+
+
+def sample_spans(units: int, length_probabilities: np.ndarray, context: float, rng: np.random.Generator) -> np.ndarray:
+    """Disjoint spans, each at a random place in a context of its own; the contexts lie end to end.
+
+    A span of n units gets a context of `context * n` units, so about one unit in `context` is in a span, whatever the
+    lengths, and spans keep off each other (Yang et al. 2019, section 3.1). The last context is cut by the row's end,
+    and so may its span be, or vanish.
+
+    Args:
+        units: in the row; words or tokens.
+        length_probabilities: of the span lengths 1, 2, ... in units.
+        context: units of text for each that is in a span, at least 1.
+        rng: the row's own generator.
+
+    Returns:
+        (spans, 2) first unit and the one after the last, ascending; perhaps none.
+    """
+    most = int(units // context) + 1  # contexts there can be: the shortest spans, of one unit
+    lengths = 1 + rng.choice(len(length_probabilities), size=most, p=length_probabilities)
+    contexts = np.round(lengths * context).astype(np.int64)
+    starts = np.cumsum(contexts) - contexts + rng.integers(contexts - lengths + 1)
+    spans = np.stack([starts, np.minimum(starts + lengths, units)], axis=1)
+    return spans[starts < units]
+
+
+def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.Generator) -> np.ndarray:
+    """Exactly `budget` tokens: spans in random order as far as they fit, the rest filled up.
+
+    A span that does not fit is taken as far as whole units of it do. What is missing then is filled with single units
+    that fit, and last with single tokens, as there is none left that fits.
+
+    Args:
+        spans: (spans, 2) units, from `sample_spans`.
+        units: of the row.
+        budget: tokens, at most those of all units.
+        rng: the row's own generator.
+
+    Returns:
+        (budget,) positions of the tokens, ascending.
+    """
+    in_spans = [np.arange(start, stop) for start, stop in rng.permutation(spans).tolist()]
+    order = np.concatenate([*in_spans, rng.permutation(len(units))]).astype(np.int64)
+    chosen: set[int] = set()
+    left, lengths = budget, units.lengths
+    for unit, length in zip(order.tolist(), lengths[order].tolist()):
+        if length <= left and unit not in chosen:
+            chosen.add(unit)
+            left -= length
+        if left == 0:
+            break
+    positions = units.tokens(np.fromiter(chosen, dtype=np.int64))
+    if left:
+        others = np.setdiff1d(units.positions, positions, assume_unique=True)
+        positions = np.concatenate([positions, rng.choice(others, left, replace=False)])
+    return np.sort(positions)

@@ -1,0 +1,444 @@
+"""Permutation language modelling: targets, orders, what may be seen, and the rows."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numbered_text import numbered_documents, word
+from transformers import XLNetConfig, XLNetLMHeadModel
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives import (
+    DataCollatorForPermutationLanguageModeling,
+    PermutationLM,
+    expand_permutation,
+    permutation_lm,
+)
+from hf_ctxmodels.objectives.masking import IGNORED
+
+FIRST_WORD, SEP, CLS, EOD = 9, 4, 3, 7
+lengths_of_rows = st.lists(st.integers(1, 60), min_size=1, max_size=5)
+options = st.fixed_dictionaries(
+    {
+        "partial_prediction": st.floats(1, 10),
+        "max_span": st.integers(1, 6),
+        "num_predictions": st.none() | st.integers(1, 20),
+        "whole_word": st.booleans(),
+        "reuse_length": st.none() | st.integers(1, 40),
+        "seed": st.integers(0, 10**6),
+    }
+)
+
+
+def features_of(lengths, epoch=0):
+    """Rows of words, with special tokens in the middle and at the end of those that are long enough."""
+    rng = np.random.default_rng(sum(lengths))
+    features = []
+    for index, length in enumerate(lengths):
+        ids, words = rng.integers(FIRST_WORD, 3000, size=length), np.cumsum(rng.integers(0, 2, size=length))
+        if length > 5:
+            for place, token in ((length // 2, EOD), (-2, SEP), (-1, CLS)):
+                ids[place], words[place] = token, -1
+        features.append({"input_ids": ids, "word_ids": words, "example_index": index, "epoch": epoch})
+    return features
+
+
+def unpadded(batch):
+    """Per row: order, targets (counted from the row's first token), labels, without padding."""
+    for row in range(len(batch["input_ids"])):
+        there = batch["attention_mask"][row].bool().numpy()
+        targets = batch["target_positions"][row]
+        first = int(np.flatnonzero(there)[0])
+        kept = targets != -1
+        yield (
+            batch["permutation_order"][row].numpy()[there],
+            targets[kept].numpy() - first,
+            batch["labels"][row][kept].numpy(),
+        )
+
+
+@settings(deadline=None)
+@given(lengths=lengths_of_rows, chosen=options)
+def test_targets_and_ranks(trailing_tokenizer, lengths, chosen):
+    features = features_of(lengths)
+    batch = DataCollatorForPermutationLanguageModeling(trailing_tokenizer, **chosen)(features)
+    assert {value.dtype for value in batch.values()} == {torch.int64}
+    assert ((batch["labels"] == IGNORED) == (batch["target_positions"] == -1)).all()
+    for row, (feature, (order, targets, labels)) in enumerate(zip(features, unpadded(batch), strict=True)):
+        ids = feature["input_ids"]
+        there = batch["attention_mask"][row].bool()
+        assert batch["input_ids"][row][there].tolist() == ids.tolist(), "the content stream has the real tokens"
+        assert there.sum() == len(ids)
+        assert (batch["permutation_order"][row][~there] == -1).all()
+
+        assert (np.diff(targets) > 0).all(), "each target once, in order"
+        assert labels.tolist() == ids[targets].tolist()
+        ordinary = ids >= FIRST_WORD
+        assert ordinary[targets].all(), "no special token is a target"
+        assert len(targets) >= ordinary.any()
+        if chosen["num_predictions"] is not None:
+            assert len(targets) == min(chosen["num_predictions"], ordinary.sum())
+
+        is_target = np.isin(np.arange(len(ids)), targets)
+        reuse = min(chosen["reuse_length"] or len(ids), len(ids))
+        first, rest = slice(0, reuse), slice(reuse, None)
+        assert (order[first][~is_target[first]] == -1).all(), "not predicted: seen by all"
+        assert sorted(order[first][is_target[first]]) == list(range(is_target[first].sum())), "ranks are distinct"
+        after = is_target[first].sum()
+        assert (order[rest][~is_target[rest]] == after).all()
+        assert sorted(order[rest][is_target[rest]]) == list(range(after + 1, after + 1 + is_target[rest].sum()))
+    if batch["target_positions"].shape[1] > 1:
+        assert (batch["target_positions"][:, -1] != -1).any(), "no column of the targets is only padding"
+
+
+@settings(deadline=None)
+@given(length=st.integers(1, 60), chosen=options)
+def test_nothing_a_query_sees_depends_on_its_target_or_a_later_one(trailing_tokenizer, length, chosen):
+    """Through any number of layers, whatever the query sees; and the reused part sees nothing of the rest."""
+    (order, targets, _) = next(
+        unpadded(DataCollatorForPermutationLanguageModeling(trailing_tokenizer, **chosen)(features_of([length])))
+    )
+    content = order[None, :] <= order[:, None]
+    assert content.diagonal().all()
+    reached = np.linalg.matrix_power(content.astype(float), length) > 0  # content i depends on token j
+    assert (reached == content).all(), "seeing what another position sees adds nothing"
+    for target in targets:
+        seen = order < order[target]
+        depends = reached[seen].any(axis=0)
+        assert not seen[target]
+        assert not depends[target]
+        later = targets[order[targets] > order[target]]
+        assert not depends[later].any()
+        earlier = targets[order[targets] < order[target]]
+        assert seen[earlier].all()
+    reuse = chosen["reuse_length"] or length
+    assert not reached[:reuse, reuse:].any()
+    assert reached[reuse:, :reuse].all()
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The two-stream model of transformers, which takes the expanded masks."""
+    torch.manual_seed(0)
+    size = {"vocab_size": 3100, "d_model": 16, "n_layer": 3, "n_head": 2, "d_inner": 32, "initializer_range": 0.5}
+    return XLNetLMHeadModel(XLNetConfig(**size, mem_len=30, reuse_len=12)).eval()
+
+
+def logits_and_memory(reference, ids, order, targets, memory=None):
+    perm_mask, target_mapping = expand_permutation(order, targets)
+    with torch.no_grad():
+        output = reference(ids, perm_mask=perm_mask, target_mapping=target_mapping, mems=memory, use_mems=True)
+    return output.logits, output.mems
+
+
+@pytest.mark.parametrize("length", [12, 25])
+@pytest.mark.parametrize("reuse_length", [None, 12])
+def test_the_expanded_masks_keep_targets_secret_in_the_reference_model(
+    trailing_tokenizer, reference, length, reuse_length
+):
+    """A target's own token and later ones never change its logits, earlier ones and text do; the same for memory."""
+    collate = DataCollatorForPermutationLanguageModeling(
+        trailing_tokenizer, reuse_length=reuse_length, num_predictions=5, seed=3
+    )
+    batch = collate(features_of([length]))
+    ids, order, targets = batch["input_ids"], batch["permutation_order"], batch["target_positions"]
+    assert targets.shape == (1, 5)
+    logits, memory = logits_and_memory(reference, ids, order, targets)
+    for changed in range(length):
+        other = ids.clone()
+        other[0, changed] += 1
+        new_logits, new_memory = logits_and_memory(reference, other, order, targets)
+        for number, target in enumerate(targets[0].tolist()):
+            same = torch.equal(logits[0, number], new_logits[0, number])
+            assert same == bool(order[0, changed] >= order[0, target])
+        if reuse_length:
+            same = all(torch.equal(old[:12], new[:12]) for old, new in zip(memory, new_memory, strict=True))
+            assert same == (changed >= 12)
+
+
+def test_expanded_padding_targets_map_to_nothing():
+    perm_mask, target_mapping = expand_permutation(torch.tensor([[-1, 0, 1]]), torch.tensor([[1, 2, -1]]))
+    assert target_mapping.tolist() == [[[0, 1, 0], [0, 0, 1], [0, 0, 0]]]
+    assert perm_mask.tolist() == [[[0, 1, 1], [0, 1, 1], [0, 0, 1]]]
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_one_token_in_six_is_predicted_and_spans_are_as_long_as_drawn(trailing_tokenizer, whole_word):
+    documents, _ = numbered_documents([[20] * 50] * 3)
+    objective = PermutationLM(trailing_tokenizer, max_length=512, seed=0, whole_word=whole_word)
+    rows = list(objective.examples(documents)) * 40
+    batch = objective.collate([{**row, "example_index": index, "epoch": 0} for index, row in enumerate(rows)])
+    rates = objective.rates(objective.count(batch))
+    assert rates["selected_share"] == pytest.approx(1 / 6, rel=0.03)
+    assert rates["predictions_per_row"] == pytest.approx((batch["labels"] != IGNORED).sum() / len(rows))
+    assert rates["tokens_per_span"] == pytest.approx(5 / (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5), rel=0.07)
+
+
+def test_spans_are_of_whole_words(trailing_tokenizer):
+    text = [["waxaxb wb wcxd wdxaxbxc we wfxa wg wh wixj wjxa"] * 6]
+    objective = PermutationLM(trailing_tokenizer, max_length=128, seed=0)
+    (row, *_) = objective.examples(text)
+    batch = objective.collate([{**row, "example_index": index, "epoch": 0} for index in range(50)])
+    inside = np.array([token.startswith("x") for token in trailing_tokenizer.convert_ids_to_tokens(row["input_ids"])])
+    selected = np.zeros((50, len(row["input_ids"])), dtype=bool)
+    for number, (_, targets, _) in enumerate(unpadded(batch)):
+        selected[number, targets] = True
+    assert selected.any(axis=1).all()
+    inside &= np.roll(row["input_ids"] >= FIRST_WORD, 1)  # a row or segment may begin within a word
+    assert inside.any()
+    assert (selected[:, 1:] == selected[:, :-1])[:, inside[1:]].all(), "a piece shares the fate of the one before it"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=6),
+    order=st.randoms(use_true_random=False),
+    epoch=st.integers(0, 1000),
+    reuse_length=st.none() | st.integers(1, 20),
+)
+def test_a_draw_depends_on_seed_epoch_and_example_alone(trailing_tokenizer, lengths, order, epoch, reuse_length):
+    collate = DataCollatorForPermutationLanguageModeling(trailing_tokenizer, seed=7, reuse_length=reuse_length)
+    features = features_of(lengths, epoch)
+    together = list(unpadded(collate(features)))
+    torch.manual_seed(0)  # neither global state nor company matters
+    np.random.seed(0)
+    shuffled = list(features)
+    order.shuffle(shuffled)
+    for feature in shuffled:
+        (alone,) = unpadded(collate([feature]))
+        for one, other in zip(alone, together[feature["example_index"]], strict=True):
+            assert one.tolist() == other.tolist()
+
+
+def test_epochs_seeds_and_examples_draw_differently(trailing_tokenizer):
+    feature = features_of([100])[0]
+
+    def drawn(seed=1, static=False, **changes):
+        collate = DataCollatorForPermutationLanguageModeling(trailing_tokenizer, seed=seed, static=static)
+        return collate([{**feature, **changes}])["permutation_order"].tolist()
+
+    assert drawn() == drawn()
+    assert drawn() != drawn(epoch=1)
+    assert drawn() != drawn(example_index=1)
+    assert drawn() != drawn(seed=2)
+    assert drawn(static=True) == drawn(static=True, epoch=1) == drawn()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_goes_to_the_tokenizers_side_and_targets_move_with_their_tokens(tokenizer, side):
+    padded = type(tokenizer)(vocab=tokenizer.get_vocab(), padding_side=side)
+    features = [{**feature, "token_type_ids": np.ones(length)} for feature, length in zip(features_of([3, 9]), [3, 9])]
+    batch = DataCollatorForPermutationLanguageModeling(padded, pad_to_multiple_of=8)(features)
+    assert batch["attention_mask"][0].tolist() == ([0] * 13 + [1] * 3 if side == "left" else [1] * 3 + [0] * 13)
+    for name in ("input_ids", "attention_mask", "permutation_order", "token_type_ids"):
+        assert batch[name].shape == (2, 16)
+    for row in range(2):
+        kept = batch["target_positions"][row] != -1
+        assert batch["input_ids"][row][batch["target_positions"][row][kept]].tolist() == (
+            batch["labels"][row][kept].tolist()
+        )
+
+
+def test_segments_are_padded_with_their_own_number(trailing_tokenizer):
+    features = features_of([6, 9])
+    for feature in features:
+        feature["token_type_ids"] = np.zeros(len(feature["input_ids"]), dtype=np.uint8)
+    batch = DataCollatorForPermutationLanguageModeling(trailing_tokenizer)(features)
+    assert batch["attention_mask"][0].tolist() == [0] * 3 + [1] * 6
+    assert batch["token_type_ids"][0].tolist() == [3] * 3 + [0] * 6
+
+
+shapes = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), min_size=1, max_size=6)
+
+
+def pieces_of(row):
+    """Segment A with what is reused before it, and segment B; checks the special tokens."""
+    ids, types = row["input_ids"], row["token_type_ids"]
+    first, last = np.flatnonzero(ids == SEP)
+    assert last == len(ids) - 2
+    assert ids[-1] == CLS
+    assert (types[: first + 1] == 0).all()
+    assert (types[first + 1 : last + 1] == 1).all()
+    assert types[-1] == 2
+    assert 0 < first < last - 1, "no segment is empty"
+    return ids[:first], ids[first + 1 : last]
+
+
+def running_text(documents):
+    """Token ids of all documents, each with its end."""
+    number, ids = FIRST_WORD, []
+    for sentences in documents:
+        words = sum(len(sentence.split()) for sentence in sentences)
+        ids += [*range(number, number + words), EOD]
+        number += words
+    return ids
+
+
+def sentence_ends(shape):
+    """Where sentences end in the running text; a document's end belongs to its last sentence."""
+    ends, number = set(), 0
+    for lengths in shape:
+        for index, length in enumerate(lengths):
+            number += length + (index == len(lengths) - 1)
+            ends.add(number)
+    return ends
+
+
+@settings(deadline=None)
+@given(shape=shapes, max_length=st.integers(5, 40), seed=st.integers(0, 1000), at_once=st.sampled_from([2, 1000]))
+def test_rows_on_their_own_hold_all_of_the_text_in_order(trailing_tokenizer, shape, max_length, seed, at_once):
+    documents, _ = numbered_documents(shape)
+    text, ends = running_text(documents), sentence_ends(shape)
+    objective = PermutationLM(trailing_tokenizer, max_length=max_length, seed=seed)
+    assert not objective.contiguous
+    assert not objective.config_fields
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)
+        rows = list(objective.examples(documents))
+    places = {0}  # where this row may begin, by what the rows before it hold
+    for row in rows:
+        a, b = map(np.ndarray.tolist, pieces_of(row))
+        assert len(row["input_ids"]) <= max_length
+        (place,) = [place for place in places if a == text[place : place + len(a)]][:1]
+        middle = place + len(a)
+        assert middle in ends or not ends & set(range(place + 1, min(place + max_length - 3, len(text))))
+        continues = b == text[middle : middle + len(b)]
+        assert continues or any(b == text[start : start + len(b)] for start in range(len(text)))
+        places = {middle, middle + len(b)} if continues else {middle}
+    assert len(text) in places, "no token is lost"
+    assert objective.statistics["tokens"] == len(text) - len(documents)
+
+
+@settings(deadline=None)
+@given(
+    shape=shapes,
+    max_length=st.integers(8, 40),
+    reuse=st.floats(0.1, 0.9),
+    seed=st.integers(0, 1000),
+    at_once=st.sampled_from([2, 1000]),
+)
+def test_rows_with_a_memory_continue_each_other(trailing_tokenizer, shape, max_length, reuse, seed, at_once):
+    documents, _ = numbered_documents(shape)
+    text, ends, room = running_text(documents), sentence_ends(shape), max_length - 3
+    reuse_length = max(1, min(round(reuse * room), room - 2))
+    given_options = {"memory_length": 20, "reuse_length": reuse_length}
+    objective = PermutationLM(trailing_tokenizer, max_length=max_length, seed=seed, **given_options)
+    assert objective.contiguous
+    assert objective.config_fields == {"mem_len": 20, "reuse_len": reuse_length}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)
+        if len(text) < room:
+            with pytest.raises(CtxError, match="do not fill one row"):
+                list(objective.examples(documents))
+            return
+        rows = list(objective.examples(documents))
+    assert len(rows) == (len(text) - room) // reuse_length + 1, "as many as the text fills"
+    for number, row in enumerate(rows):
+        a, b = map(np.ndarray.tolist, pieces_of(row))
+        start = number * reuse_length
+        assert len(row["input_ids"]) == max_length
+        assert len(a) > reuse_length
+        assert a == text[start : start + len(a)]
+        inner = ends & set(range(start + reuse_length + 1, start + room))
+        assert start + len(a) in inner or not inner
+        assert any(b == text[place : place + len(b)] for place in range(len(text)))
+    assert objective.statistics["truncated_tokens"] == len(text) - len(rows) * reuse_length
+
+
+def test_segment_b_continues_a_in_half_of_the_rows(trailing_tokenizer):
+    documents, _ = numbered_documents([[10] * 30] * 9)
+    text = running_text(documents)
+    objective = PermutationLM(trailing_tokenizer, max_length=32, seed=0, memory_length=8, reuse_length=4)
+    continuing = 0
+    rows = list(objective.examples(documents))
+    for number, row in enumerate(rows):
+        a, b = pieces_of(row)
+        middle = 4 * number + len(a)
+        continuing += b.tolist() == text[middle : middle + len(b)]
+    assert len(rows) > 600
+    assert continuing / len(rows) == pytest.approx(0.5, abs=0.08)
+
+
+def test_rows_depend_on_seed_and_pass_alone(trailing_tokenizer):
+    documents, _ = numbered_documents([[4] * 20] * 5)
+
+    def ids(seed, pass_index):
+        objective = PermutationLM(trailing_tokenizer, max_length=24, seed=seed)
+        return [example["input_ids"].tolist() for example in objective.examples(iter(documents), pass_index)]
+
+    assert ids(1, 0) == ids(1, 0)
+    assert ids(1, 0) != ids(1, 1)
+    assert ids(1, 0) != ids(2, 0)
+
+
+@pytest.mark.parametrize("document_end", ["<eod>", "none"])
+def test_a_text_of_one_token_is_a_target_in_every_row(trailing_tokenizer, document_end):
+    objective = PermutationLM(trailing_tokenizer, max_length=12, seed=0, document_end=document_end)
+    rows = list(objective.examples([[word(1)]]))
+    for index, row in enumerate(rows):
+        batch = objective.collate([{**row, "example_index": index, "epoch": 0}])
+        assert set(batch["labels"].flatten().tolist()) == {FIRST_WORD + 1}
+    assert FIRST_WORD + 1 in pieces_of(rows[0])[0]
+
+
+def test_a_row_of_special_tokens_alone_has_no_target(trailing_tokenizer):
+    feature = {"input_ids": [EOD, SEP, CLS], "example_index": 0, "epoch": 0}
+    batch = DataCollatorForPermutationLanguageModeling(trailing_tokenizer)([feature])
+    assert batch["target_positions"].tolist() == [[-1]]
+    assert batch["labels"].tolist() == [[IGNORED]]
+    assert batch["permutation_order"].tolist() == [[-1, -1, -1]]
+
+
+def test_words_of_two_documents_stay_two_words(trailing_tokenizer):
+    objective = PermutationLM(trailing_tokenizer, max_length=12, seed=0, document_end="none")
+    row = next(objective.examples([[word(1)], [word(2)], [word(3)]]))
+    words = row["word_ids"][row["word_ids"] != -1]
+    assert all(left != right for left, right in pairwise(words.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_length": 4}, "leaves no room"),
+        ({"seed": -1}, "seed=-1"),
+        ({"partial_prediction": 0.5}, "partial_prediction=0.5"),
+        ({"max_span": 0}, "max_span=0"),
+        ({"num_predictions": 0}, "num_predictions=0"),
+        ({"memory_length": -1}, "memory_length=-1 is negative"),
+        ({"reuse_length": 8}, "no meaning without a memory"),
+        ({"memory_length": 8, "reuse_length": 0}, "reuse_length=0 is out of range"),
+        ({"memory_length": 8, "reuse_length": 20}, "use 1 to 19"),
+        ({"document_end": "[END]"}, "has no token '\\[END\\]' to put after a document"),
+        ({"mlm_probability": 0.1}, "no option 'mlm_probability'"),
+    ],
+)
+def test_impossible_arguments_are_refused(trailing_tokenizer, arguments, message):
+    with pytest.raises(CtxError, match=message):
+        PermutationLM(trailing_tokenizer, **{"max_length": 24, "seed": 0, **arguments})
+
+
+def test_special_tokens_before_the_text_allow_rows_but_no_memory(tokenizer):
+    documents, _ = numbered_documents([[10] * 5])
+    objective = PermutationLM(tokenizer, max_length=24, seed=0, document_end="none")
+    assert all(row["input_ids"][0] == tokenizer.cls_token_id for row in objective.examples(documents))
+    with pytest.raises(CtxError, match="begins rows with special tokens"):
+        PermutationLM(tokenizer, max_length=24, seed=0, document_end="none", memory_length=8)
+
+
+def test_a_tokenizer_without_mask_or_padding_token_is_refused(tokenizer):
+    for name, message in (("mask_token", "has no mask token"), ("pad_token", "has no padding token")):
+        crippled = type(tokenizer)(vocab=tokenizer.get_vocab(), model_max_length=512)
+        setattr(crippled, name, None)
+        with pytest.raises(CtxError, match=message):
+            PermutationLM(crippled, max_length=24, seed=0, document_end="none")
+
+
+@pytest.mark.parametrize("missing", ["epoch", "example_index", "word_ids"])
+def test_what_a_feature_lacks_is_named(trailing_tokenizer, missing):
+    feature = features_of([9])[0]
+    del feature[missing]
+    with pytest.raises(CtxError, match=f"`{missing}`"):
+        DataCollatorForPermutationLanguageModeling(trailing_tokenizer, whole_word=True)([feature])
