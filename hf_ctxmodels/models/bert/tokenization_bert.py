@@ -1,23 +1,20 @@
 """WordPiece tokenizer of BERT (Devlin et al. 2019, section 3; the algorithm is Wu et al. 2016, section 4.1)."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordPiece
-from transformers import TokenizersBackend
 
 from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.installed_code import InstalledCode
+from hf_ctxmodels.tokenization_base import CtxTokenizer, no_text, no_vocabulary, require_tokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-class CtxBertTokenizer(InstalledCode, TokenizersBackend):
+class CtxBertTokenizer(CtxTokenizer):
     """BERT's tokenizer: clean, split at spaces, punctuation and Chinese characters, then WordPiece.
 
     Gives the ids of `transformers.BertTokenizer` on the same files (`vocab.txt` or `tokenizer.json`), but never
@@ -41,7 +38,6 @@ class CtxBertTokenizer(InstalledCode, TokenizersBackend):
     """
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
-    model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     model = WordPiece
 
     def __init__(
@@ -63,7 +59,6 @@ class CtxBertTokenizer(InstalledCode, TokenizersBackend):
         special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
-        kwargs.pop("auto_map", None)  # of the repository it was read from; what is saved has no stub
         self._vocab = _checked_vocabulary(vocab, special_tokens, kwargs)
         self._tokenizer = _build_backend(
             self._vocab, str(unk_token), do_lower_case, tokenize_chinese_chars, strip_accents
@@ -79,24 +74,7 @@ class CtxBertTokenizer(InstalledCode, TokenizersBackend):
             strip_accents=strip_accents,
             **kwargs,
         )
-        cls_name, sep_name = str(self.cls_token), str(self.sep_token)
-        self._tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{cls_name}:0 $A:0 {sep_name}:0",
-            pair=f"{cls_name}:0 $A:0 {sep_name}:0 $B:1 {sep_name}:1",
-            special_tokens=[(cls_name, self.cls_token_id), (sep_name, self.sep_token_id)],
-        )
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *inputs: Any, **kwargs: Any) -> Self:
-        """Open a directory or Hub id, as every tokenizer does; a damaged file raises a `CtxError`."""
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, *inputs, **kwargs)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CtxError(
-                f"tokenizer.json or tokenizer_config.json is damaged; it is not the JSON that was saved: {error}.",
-                where=str(pretrained_model_name_or_path),
-                mend="copy the files again from their source, or train the tokenizer again.",
-            ) from error
+        self.set_template("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
 
     @classmethod
     def train(
@@ -180,7 +158,7 @@ def _frequent_characters(texts: Iterable[str], normalizer: normalizers.Normalize
         counts.update(normalizer.normalize_str(text))
     visible = [(-count, character) for character, count in counts.items() if not character.isspace()]
     if not visible:
-        raise CtxError("No text to learn a vocabulary from: it is empty or white space only.", mend="check the texts.")
+        raise no_text()
     return sorted(character for _, character in sorted(visible)[:limit])
 
 
@@ -189,22 +167,11 @@ def _checked_vocabulary(
 ) -> dict[str, int]:
     """The vocabulary as a dictionary, or a `CtxError` that says what is wrong with it."""
     if vocab is None:
-        raise CtxError(
-            "A tokenizer without a vocabulary: neither tokenizer.json nor vocab.txt is there.",
-            where=kwargs.get("name_or_path") or None,
-            mend="copy one of them there, or make one: scripts/train_tokenizer.py, or CtxBertTokenizer.train.",
-        )
+        raise no_vocabulary(CtxBertTokenizer, kwargs)
     file = vocab if isinstance(vocab, str) else None
     if isinstance(vocab, str):
         vocab = _read_vocabulary_file(vocab)
-    added = {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
-    missing = [token for token in special_tokens if token not in vocab and token not in added]
-    if missing:
-        raise CtxError(
-            f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}: it is damaged or not BERT's.",
-            where=file,
-            mend="copy it again; tokens of other names are given as pad_token=, unk_token=, cls_token=, ...",
-        )
+    require_tokens(vocab, special_tokens, kwargs, file)
     return vocab
 
 

@@ -1,0 +1,83 @@
+"""Base tokenizer: opened safely, saved plainly."""
+
+import json
+from os import PathLike
+from typing import Any, Self
+
+from tokenizers import processors
+from transformers import TokenizersBackend
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.installed_code import InstalledCode
+
+
+class CtxTokenizer(InstalledCode, TokenizersBackend):
+    """A tokenizer of the `tokenizers` library whose damaged files raise a `CtxError`."""
+
+    model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.pop("auto_map", None)  # of the repository it was read from; what is saved has no stub
+        super().__init__(**kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *inputs: Any, **kwargs: Any) -> Self:
+        """Open a directory or Hub id, as every tokenizer does; a damaged file raises a `CtxError`."""
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *inputs, **kwargs)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CtxError(
+                f"tokenizer.json or tokenizer_config.json is damaged; it is not the JSON that was saved: {error}.",
+                where=str(pretrained_model_name_or_path),
+                mend="copy the files again from their source, or train the tokenizer again.",
+            ) from error
+
+    def set_template(self, single: str, pair: str) -> None:
+        """Say where the special tokens stand, for example "{cls}:0 $A:0 {sep}:0": a token, a colon, its segment.
+
+        Args:
+            single: of one text, `$A`.
+            pair: of two texts, `$A` and `$B`.
+        """
+        names = {"cls": str(self.cls_token), "sep": str(self.sep_token)}
+        self._tokenizer.post_processor = processors.TemplateProcessing(
+            single=single.format(**names),
+            pair=pair.format(**names),
+            special_tokens=[(names["cls"], self.cls_token_id), (names["sep"], self.sep_token_id)],
+        )
+
+
+def require_tokens(
+    vocab: list[str] | dict[str, int], tokens: list[str], kwargs: dict[str, Any], file: str | None
+) -> None:
+    """Raise a `CtxError` when one of the special `tokens` is neither in the vocabulary nor added to it.
+
+    Args:
+        vocab: the vocabulary read from the tokenizer's files.
+        tokens: the special tokens the tokenizer cannot work without.
+        kwargs: of the tokenizer; `added_tokens_decoder` holds tokens that were added to the vocabulary.
+        file: where the vocabulary was read from, for the message.
+    """
+    known = set(vocab) | {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
+    missing = [token for token in tokens if token not in known]
+    if missing:
+        raise CtxError(
+            f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}: it is damaged or another family's.",
+            where=file,
+            mend="copy it again; tokens of other names are given as pad_token=, unk_token=, cls_token=, ...",
+        )
+
+
+def no_vocabulary(cls: type, kwargs: dict[str, Any]) -> CtxError:
+    """The error of a directory that holds no tokenizer file, or of a call without a vocabulary."""
+    files = " nor ".join(sorted(cls.vocab_files_names.values(), reverse=True))  # type: ignore[attr-defined]
+    return CtxError(
+        f"A tokenizer without a vocabulary: neither {files} is there.",
+        where=kwargs.get("name_or_path") or None,
+        mend=f"copy one of them there, or make one: scripts/train_tokenizer.py, or {cls.__name__}.train.",
+    )
+
+
+def no_text() -> CtxError:
+    """The error of a training text that is empty."""
+    return CtxError("No text to learn a vocabulary from: it is empty or white space only.", mend="check the texts.")
