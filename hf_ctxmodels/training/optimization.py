@@ -1,10 +1,14 @@
 """Optimizer and learning-rate schedule."""
 
+import math
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
+from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 
 
@@ -20,15 +24,44 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019), in its fused form: one kernel for all parameters, on CPU as on CUDA."""
-    return torch.optim.AdamW(
-        parameter_groups(model, arguments.weight_decay),
-        lr=arguments.learning_rate,
-        betas=(arguments.adam_beta1, arguments.adam_beta2),
-        eps=arguments.adam_epsilon,
-        fused=True,
-    )
+def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
+    """The optimizer that `arguments.optimizer` names, over `parameter_groups`.
+
+    Raises:
+        CtxError: its package is not installed.
+    """
+    groups = parameter_groups(model, arguments.weight_decay)
+    options: dict[str, Any] = {
+        "lr": arguments.learning_rate,
+        "betas": (arguments.adam_beta1, arguments.adam_beta2),
+        "eps": arguments.adam_epsilon,
+    }
+    if arguments.optimizer == "lamb":
+        return _lamb(groups, options)
+    # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters, on CPU as on CUDA
+    return torch.optim.AdamW(groups, fused=True, **options)
+
+
+def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
+    """LAMB (You et al. 2020, algorithm 2) as in the release that trained ALBERT.
+
+    That is: the decay is a part of the update whose norm is taken, nothing corrects the moments' bias, the trust ratio
+    is the plain ratio of the norms, and biases and normalisation weights have none. No step number enters the update,
+    so the moments alone make a resume exact.
+    """
+    try:
+        from pytorch_optimizer import Lamb
+    except ImportError as error:
+        raise CtxError(
+            "LAMB needs the package pytorch_optimizer.",
+            where="--optimizer lamb",
+            mend="pip install 'hf_ctxmodels[lamb]', or use --optimizer adamw.",
+        ) from error
+    for group in groups:
+        group["adam"] = group["params"][0].ndim < 2  # a trust ratio of 1
+    optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **options)
+    optimizer.clamp = math.inf  # the package limits the weights' norm to 10, which large embeddings exceed at the start
+    return optimizer
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:

@@ -36,6 +36,7 @@ _STATE_FILE = "trainer_state.json"
 _SAME_ON_RESUME = (
     "seed",
     "gradient_accumulation_steps",
+    "optimizer",
     "learning_rate",
     "weight_decay",
     "adam_beta1",

@@ -147,6 +147,30 @@ def test_resume_in_the_middle_of_an_epoch_and_of_a_logging_interval(workspace, p
     assert resumed.tokens == whole.tokens
 
 
+def test_resume_with_lamb(workspace, problem, tmp_path):
+    common = {"optimizer": "lamb", "learning_rate": 1e-2, "lr_scheduler": "linear", "max_steps": 6}
+    run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", **common))
+    stopped = arguments(tmp_path / "b", save_steps=2, **common)
+    with pytest.raises(InterruptedError):
+        run(new_model(workspace, "dropout.json"), problem, stopped, collate=stop_after(problem[1].collate, 3))
+    run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "b", resume=True, **common))
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    with pytest.raises(CtxError, match="optimizer is adamw, was lamb"):
+        run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **{**common, "optimizer": "adamw"}))
+
+
+def stop_after(collate, batches):
+    """A collator that fails once it has made so many batches."""
+    made = iter(range(batches))
+
+    def stopping(examples):
+        if next(made, None) is None:
+            raise InterruptedError
+        return collate(examples)
+
+    return stopping
+
+
 def test_resuming_a_finished_run_changes_nothing(workspace, problem, tmp_path):
     first = run(new_model(workspace), problem, arguments(tmp_path))
     before = (tmp_path / "model.safetensors").read_bytes()

@@ -1,5 +1,6 @@
 """Recipes, arguments, summaries, optimizer, checkpoint files, loading guards."""
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -157,6 +158,43 @@ def test_weight_decay_spares_biases_and_normalisation():
     assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[1].weight)}
     assert {id(p) for p in spared["params"]} == {id(model[2].weight), id(model[2].bias)}
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.5, 0.0)
+
+
+def test_lamb_is_that_of_the_paper():
+    """Algorithm 2 of You et al. 2020 without bias correction, written down plainly."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(3000, 64), nn.Linear(64, 4), nn.LayerNorm(4))
+    nn.init.zeros_(model[1].weight)  # a norm of zero has a trust ratio of one
+    rate, decay, beta1, beta2, epsilon = 0.02, 0.1, 0.9, 0.99, 1e-6
+    assert model[0].weight.norm() > 10
+    arguments = LoopArguments(
+        "x", max_steps=1, optimizer="lamb", learning_rate=rate, weight_decay=decay, adam_beta2=beta2
+    )
+    optimizer = make_optimizer(model, arguments)
+    expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    moments = {name: (torch.zeros_like(x), torch.zeros_like(x)) for name, x in expected.items()}
+    for _ in range(4):
+        model.zero_grad()
+        model(torch.randint(3000, (16,))).square().mul(torch.randn(16, 4)).sum().backward()
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            x, g = expected[name], parameter.grad
+            first, second = moments[name]
+            first.copy_(beta1 * first + (1 - beta1) * g)
+            second.copy_(beta2 * second + (1 - beta2) * g * g)
+            update = first / (second.sqrt() + epsilon)
+            if x.ndim == 2:
+                update = update + decay * x
+                norms = x.norm(), update.norm()
+                update = update * (norms[0] / norms[1] if all(norms) else 1.0)
+            x -= rate * update
+            torch.testing.assert_close(parameter.detach(), x, rtol=1e-5, atol=1e-6)
+
+
+def test_a_missing_optimizer_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(CtxError, match=r"pytorch_optimizer(.|\n)*--optimizer lamb(.|\n)*pip install"):
+        make_optimizer(nn.Linear(2, 2), LoopArguments(output_dir="x", max_steps=1, optimizer="lamb"))
 
 
 def test_random_state_round_trip(tmp_path):
