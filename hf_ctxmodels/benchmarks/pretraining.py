@@ -91,7 +91,7 @@ def _bare_rate(family: Family, folder: Path, dtype: torch.dtype) -> float:
     accelerator = make_accelerator(how)
     tokenizer = pretraining.load_tokenizer(what.tokenizer)
     _, objective = pretraining.make_objective(family, tokenizer, what, how.seed)
-    model = pretraining.make_model(family, objective.auto_class, tokenizer, what).to(accelerator.device)
+    model = pretraining.make_model(family, objective, tokenizer, what).to(accelerator.device)
     examples, _ = pretraining.make_examples(what, objective)
     batches = take(training_batches(accelerator, examples, objective.collate, how, 0), _STEPS + _WARM_UP)
     optimizer = make_optimizer(model, how)

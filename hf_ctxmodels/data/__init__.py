@@ -3,7 +3,13 @@
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, load_documents
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream, build_training_set
-from hf_ctxmodels.data.sampling import EpochBatchSampler, ShuffledStream, training_loader
+from hf_ctxmodels.data.sampling import (
+    EpochBatchSampler,
+    LaneBatchSampler,
+    LaneStream,
+    ShuffledStream,
+    training_loader,
+)
 
 __all__ = [
     "DataArguments",
@@ -11,6 +17,8 @@ __all__ = [
     "EpochBatchSampler",
     "ExampleSet",
     "ExampleStream",
+    "LaneBatchSampler",
+    "LaneStream",
     "ShuffledStream",
     "build_training_set",
     "load_documents",

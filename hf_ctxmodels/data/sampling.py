@@ -1,5 +1,6 @@
 """The order of examples in training: seeded, endless, and entered at any batch."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import Any
@@ -54,8 +55,44 @@ class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
         return generator(self.seed, epoch, 0, Stream.ORDER).permutation(self.num_examples)
 
 
-class ShuffledStream(IterableDataset):
-    """Endless examples of an `ExampleStream`, shuffled in a buffer, the same for any number of workers.
+class LaneBatchSampler(Sampler[list[tuple[int, int]]]):
+    """Endless batches of `(epoch, index)` in contiguous lanes: row r of a batch is followed by row r of the next.
+
+    Every epoch the examples, in their order, are cut into as many equal lanes as a step has rows, from an example drawn
+    anew (the last one is followed by the first). Fewer examples than there are lanes are left out, others each time.
+    The micro-batches of a step take the lanes in turn, so each has its own. Batch b is known without those before it.
+
+    Args:
+        num_examples: of the `ExampleSet`, each of which continues the one before it.
+        batch_size: examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
+        lanes: rows of a step, a multiple of `batch_size`.
+        seed: of the epochs' first examples.
+        start_batch: the first batch to give.
+    """
+
+    drop_last = True  # read by accelerate: every batch is full
+
+    def __init__(self, num_examples: int, batch_size: int, lanes: int, seed: int, start_batch: int = 0) -> None:
+        if num_examples < lanes:
+            raise CtxError(
+                f"{num_examples} examples cannot fill {lanes} lanes, which is the number of rows of a step.",
+                mend="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
+            )
+        self.num_examples, self.batch_size, self.lanes = num_examples, batch_size, lanes
+        self.seed, self.start_batch = seed, start_batch
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        length = self.num_examples // self.lanes  # steps of an epoch
+        for number in count(self.start_batch):
+            step, turn = divmod(number, self.lanes // self.batch_size)
+            epoch, place = divmod(step, length)
+            first = int(generator(self.seed, epoch, 0, Stream.ORDER).integers(self.num_examples))
+            lanes = range(turn * self.batch_size, (turn + 1) * self.batch_size)
+            yield [(epoch, (first + lane * length + place) % self.num_examples) for lane in lanes]
+
+
+class EndlessStream(IterableDataset, ABC):
+    """Endless examples of an `ExampleStream`, the same for any number of workers; subclasses say in which order.
 
     Every worker reads the whole stream and keeps each n-th batch, in the order in which `DataLoader` asks its workers.
     To start at a later batch the ones before it are made and thrown away.
@@ -63,27 +100,42 @@ class ShuffledStream(IterableDataset):
     Args:
         stream: what is read; once per epoch.
         batch_size: examples of a micro-batch over all processes, the `batch_size` of the `DataLoader`.
-        seed: of the shuffling.
         start_batch: the first batch to give.
+    """
+
+    def __init__(self, stream: ExampleStream, batch_size: int, start_batch: int) -> None:
+        self.stream, self.batch_size, self.start_batch = stream, batch_size, start_batch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        examples = (example for epoch in count() for example in self._epoch(epoch))
+        for number in count(-self.start_batch):
+            batch = list(islice(examples, self.batch_size))
+            if number >= 0 and number % step == first:
+                yield from batch
+
+    @abstractmethod
+    def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
+        """The examples of one pass, in the order of training."""
+
+
+class ShuffledStream(EndlessStream):
+    """Endless examples, shuffled in a buffer.
+
+    Args:
+        stream, batch_size, start_batch: see `EndlessStream`.
+        seed: of the shuffling.
         buffer_size: examples held to draw the next one from; 1 keeps the order of the text.
     """
 
     def __init__(
         self, stream: ExampleStream, batch_size: int, seed: int, start_batch: int = 0, buffer_size: int = 10_000
     ) -> None:
-        self.stream, self.batch_size, self.seed = stream, batch_size, seed
-        self.start_batch, self.buffer_size = start_batch, buffer_size
+        super().__init__(stream, batch_size, start_batch)
+        self.seed, self.buffer_size = seed, buffer_size
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        worker = get_worker_info()
-        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        examples = (example for epoch in count() for example in self._shuffled(epoch))
-        for number in count(-self.start_batch):
-            batch = list(islice(examples, self.batch_size))
-            if number >= 0 and number % step == first:
-                yield from batch
-
-    def _shuffled(self, epoch: int) -> Iterator[dict[str, Any]]:
+    def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
         rng = generator(self.seed, epoch, 0, Stream.ORDER)
         buffer: list[dict[str, Any]] = []
         empty = True
@@ -100,6 +152,39 @@ class ShuffledStream(IterableDataset):
         yield from (buffer[place] for place in rng.permutation(len(buffer)))
 
 
+class LaneStream(EndlessStream):
+    """Endless examples in contiguous lanes, as `LaneBatchSampler` gives them, of text that exceeds memory.
+
+    The stream is read in blocks of `stretch` examples a lane, so a lane continues for `stretch` steps and then begins
+    anew elsewhere. Fewer examples than there are lanes are left out at the end of a pass.
+
+    Args:
+        stream, batch_size, start_batch: see `EndlessStream`.
+        lanes: rows of a step, a multiple of `batch_size`.
+        stretch: steps that a lane continues for; `stretch * lanes` examples are held.
+    """
+
+    def __init__(
+        self, stream: ExampleStream, batch_size: int, lanes: int, start_batch: int = 0, stretch: int = 64
+    ) -> None:
+        super().__init__(stream, batch_size, start_batch)
+        self.lanes, self.stretch = lanes, stretch
+
+    def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
+        examples = self.stream.one_pass(epoch)
+        read = 0
+        while block := list(islice(examples, self.lanes * self.stretch)):
+            read += len(block)
+            length = len(block) // self.lanes
+            for place in range(length):
+                yield from block[place : length * self.lanes : length]
+        if read < self.lanes:
+            raise CtxError(
+                f"{read} examples cannot fill {self.lanes} lanes, which is the number of rows of a step.",
+                mend="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
+            )
+
+
 def training_loader(
     examples: ExampleSet | ExampleStream,
     collate: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]],
@@ -108,6 +193,7 @@ def training_loader(
     seed: int,
     start_batch: int = 0,
     workers: int = 0,
+    lanes: int | None = None,
 ) -> DataLoader:
     """Endless training batches, the same for any number of workers, from `start_batch` on.
 
@@ -119,9 +205,18 @@ def training_loader(
         seed: of the order.
         start_batch: the first batch to give.
         workers: background processes; 0 makes batches in this one.
+        lanes: rows of a step, for batches in contiguous lanes (see `LaneBatchSampler`); None for a shuffle.
     """
     if isinstance(examples, ExampleStream):
-        stream = ShuffledStream(examples, batch_size, seed, start_batch)
+        stream: EndlessStream = (
+            ShuffledStream(examples, batch_size, seed, start_batch)
+            if lanes is None
+            else LaneStream(examples, batch_size, lanes, start_batch)
+        )
         return DataLoader(stream, batch_size=batch_size, collate_fn=collate, num_workers=workers)
-    sampler = EpochBatchSampler(len(examples), batch_size, seed, start_batch)
+    sampler: Sampler[list[tuple[int, int]]] = (
+        EpochBatchSampler(len(examples), batch_size, seed, start_batch)
+        if lanes is None
+        else LaneBatchSampler(len(examples), batch_size, lanes, seed, start_batch)
+    )
     return DataLoader(examples, batch_sampler=sampler, collate_fn=collate, num_workers=workers)

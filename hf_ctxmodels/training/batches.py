@@ -56,6 +56,7 @@ def training_batches(
     collate: Collate,
     arguments: LoopArguments,
     start_batch: int,
+    contiguous: bool = False,
 ) -> Iterator[Batch]:
     """Endless micro-batches of this process, from the `start_batch`-th micro-batch of the run on.
 
@@ -65,18 +66,21 @@ def training_batches(
 
     Args:
         examples: indexed by `(epoch, index)` (see `EpochIndexed`), or an `ExampleStream`.
+        contiguous: each row of a micro-batch continues that row of the same micro-batch of the step before.
     """
     if isinstance(examples, Sized) and len(examples) == 0:
         raise CtxError(
             "The training set holds no example.", mend="give --dataset or --train_file with at least one example."
         )
+    batch_size = arguments.per_device_batch_size * accelerator.num_processes
     loader = training_loader(
         examples,  # type: ignore[arg-type]
         IndexedCollator(collate),
-        batch_size=arguments.per_device_batch_size * accelerator.num_processes,
+        batch_size=batch_size,
         seed=arguments.seed,
         start_batch=start_batch,
         workers=arguments.dataloader_workers,
+        lanes=batch_size * arguments.gradient_accumulation_steps if contiguous else None,
     )
     # A generator of its own: starting a loader must not draw from the one that dropout uses.
     loader.generator = torch.Generator().manual_seed(arguments.seed)

@@ -18,6 +18,7 @@ from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
+from hf_ctxmodels.training.carry import CarriedState, carried_outputs
 from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch
 from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
 from hf_ctxmodels.training.progress import Progress, Stopwatch
@@ -119,6 +120,7 @@ def train(
     tokenizer: PreTrainedTokenizerBase | None = None,
     evaluate: Evaluate | None = None,
     identity: Mapping[str, Any] | None = None,
+    contiguous: bool = False,
 ) -> TrainingResult:
     """Train a model, evaluate, save checkpoints and the final model.
 
@@ -136,13 +138,17 @@ def train(
         evaluate: `(model, accelerator) -> {name: value}`; called with the model in evaluation mode on every process.
             `evaluation.LossEvaluation` is one.
         identity: what else must be equal when a run is resumed (data set, objective, ...), as JSON values.
+        contiguous: examples continue each other in the order of their numbers, and the model has a memory
+            (`carried_outputs`): batches are contiguous lanes instead of a shuffle, and each row comes with what the
+            model remembers of the row before it. See `carry.CarriedState`.
 
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
         NonFiniteError: the loss or gradient norm became NaN or infinite.
-        CtxError: the output directory or a checkpoint cannot be used.
+        CtxError: the output directory or a checkpoint cannot be used, or `contiguous` and the model has no memory.
     """
-    return _Run(model, examples, collate, arguments, accelerator, tokenizer, evaluate, identity or {}).execute()
+    identity = {**(identity or {}), **({"contiguous": True} if contiguous else {})}
+    return _Run(model, examples, collate, arguments, accelerator, tokenizer, evaluate, identity, contiguous).execute()
 
 
 class _Run:
@@ -158,6 +164,7 @@ class _Run:
         tokenizer: PreTrainedTokenizerBase | None,
         evaluate: Evaluate | None,
         identity: Mapping[str, Any],
+        contiguous: bool,
     ) -> None:
         self.arguments, self.accelerator, self.evaluate_model = arguments, accelerator, evaluate
         checkpoint = check_output_dir(accelerator, arguments)
@@ -169,9 +176,10 @@ class _Run:
         optimizer = make_optimizer(model, arguments)
         self.model, prepared = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
-        self.stepper = Stepper(accelerator, self.model, prepared, arguments.max_grad_norm)
+        carried = CarriedState(carried_outputs(model) if contiguous else (), arguments.gradient_accumulation_steps)
+        self.stepper = Stepper(accelerator, self.model, prepared, arguments.max_grad_norm, carried)
         self.records = StepRecords(accelerator, arguments.output_dir)
-        self.state.attach(self.model, optimizer, self.scheduler, self.records)
+        self.state.attach(self.model, optimizer, self.scheduler, self.records, carried)
         set_seed(arguments.seed, device_specific=True)
         if checkpoint is not None:
             self.state.load(checkpoint)
@@ -180,7 +188,7 @@ class _Run:
             given = {name: value for name, value in asdict(arguments).items() if value is not None}
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=given)
         start_batch = self.state.step * arguments.gradient_accumulation_steps
-        self.batches = training_batches(accelerator, examples, collate, arguments, start_batch)
+        self.batches = training_batches(accelerator, examples, collate, arguments, start_batch, contiguous)
         self.progress = Progress(accelerator, arguments.output_dir, self.total_steps, self.state.step)
         self.examples_per_epoch = _length(examples)
         self.watch = Stopwatch()

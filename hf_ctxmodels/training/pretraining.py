@@ -58,7 +58,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     tokenizer = load_tokenizer(arguments.tokenizer)
     family = find_family(arguments)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
-    model = make_model(family, objective.auto_class, tokenizer, arguments)
+    model = make_model(family, objective, tokenizer, arguments)
     examples, held_out = make_examples(arguments, objective)
     evaluate = None
     if held_out is not None:
@@ -78,6 +78,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
             "objective": name,
             "objective_options": asdict(objective.options),
         },
+        contiguous=objective.contiguous,
     )
     summary = result.summary(
         task="pretraining",
@@ -162,18 +163,20 @@ def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any
 
 
 def make_model(
-    family: Family, auto_class: str, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
+    family: Family, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
 ) -> PreTrainedModel:
     """The model to train: new, of a size or a configuration file, or opened from a checkpoint.
 
+    Its configuration gets the objective's `config_fields`.
+
     Raises:
-        CtxError: an unknown size, a checkpoint that cannot be opened, or one the tokenizer or length does not fit.
+        CtxError: an unknown size, a checkpoint that cannot be opened, or one the tokenizer, length or objective does
+            not fit.
     """
+    source = arguments.model or arguments.config
     if arguments.model is not None:
         config = load_config(arguments.model, family.config)
-        check_fit(tokenizer, config, arguments.max_length, where=arguments.model)
-        return load_model(arguments.model, auto_class, config)
-    if arguments.config in family.sizes:
+    elif arguments.config in family.sizes:
         own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
         config = family.config(**family.sizes[arguments.config], **own)
     elif arguments.config.endswith(".json"):
@@ -184,8 +187,18 @@ def make_model(
             where="--config",
             mend=f"use one of {', '.join(family.sizes)}, or a .json file.",
         )
-    check_fit(tokenizer, config, arguments.max_length, where=arguments.config)
-    return getattr(transformers, auto_class).from_config(config)
+    check_fit(tokenizer, config, arguments.max_length, where=source)
+    for name, value in objective.config_fields.items():
+        if not hasattr(config, name):
+            raise CtxError(
+                f"The objective needs the field {name} of a model's configuration; {type(config).__name__} has none.",
+                where=source,
+                mend="use another family, or leave out the objective's options that need it.",
+            )
+        setattr(config, name, value)
+    if arguments.model is not None:
+        return load_model(arguments.model, objective.auto_class, config)
+    return getattr(transformers, objective.auto_class).from_config(config)
 
 
 def make_examples(

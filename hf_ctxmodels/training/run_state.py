@@ -19,6 +19,7 @@ from transformers.utils import logging
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training import checkpoint as checkpoints
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.carry import CarriedState
 from hf_ctxmodels.training.records import StepRecords
 from hf_ctxmodels.training.state import (
     load_optimizer_tensors,
@@ -78,7 +79,7 @@ def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path
 
 
 class RunState:
-    """Step, data position, weights, optimizer, schedule and random generators of a run.
+    """Step, data position, weights, optimizer, schedule, what the model remembers, and random generators of a run.
 
     The data position is the step itself: every step takes `gradient_accumulation_steps` micro-batches.
 
@@ -118,11 +119,16 @@ class RunState:
         safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
 
     def attach(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler, records: StepRecords
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler,
+        records: StepRecords,
+        carried: CarriedState,
     ) -> None:
         """The parts whose state is to be saved; the model prepared, the optimizer bare."""
         self._model: Any = model  # under DeepSpeed its engine, which has methods of its own
-        self._optimizer, self._scheduler, self._records = optimizer, scheduler, records
+        self._optimizer, self._scheduler, self._records, self._carried = optimizer, scheduler, records, carried
         self._bare_model = self._accelerator.unwrap_model(model)
         # Sharding replaces the class by a subclass named FSDP<class>.
         self.model_class = type(self._bare_model).__name__.removeprefix("FSDP")
@@ -141,6 +147,8 @@ class RunState:
             group["lr"] = rate
         if self._accelerator.scaler is not None:
             self._accelerator.scaler.load_state_dict(state["scaler"])
+        accelerator = self._accelerator
+        self._carried.load(checkpoint, accelerator.process_index, accelerator.num_processes, accelerator.device)
         random_state = checkpoint / self._random_file()
         if random_state.exists():
             load_random_state(random_state)
@@ -160,6 +168,7 @@ class RunState:
         self._save_model(temporary)
         self._save_optimizer(temporary)
         save_random_state(temporary / self._random_file())
+        self._carried.save(temporary, self._accelerator.process_index)
         if self._accelerator.is_main_process:
             (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
         self._accelerator.wait_for_everyone()

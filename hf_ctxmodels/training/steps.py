@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.batches import INDEX_KEY, Batch, count_items
+from hf_ctxmodels.training.carry import CarriedState
 
 
 def loss_targets(model: nn.Module) -> tuple[str, ...]:
@@ -49,15 +50,24 @@ class Stepper:
     The head divides each term's sum over targets by the number of targets in the whole step, over all micro-batches and
     processes, so the gradient is exact for any distribution of targets. Processes average their gradients, hence the
     factor: each divides by count / processes.
+
+    Args:
+        carried: what the model remembers of the step before.
     """
 
     def __init__(
-        self, accelerator: Accelerator, model: nn.Module, optimizer: AcceleratedOptimizer, max_grad_norm: float
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: AcceleratedOptimizer,
+        max_grad_norm: float,
+        carried: CarriedState,
     ) -> None:
         self._accelerator = accelerator
         self._model = model
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm or float("inf")
+        self._carried = carried
         self._targets = loss_targets(accelerator.unwrap_model(model))
 
     def step(self, batches: Sequence[Batch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
@@ -74,12 +84,13 @@ class Stepper:
         # A step without any target has loss 0, not 0/0.
         divisors = {name: counts[i].clamp(min=1) / processes for i, name in enumerate(self._targets)}
         scalars: dict[str, torch.Tensor] = {}
-        for number, batch in enumerate(batches, start=1):
-            last = number == len(batches)
+        for number, (batch, rows) in enumerate(zip(batches, indices, strict=True)):
+            last = number == len(batches) - 1
             self._accelerator.sync_gradients = last  # DeepSpeed's engine reads it
             with nullcontext() if last else self._accelerator.no_sync(self._model):
-                output = self._model(**batch, num_items_in_batch=divisors)
+                output = self._model(**batch, **self._carried.inputs(number, rows), num_items_in_batch=divisors)
                 self._accelerator.backward(output.loss)
+            self._carried.take(number, rows, output)
             terms = {"loss": output.loss, **component_losses(output), **metric_counts(output)}
             for name, value in terms.items():
                 scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()

@@ -1,0 +1,134 @@
+"""Contiguous lanes: every row of a batch goes on where that row of the batch before ended."""
+
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import prepare_data_loader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_ctxmodels.data import ExampleSet, ExampleStream, LaneBatchSampler, LaneStream, training_loader
+from hf_ctxmodels.errors import CtxError
+
+
+class Numbered(ExampleStream):
+    """A stream of `count` numbered examples."""
+
+    def __init__(self, count):
+        super().__init__([], None)
+        object.__setattr__(self, "count", count)
+
+    def one_pass(self, epoch):
+        return ({"epoch": epoch, "example_index": index} for index in range(self.count))
+
+
+@settings(deadline=None)
+@given(
+    batch_size=st.integers(1, 4),
+    turns=st.integers(1, 3),
+    extra=st.integers(0, 40),
+    seed=st.integers(0, 99),
+    start=st.integers(0, 30),
+)
+def test_lanes_of_a_set(batch_size, turns, extra, seed, start):
+    lanes = batch_size * turns
+    size = lanes + extra
+    length = size // lanes
+    batches = list(islice(LaneBatchSampler(size, batch_size, lanes, seed), 3 * length * turns))
+    assert all(len(batch) == batch_size for batch in batches)
+    steps = [[*chain(*batches[first : first + turns])] for first in range(0, len(batches), turns)]
+    for epoch in range(3):
+        of_epoch = steps[epoch * length : (epoch + 1) * length]
+        assert {pair[0] for step in of_epoch for pair in step} == {epoch}
+        indices = [index for step in of_epoch for _, index in step]
+        assert len(set(indices)) == length * lanes, "no example twice in an epoch"
+        numbers = np.array([[index for _, index in step] for step in of_epoch])
+        breaks = np.diff(numbers, axis=0) != 1
+        assert breaks.sum() <= 1, "only where the last example is followed by the first"
+        assert (numbers[1:][breaks] == 0).all()
+    later = LaneBatchSampler(size, batch_size, lanes, seed, start)
+    everything = islice(LaneBatchSampler(size, batch_size, lanes, seed), start, start + 5)
+    assert list(islice(later, 5)) == list(everything)
+
+
+def test_lanes_begin_elsewhere_in_every_epoch_and_with_every_seed():
+    def first(seed, count=1):
+        return [batch[0][1] for batch in islice(LaneBatchSampler(1000, 10, 10, seed), 0, 100 * count, 100)]
+
+    assert first(0) == first(0)
+    assert first(0) != first(1)
+    assert len(set(first(0, count=5))) == 5
+    seen = {index for batch in islice(LaneBatchSampler(1007, 10, 10, 0), 100) for _, index in batch}
+    assert len(seen) == 1000
+
+
+@settings(deadline=None)
+@given(
+    batch_size=st.integers(1, 4),
+    turns=st.integers(1, 3),
+    extra=st.integers(0, 60),
+    stretch=st.integers(1, 8),
+    start=st.integers(0, 20),
+)
+def test_lanes_of_a_stream(batch_size, turns, extra, stretch, start):
+    lanes = batch_size * turns
+    count = lanes + extra
+    rows = LaneStream(Numbered(count), batch_size, lanes, stretch=stretch)
+    blocks = [min(stretch, (count - first) // lanes) for first in range(0, count, lanes * stretch)]
+    steps_per_pass = sum(blocks)
+    drawn = list(islice(rows, 2 * steps_per_pass * lanes))
+    assert [row["epoch"] for row in drawn] == [0] * (steps_per_pass * lanes) + [1] * (steps_per_pass * lanes)
+    numbers = np.array([row["example_index"] for row in drawn]).reshape(-1, lanes)
+    assert len(np.unique(numbers[:steps_per_pass])) == steps_per_pass * lanes
+    starts = {0, *np.cumsum(blocks).tolist()}
+    for step in range(1, steps_per_pass):
+        if step not in starts:
+            assert (numbers[step] == numbers[step - 1] + 1).all()
+    later = LaneStream(Numbered(count), batch_size, lanes, start_batch=start, stretch=stretch)
+    wanted = islice(LaneStream(Numbered(count), batch_size, lanes, stretch=stretch), start * batch_size, None)
+    assert list(islice(later, 3 * batch_size)) == list(islice(wanted, 3 * batch_size))
+
+
+def examples_of(streaming, count=50):
+    return Numbered(count) if streaming else ExampleSet.build({"input_ids": np.array([i])} for i in range(count))
+
+
+def collate(features):
+    return {"number": torch.tensor([feature["example_index"] for feature in features])}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_lanes_do_not_depend_on_workers_resuming_or_processes(streaming):
+    def loader(**options):
+        return training_loader(examples_of(streaming), collate, batch_size=6, lanes=12, seed=2, **options)
+
+    def numbers(loader, count):
+        return [batch["number"].tolist() for batch in islice(loader, count)]
+
+    expected = numbers(loader(), 20)
+    for workers in (1, 2):
+        assert numbers(loader(workers=workers), 20) == expected
+    assert numbers(loader(start_batch=7, workers=1), 13) == expected[7:]
+    halves = [
+        numbers(
+            prepare_data_loader(
+                loader(),
+                num_processes=2,
+                process_index=process,
+                split_batches=True,
+                dispatch_batches=False,
+                put_on_device=False,
+            ),
+            20,
+        )
+        for process in (0, 1)
+    ]
+    assert [first + second for first, second in zip(*halves)] == expected, "each process has its own lanes"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_fewer_examples_than_lanes_are_refused(streaming):
+    with pytest.raises(CtxError, match="5 examples cannot fill 6 lanes"):
+        next(iter(training_loader(examples_of(streaming, 5), collate, batch_size=3, lanes=6, seed=0)))

@@ -1,0 +1,227 @@
+"""What a model remembers: carried from step to step, per lane, through evaluation and resume."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.data import ExampleSet, ExampleStream
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.carry import CarriedState
+from hf_ctxmodels.training.checkpoint import checkpoint_path
+from hf_ctxmodels.training.evaluation import LossEvaluation
+from hf_ctxmodels.training.loop import make_accelerator, train
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+ROWS, WORDS, LENGTH = 90, 40, 6
+
+
+class RememberingConfig(PreTrainedConfig):
+    model_type = "remembering"
+
+
+@dataclass
+class RememberingOutput(ModelOutput):
+    loss: torch.FloatTensor | None = None
+    mems: list[torch.FloatTensor] | None = None
+
+
+class Remembering(PreTrainedModel):
+    """Guesses every token of a row from the average of the row before, which it remembers; keeps what it was given."""
+
+    config_class = RememberingConfig
+    loss_targets = ("labels",)
+    carried_outputs = ("mems",)
+
+    def __init__(self, config: RememberingConfig) -> None:
+        super().__init__(config)
+        self.words = nn.Embedding(WORDS, 8)
+        self.dropout = nn.Dropout(0.1)
+        self.guess = nn.Linear(8, WORDS)
+        self.seen: list[tuple[torch.Tensor, list[torch.Tensor] | None]] = []
+        self.post_init()
+
+    def forward(self, input_ids, labels, mems=None, num_items_in_batch=None):
+        self.seen.append((input_ids, mems))
+        summary = self.words(input_ids).mean(dim=1)
+        past = torch.zeros_like(summary) if mems is None else mems[0]
+        logits = self.guess(self.dropout(past + mems[1] if mems else past))
+        loss = nn.functional.cross_entropy(logits[:, None].expand(-1, LENGTH, -1).flatten(0, 1), labels.flatten())
+        divisor = labels.numel() if num_items_in_batch is None else num_items_in_batch["labels"]
+        return RememberingOutput(loss=loss * labels.numel() / divisor, mems=[summary, past * 0.5])
+
+
+def new_model(dropout: float = 0.0) -> Remembering:
+    torch.manual_seed(0)
+    model = Remembering(RememberingConfig())
+    model.dropout.p = dropout
+    return model
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(0)
+    return [{"input_ids": rng.integers(WORDS, size=LENGTH)} for _ in range(ROWS)]
+
+
+class Streamed(ExampleStream):
+    """The rows as a stream."""
+
+    def one_pass(self, epoch):
+        return ({**row, "example_index": index, "epoch": epoch} for index, row in enumerate(self.documents))
+
+
+def collate(features):
+    ids = torch.tensor(np.stack([feature["input_ids"] for feature in features]))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def run(model, rows, output_dir, streaming=False, evaluate=None, contiguous=True, **more):
+    fixed = {
+        "max_steps": 6,
+        "per_device_batch_size": 4,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_steps": 0,
+        "dataloader_workers": 0,
+        "lr_scheduler": "constant",
+    }
+    options = LoopArguments(output_dir=str(output_dir), **{**fixed, **more})
+    examples = Streamed(rows, None) if streaming else ExampleSet.build(rows)
+    accelerator = make_accelerator(options)
+    return train(model, examples, collate, options, accelerator, evaluate=evaluate, contiguous=contiguous)
+
+
+def number_of(ids, rows):
+    """Numbers of the rows with these ids."""
+    return [next(n for n, row in enumerate(rows) if row["input_ids"].tolist() == one) for one in ids.tolist()]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_each_row_gets_what_the_model_remembers_of_the_row_before_it(rows, tmp_path, streaming, accumulation):
+    """With weights that stand still, the memory is a function of the text before; where a lane begins it is zero."""
+    model = new_model()
+    run(model, rows, tmp_path, streaming, gradient_accumulation_steps=accumulation, learning_rate=1e-30, max_steps=25)
+    continued = begun = 0
+    for call, (ids, mems) in enumerate(model.seen):
+        if call < accumulation:
+            assert mems is None
+            continue
+        before, earlier = model.seen[call - accumulation]
+        for lane, (number, previous) in enumerate(zip(number_of(ids, rows), number_of(before, rows), strict=True)):
+            assert not mems[0].requires_grad
+            if number == previous + 1:
+                continued += 1
+                expected = model.words(before)[lane].mean(dim=0)
+                assert (mems[0][lane] - expected).abs().max() < 1e-5
+                assert torch.equal(mems[1][lane], earlier[0][lane] * 0.5 if earlier else torch.zeros(8))
+            else:
+                begun += 1
+                assert not mems[0][lane].any()
+                assert not mems[1][lane].any()
+    assert continued > 10 * accumulation
+    assert begun, "an epoch ended"
+
+
+def test_accumulated_micro_batches_equal_one_big_batch(rows, tmp_path):
+    """1 x 12 = 3 x 4: each micro-batch has lanes, and a memory, of its own."""
+    results = []
+    for name, size, accumulation in (("one", 12, 1), ("three", 4, 3)):
+        model = new_model()
+        options = {"per_device_batch_size": size, "gradient_accumulation_steps": accumulation, "max_grad_norm": 0.0}
+        results.append((model, run(model, rows, tmp_path / name, **options)))
+    (one, first), (three, second) = results
+    for expected, actual in zip(first.curve, second.curve, strict=True):
+        assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+    for name, weight in one.state_dict().items():
+        assert (weight - three.state_dict()[name]).abs().max() < 1e-5, name
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_resumed_run_remembers(rows, tmp_path, streaming):
+    """Losses and weights are those of a run that was not interrupted, bit for bit; without the memory they are not."""
+    options = {"streaming": streaming, "gradient_accumulation_steps": 2, "dataloader_workers": 1}
+    whole = run(new_model(0.1), rows, tmp_path / "whole", max_steps=13, **options)
+    for output in ("resumed", "forgotten"):
+        run(new_model(0.1), rows, tmp_path / output, max_steps=6, **options)
+    resumed = run(new_model(0.1), rows, tmp_path / "resumed", max_steps=13, resume=True, **options)
+    assert [r["loss"] for r in resumed.curve] == [r["loss"] for r in whole.curve]
+    weights = [(tmp_path / output / "model.safetensors").read_bytes() for output in ("whole", "resumed")]
+    assert weights[0] == weights[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CarriedState, "load", lambda *_: None)
+        forgotten = run(new_model(0.1), rows, tmp_path / "forgotten", max_steps=13, resume=True, **options)
+    assert [r["loss"] for r in forgotten.curve] != [r["loss"] for r in whole.curve]
+
+
+def test_evaluation_begins_with_nothing_and_leaves_the_memory_alone(rows, tmp_path):
+    evaluated, plain = new_model(), new_model()
+    held_out = ExampleSet.build(rows[:10])
+    run(evaluated, rows, tmp_path / "a", evaluate=LossEvaluation(held_out, collate, 4), eval_steps=2)
+    run(plain, rows, tmp_path / "b")
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(weight, evaluated.state_dict()[name]), name
+    training = {id(ids) for ids, mems in evaluated.seen if mems is not None}
+    assert len(training) == 5, "all training steps but the first, and no evaluation"
+
+
+def test_the_memory_follows_its_lanes_to_another_number_of_processes(tmp_path):
+    indices = torch.arange(4)
+    memory = [torch.randn(4, 3, 2), torch.randn(4, 2)]
+    for process in range(2):
+        state, part = CarriedState(("mems",), 1), slice(2 * process, 2 * process + 2)
+        state.take(0, indices[part], RememberingOutput(mems=[tensor[part] for tensor in memory]))
+        state.save(tmp_path, process)
+    for processes in (1, 2, 4):
+        size = 4 // processes
+        for process in range(processes):
+            state, part = CarriedState(("mems",), 1), slice(process * size, (process + 1) * size)
+            state.load(tmp_path, process, processes, torch.device("cpu"))
+            given = state.inputs(0, indices[part] + 1)["mems"]
+            for tensor, expected in zip(given, memory, strict=True):
+                assert torch.equal(tensor, expected[part])
+
+
+def test_many_layers_keep_their_order(tmp_path):
+    state = CarriedState(("mems",), 1)
+    state.take(0, torch.tensor([4]), RememberingOutput(mems=[torch.full((1, 2), float(n)) for n in range(12)]))
+    state.save(tmp_path, 0)
+    other = CarriedState(("mems",), 1)
+    other.load(tmp_path, 0, 1, torch.device("cpu"))
+    assert [tensor[0, 0].item() for tensor in other.inputs(0, torch.tensor([5]))["mems"]] == list(range(12))
+
+
+def test_a_shuffle_carries_nothing(rows, tmp_path):
+    model = new_model()
+    run(model, rows, tmp_path, contiguous=False)
+    assert all(mems is None for _, mems in model.seen)
+    assert not list(checkpoint_path(tmp_path, 6).glob("carried*"))
+
+
+def test_a_model_without_memory_is_refused(rows, tmp_path):
+    forgetful = type("Forgetful", (Remembering,), {"carried_outputs": ()})
+    with pytest.raises(CtxError, match="Forgetful has no memory"):
+        run(forgetful(RememberingConfig()), rows, tmp_path / "a")
+    silent = new_model()
+    forward = silent.forward
+
+    def without(**inputs):
+        return RememberingOutput(loss=forward(**inputs).loss)
+
+    silent.forward = without
+    with pytest.raises(CtxError, match="gave no 'mems' to carry"):
+        run(silent, rows, tmp_path / "b")
+
+
+def test_a_run_does_not_go_on_without_its_lanes(rows, tmp_path):
+    run(new_model(), rows, tmp_path, max_steps=2)
+    with pytest.raises(CtxError, match="contiguous is None, was True"):
+        run(new_model(), rows, tmp_path, max_steps=3, resume=True, contiguous=False)
