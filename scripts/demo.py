@@ -9,12 +9,8 @@ to 3e-3 for 5 to 30 epochs had been tried on these same sentences; none was told
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +19,11 @@ import torch
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    PreTrainedTokenizerBase,
     pipeline,
 )
 
 import hf_ctxmodels  # noqa: F401 - registers the families
-from hf_ctxmodels.data import load_documents
+from hf_ctxmodels.benchmarks.stages import run_stage
 from hf_ctxmodels.data.tasks.demo import demo_rows
 from hf_ctxmodels.errors import CtxError, run_script
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -51,45 +46,22 @@ class DemoArguments:
     max_steps: int = field(default=1200, metadata={"help": "Pretraining steps of 16 rows."})
 
 
-def call(script: str, *flags: object, quiet: bool = False, threads: int | None = None) -> None:
-    """Run one of the scripts; `threads` limits what it computes with."""
-    command = [sys.executable, str(SCRIPTS / script), *map(str, flags)]
-    if not quiet:
-        print(f"\n$ python scripts/{script} {' '.join(map(str, flags))}", flush=True)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"} | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-    result = subprocess.run(command, env=environment, capture_output=quiet, text=True, check=False)
-    if result.returncode:
-        raise CtxError(f"scripts/{script} failed.\n{result.stderr or ''}", mend="see its message above.")
-
-
 def pretrain(output: Path, max_steps: int) -> TrainingSummary:
     """Text -> tokenizer -> pretrained model."""
-    call(
-        *("train_tokenizer.py", "--family", FAMILY, "--dataset", "demo", "--vocab_size", 2000),
+    run_stage(
+        SCRIPTS / "train_tokenizer.py",
+        *("--family", FAMILY, "--dataset", "demo", "--vocab_size", 2000),
         *("--validation_fraction", HELD_OUT, "--output_dir", output / "tokenizer"),
     )
-    call(
-        *("pretrain.py", "--family", FAMILY, "--config", "tiny", "--tokenizer", output / "tokenizer"),
+    run_stage(
+        SCRIPTS / "pretrain.py",
+        *("--family", FAMILY, "--config", "tiny", "--tokenizer", output / "tokenizer"),
         *("--dataset", "demo", "--validation_fraction", HELD_OUT, "--max_length", MAX_LENGTH),
         *("--max_steps", max_steps, "--per_device_batch_size", 16, "--learning_rate", 2e-3, "--warmup_steps", 0.1),
         *("--logging_steps", max(1, max_steps // 12), "--save_steps", 0, "--seed", SEED),
         *("--output_dir", output / "bert"),
     )
     return TrainingSummary.load(output / "bert")
-
-
-def frequency_loss(tokenizer: PreTrainedTokenizerBase) -> float:
-    """Mean loss on held-out text of guessing every token by its frequency in the training text, in nats."""
-    training, held_out = load_documents("demo").split(HELD_OUT)
-
-    def count(texts: list[str]) -> Counter[int]:
-        return Counter(
-            token for ids in tokenizer(texts, add_special_tokens=False, verbose=False).input_ids for token in ids
-        )
-
-    seen, asked = count(list(training.texts())), count(list(held_out.texts()))
-    total = seen.total() + len(tokenizer)  # add-one smoothing: no token is impossible
-    return -sum(times * math.log((seen[token] + 1) / total) for token, times in asked.items()) / asked.total()
 
 
 def write_folds(folder: Path) -> None:
@@ -110,8 +82,9 @@ def finetune(output: Path) -> list[float]:
     write_folds(folder)
 
     def run(fold: int) -> float:
-        call(
-            *("finetune.py", "--model", output / "bert", "--task", "sequence-classification"),
+        run_stage(
+            SCRIPTS / "finetune.py",
+            *("--model", output / "bert", "--task", "sequence-classification"),
             *("--train_file", folder / f"train-{fold}.jsonl", "--validation_file", folder / f"validation-{fold}.jsonl"),
             *("--max_length", MAX_LENGTH, "--per_device_batch_size", 16, "--num_train_epochs", 4),
             *("--learning_rate", 3e-4, "--save_steps", 0, "--seed", SEED, "--dataloader_workers", 0),
@@ -153,26 +126,28 @@ def interval(accuracy: float, count: int) -> str:
     return f"{accuracy:.3f} ({middle - half:.2f} to {middle + half:.2f})"
 
 
-def table(summary: TrainingSummary, accuracies: list[float], frequency: float, filled: str) -> str:
+def table(summary: TrainingSummary, accuracies: list[float], filled: str) -> str:
     """What came of it, each number beside what it should be compared with."""
     rates, metrics, sentences = summary.rates, summary.metrics, len(demo_rows("train")) + len(demo_rows("validation"))
     accuracy = sum(accuracies) / len(accuracies)
-    random_next = rates["random_next_share"]
-    always = -(random_next * math.log(random_next) + (1 - random_next) * math.log(1 - random_next))
     treatment = " / ".join(
         f"{rates[name]:.1%}" for name in ("mask_token_share", "random_token_share", "kept_token_share")
     )
     rows = [
         ("", "value", "compare with"),
-        ("masked-word loss, held-out text", f"{metrics['eval_mlm_loss']:.3f}", f"{frequency:.3f} by word frequency"),
+        (
+            "masked-word loss, held-out text",
+            f"{metrics['eval_mlm_loss']:.3f}",
+            f"{metrics['baseline_mlm_loss']:.3f} by word frequency",
+        ),
         (
             "next-sentence loss, held-out text",
             f"{metrics['eval_next_sentence_loss']:.3f}",
-            f"{always:.3f} by frequency",
+            f"{metrics['baseline_next_sentence_loss']:.3f} by frequency",
         ),
         ("tokens predicted", f"{rates['selected_share']:.1%}", "15%"),
         ("  [MASK] / random / kept", treatment, "80% / 10% / 10%"),
-        ("random second segments", f"{random_next:.1%}", "50%, more where a document ends"),
+        ("random second segments", f"{rates['random_next_share']:.1%}", "50%, more where a document ends"),
         ("polarity accuracy, 5 folds", interval(accuracy, sentences), "0.500 for one label always"),
         ("pretraining tokens/s", f"{summary.tokens_per_second or 0:,.0f}", f"{summary.tokens:,} tokens"),
         (SENTENCE, filled, "best three, reloaded model"),
@@ -189,8 +164,7 @@ def main() -> None:
     summary = pretrain(output, arguments.max_steps)
     accuracies = finetune(output)
     filled = reload(output)
-    frequency = frequency_loss(AutoTokenizer.from_pretrained(output / "bert"))
-    print(f"\n{table(summary, accuracies, frequency, filled)}\n")
+    print(f"\n{table(summary, accuracies, filled)}\n")
     print("Losses are in nats per prediction. Accuracy, with its 95% interval, is over the 200 labelled sentences that")
     print(f"come with the text, in {FOLDS} folds: too few for a tiny model to beat chance reliably, but it all works.")
     print(f"Seed {SEED}, fixed in advance.\n")

@@ -15,7 +15,10 @@ class DataArguments:
     """
 
     dataset: str = field(
-        metadata={"help": "`demo`, a local .txt, .jsonl or .parquet file (plain or .gz), a directory, or a Hub id."}
+        metadata={
+            "help": "`demo`, a local .txt, .jsonl or .parquet file (plain or .gz) or a quoted pattern of such files, a "
+            "directory, or a Hub id."
+        }
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub data set.")
     dataset_split: str = flag("train", "Split of a Hub data set or directory.")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Self
 
@@ -119,8 +120,8 @@ def load_documents(
     """Open a source of documents. A file, the demo text and a stream are read anew by every iteration.
 
     Args:
-        dataset: `demo`, a local `.txt`, `.jsonl` or `.parquet` file (plain or `.gz`), or what `datasets.load_dataset`
-            takes: a Hub id or a directory.
+        dataset: `demo`, a local `.txt`, `.jsonl` or `.parquet` file (plain or `.gz`), a pattern of such files as in
+            `"corpus/*.txt.gz"`, or what `datasets.load_dataset` takes: a Hub id or a directory.
         split: of a Hub data set or directory.
         text_column: where a record's text stands; the text files have none.
         config_name: configuration of a Hub data set.
@@ -133,17 +134,31 @@ def load_documents(
     if dataset == "demo":
         return Documents("demo", demo_documents, skip_empty)
     path = Path(dataset).expanduser()
+    if has_magic(dataset) and not path.exists():
+        files = sorted(map(Path, glob(str(path), recursive=True)))
+        for file in files or [path]:
+            _check_document_file(file)
+        return Documents(dataset, partial(_files_documents, files, text_column), skip_empty)
     if not path.is_dir() and (path.is_file() or file_kind(path) in FILE_KINDS):
-        if file_kind(path) not in FILE_KINDS:
-            raise CtxError(
-                f"Cannot read text from a file of kind {file_kind(path)!r}.",
-                where=str(path),
-                mend=f"give one of {', '.join(FILE_KINDS)} (also with .gz), a directory, a Hub id, or `demo`.",
-            )
-        check_file(path)
+        _check_document_file(path)
         return Documents(path.name, partial(read_file, path, text_column), skip_empty)
     rows = _load_dataset(dataset, config_name, split, streaming)
     return Documents(dataset, partial(_hub_documents, rows, text_column, dataset), skip_empty)
+
+
+def _check_document_file(path: Path) -> None:
+    if path.is_dir() or file_kind(path) not in FILE_KINDS:
+        raise CtxError(
+            f"Cannot read text from a file of kind {file_kind(path)!r}.",
+            where=str(path),
+            mend=f"give one of {', '.join(FILE_KINDS)} (also with .gz), a directory, a Hub id, or `demo`.",
+        )
+    check_file(path)
+
+
+def _files_documents(files: list[Path], text_column: str) -> Iterator[list[str]]:
+    for file in files:
+        yield from read_file(file, text_column)
 
 
 def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: bool) -> object:

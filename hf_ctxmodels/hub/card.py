@@ -76,7 +76,7 @@ def loss_curve_png(summary: TrainingSummary) -> bytes | None:
         return None
     with TemporaryDirectory() as directory:
         file = Path(directory) / CURVE_FILE
-        return file.read_bytes() if plot_curve(summary.curve, file) else None
+        return file.read_bytes() if plot_curve(summary.curve, file, summary.baselines) else None
 
 
 def _card_data(name: str, family: Family, auto_class: str, summary: TrainingSummary | None) -> ModelCardData:

@@ -1,16 +1,20 @@
 """The loss curve as a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 
-def plot_curve(curve: Sequence[dict[str, float]], file: Path) -> bool:
+def plot_curve(
+    curve: Sequence[dict[str, float]], file: Path, baselines: Mapping[str, float] = MappingProxyType({})
+) -> bool:
     """Draw every loss of a training log over the steps; False where matplotlib is not installed.
 
     Args:
         curve: records with "step" and entries named "loss" or "..._loss".
         file: the PNG to write.
+        baselines: loss -> what guessing by frequency gets on held-out text, drawn as a level.
     """
     try:
         from matplotlib.figure import Figure
@@ -25,6 +29,8 @@ def plot_curve(curve: Sequence[dict[str, float]], file: Path) -> bool:
         held_out = name != _term(name)
         style: dict[str, Any] = {"marker": "o", "linestyle": "--"} if held_out else {}
         axes.plot(*zip(*points, strict=True), label=name, color=colours[_term(name)], **style)
+    for name in [name for name in colours if name in baselines]:
+        axes.axhline(baselines[name], label=f"{name}, by frequency", color=colours[name], linestyle=":")
     if names:
         axes.legend()
     axes.grid(alpha=0.3)

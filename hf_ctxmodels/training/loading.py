@@ -6,7 +6,9 @@ the weights: mistakes show before anything large is loaded.
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import transformers
@@ -46,23 +48,49 @@ def load_config(
         ) from error
 
 
-def load_config_file(config_class: type[PreTrainedConfig], file: str | Path) -> PreTrainedConfig:
+def load_config_file(
+    config_class: type[PreTrainedConfig], file: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
+) -> PreTrainedConfig:
     """A configuration from a JSON file of the class's fields.
+
+    Args:
+        config_class: of the family.
+        file: holds one JSON object.
+        changes: fields that take the place of the file's.
 
     Raises:
         CtxError: no such file, no JSON, or not a configuration of this class.
     """
     try:
         fields = json.loads(Path(file).read_text(encoding="utf-8"))
-        return config_class(**{name: value for name, value in fields.items() if name != "architectures"})
+        fields = {name: value for name, value in fields.items() if name != "architectures"}
     except FileNotFoundError as error:
         raise CtxError("No such configuration file.", where=str(file), mend="check --config.") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CtxError(
-            f"Not a configuration of {config_class.__name__}: {_first_line(error)}",
-            where=str(file),
-            mend="correct the field, or start from a named size.",
-        ) from error
+    except (ValueError, AttributeError) as error:
+        raise _no_configuration(config_class, file, error) from error
+    return make_config(config_class, {**fields, **changes}, where=str(file))
+
+
+def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any], *, where: str) -> PreTrainedConfig:
+    """A configuration with these fields.
+
+    Raises:
+        CtxError: they are not of this class, or do not fit together.
+    """
+    try:
+        return config_class(**fields)
+    except CtxError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise _no_configuration(config_class, where, error) from error
+
+
+def _no_configuration(config_class: type, where: str | Path, error: Exception) -> CtxError:
+    return CtxError(
+        f"Not a configuration of {config_class.__name__}: {_first_line(error)}",
+        where=str(where),
+        mend="correct the field, or start from a named size.",
+    )
 
 
 def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedTokenizerBase:

@@ -1,15 +1,17 @@
 """Pretraining of any registered family from raw text: what `scripts/pretrain.py` runs."""
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import transformers
 from accelerate import Accelerator
-from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import HfArgumentParser, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.data import DataArguments, ExampleSet, ExampleStream, build_training_set
 from hf_ctxmodels.errors import CtxError
@@ -17,13 +19,22 @@ from hf_ctxmodels.flags import flag
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, Family, get_family
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.baselines import FrequencyGuesser, named_guesses
 from hf_ctxmodels.training.curve import plot_curve
 from hf_ctxmodels.training.evaluation import LossEvaluation
-from hf_ctxmodels.training.loading import check_fit, load_config, load_config_file, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import (
+    check_fit,
+    load_config,
+    load_config_file,
+    load_model,
+    load_tokenizer,
+    make_config,
+)
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.summary import TrainingSummary
 
 _BATCHES_FOR_RATES = 50
+_ROWS_FOR_FREQUENCIES = 100_000
 
 
 @dataclass(kw_only=True)
@@ -39,6 +50,9 @@ class PretrainingArguments(DataArguments):
     model: str | None = flag(
         None, "Continue from these weights (directory or Hub id), of this package or the reference, not --config."
     )
+    config_options: list[str] = field(
+        default_factory=list, metadata={"help": "Fields of the configuration that differ from --config, as key=value."}
+    )
     objective: str | None = flag(None, "Pretraining objective; by default the family's own.")
     objective_options: list[str] = field(
         default_factory=list, metadata={"help": "Options of the objective as key=value; an unknown key lists them."}
@@ -50,6 +64,8 @@ class PretrainingArguments(DataArguments):
 
 def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> TrainingSummary:
     """Pretrain, and leave model, tokenizer, log, loss curve and summary in `output_dir`.
+
+    With held-out documents the summary's metrics hold, beside each, what guessing by frequency gets.
 
     Raises:
         CtxError: anything the user can mend.
@@ -80,6 +96,10 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
         },
         contiguous=objective.contiguous,
     )
+    if held_out is not None and accelerator.is_main_process:
+        result.metrics |= frequency_baselines(
+            objective, examples, held_out, model.loss_targets, result.metrics, loop_arguments.per_device_batch_size
+        )
     summary = result.summary(
         task="pretraining",
         dataset=arguments.dataset,
@@ -174,19 +194,14 @@ def make_model(
             not fit.
     """
     source = arguments.model or arguments.config
-    if arguments.model is not None:
-        config = load_config(arguments.model, family.config)
-    elif arguments.config in family.sizes:
-        own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-        config = family.config(**family.sizes[arguments.config], **own)
-    elif arguments.config.endswith(".json"):
-        config = load_config_file(family.config, arguments.config)
-    else:
+    if arguments.model is None:
+        config = new_config(family, tokenizer, arguments)
+    elif arguments.config_options:
         raise CtxError(
-            f"The family {family.name} has no size {arguments.config!r}.",
-            where="--config",
-            mend=f"use one of {', '.join(family.sizes)}, or a .json file.",
+            "A model to go on from has its own configuration.", where="--config_options", mend="leave it out."
         )
+    else:
+        config = load_config(arguments.model, family.config)
     check_fit(tokenizer, config, arguments.max_length, where=source)
     for name, value in objective.config_fields.items():
         if not hasattr(config, name):
@@ -201,6 +216,44 @@ def make_model(
     return getattr(transformers, objective.auto_class).from_config(config)
 
 
+def new_config(family: Family, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments) -> PreTrainedConfig:
+    """The configuration of a new model.
+
+    Raises:
+        CtxError: an unknown size, or fields that the family does not have or that do not fit together.
+    """
+    changes = parse_config_options(arguments.config_options)
+    if arguments.config.endswith(".json"):
+        return load_config_file(family.config, arguments.config, changes)
+    if arguments.config not in family.sizes:
+        raise CtxError(
+            f"The family {family.name} has no size {arguments.config!r}.",
+            where="--config",
+            mend=f"use one of {', '.join(family.sizes)}, or a .json file.",
+        )
+    own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    fields = {**family.sizes[arguments.config], **own, **changes}
+    return make_config(family.config, fields, where=" ".join([arguments.config, *arguments.config_options]))
+
+
+def parse_config_options(texts: list[str]) -> dict[str, Any]:
+    """`["hidden_dropout_prob=0", "hidden_act=relu"]` as `{"hidden_dropout_prob": 0, "hidden_act": "relu"}`.
+
+    Raises:
+        CtxError: not `key=value`.
+    """
+    fields = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise CtxError(f"{text!r} is not of the form key=value.", where="--config_options", mend="write it so.")
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            fields[name] = value  # a plain word
+    return fields
+
+
 def make_examples(
     arguments: PretrainingArguments, objective: Objective
 ) -> tuple[ExampleSet | ExampleStream, ExampleSet | None]:
@@ -211,20 +264,45 @@ def make_examples(
 
 
 def realised_rates(objective: Objective, examples: ExampleSet | ExampleStream, batch_size: int) -> dict[str, float]:
-    """What the objective did to the first batches of epoch 0: share of masked tokens and so on."""
+    """What the objective did to a sample of the examples in epoch 0: share of masked tokens and so on."""
+    counts: Counter[str] = Counter()
+    for rows in _sample(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
+        counts.update(objective.count(objective.collate(rows)))
+    return objective.rates(counts)
+
+
+def frequency_baselines(
+    objective: Objective,
+    examples: ExampleSet | ExampleStream,
+    held_out: ExampleSet,
+    targets: tuple[str, ...],
+    metrics: Mapping[str, float],
+    batch_size: int,
+) -> dict[str, float]:
+    """What guessing by frequency gets on the held-out examples: `{"baseline_<term>": ...}` for `metrics`."""
+    guesser = FrequencyGuesser(len(objective.tokenizer), objective.tokenizer.all_special_ids)
+    for rows in _sample(examples, _ROWS_FOR_FREQUENCIES, batch_size):
+        guesser.count_tokens(rows)
+    for rows in _sample(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
+        guesser.count_classes(objective.collate(rows))
+    batches = (objective.collate(rows) for rows in _sample(held_out, len(held_out), batch_size))
+    return named_guesses(guesser.guesses(batches, targets), targets, metrics)
+
+
+def _sample(examples: ExampleSet | ExampleStream, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
+    """At most `number` rows of epoch 0 in batches: spread evenly over a set, the first ones of a stream."""
     rows: Iterator[dict[str, Any]]
     if isinstance(examples, ExampleStream):
-        rows = islice(examples.one_pass(0), _BATCHES_FOR_RATES * batch_size)
+        rows = islice(examples.one_pass(0), number)
     else:
-        rows = (examples[0, index] for index in range(min(len(examples), _BATCHES_FOR_RATES * batch_size)))
-    counts: Counter[str] = Counter()
+        places = np.linspace(0, len(examples) - 1, min(number, len(examples))).astype(int)
+        rows = (examples[0, place] for place in places.tolist())
     while batch := list(islice(rows, batch_size)):
-        counts.update(objective.count(objective.collate(batch)))
-    return objective.rates(counts)
+        yield batch
 
 
 def _leave_records(accelerator: Accelerator, summary: TrainingSummary, output_dir: Path) -> None:
     if accelerator.is_main_process:
         summary.save(output_dir)
-        plot_curve(summary.curve, output_dir / "training_curve.png")
+        plot_curve(summary.curve, output_dir / "training_curve.png", summary.baselines)
     accelerator.wait_for_everyone()

@@ -51,7 +51,7 @@ class TrainingSummary:
         objective_options: its options, as given.
         rates: rates the objective realised (masked share, ...).
         hyperparameters: arguments of the training loop.
-        metrics: the last evaluation.
+        metrics: the last evaluation, "eval_<name>", and what a guess without a model gets, "baseline_<name>".
         curve: one record per logging interval and evaluation: "step", "loss", ... as in `training_log.jsonl`.
         versions: of Python and the packages that matter.
         command: the command line.
@@ -76,6 +76,12 @@ class TrainingSummary:
     curve: list[dict[str, float]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=installed_versions)
     command: str = field(default_factory=command_line)
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """Metric -> what a guess without a model gets."""
+        prefix = "baseline_"
+        return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
 
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""

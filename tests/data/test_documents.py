@@ -172,6 +172,19 @@ def test_the_split_is_exact_and_lasting(tmp_path_factory, count, fraction, seed)
     assert set(held_out) <= set(longer_held_out)
 
 
+def test_a_pattern_is_all_its_files_in_the_order_of_their_names(tmp_path):
+    (tmp_path / "b.txt").write_text("Third.\n")
+    (tmp_path / "c.md").write_text("Not asked for.\n")
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write("First.\n\nSecond.\n")
+    documents = load_documents(str(tmp_path / "*.txt*"))
+    assert list(documents) == [["First."], ["Second."], ["Third."]]
+    with pytest.raises(CtxError, match="No such file"):
+        load_documents(str(tmp_path / "z*.txt"))
+    with pytest.raises(CtxError, match=r"kind '\.md'"):
+        load_documents(str(tmp_path / "*"))
+
+
 @pytest.mark.parametrize("fraction", [0, 0.6, -1])
 def test_an_impossible_split_is_refused(fraction):
     with pytest.raises(CtxError, match="validation_fraction"):

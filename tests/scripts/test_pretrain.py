@@ -1,6 +1,7 @@
 """scripts/pretrain.py as a user runs it, on input that is wrong: one screen says what, where and how to mend it."""
 
 import json
+import math
 import random
 import runpy
 import shutil
@@ -14,6 +15,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 from zoo import TINY
 
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.summary import TrainingSummary
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain.py"
 FAMILY = next(iter(FAMILIES.values()))
@@ -162,6 +164,7 @@ def pass_over(folder: Path) -> None:
         (spoil_the_encoding, (), "Not UTF-8: byte 7 is 0xe9"),
         (pass_over, ("--learning_rate", 1e30), "The loss of step 2 is nan"),
         (pass_over, ("--output_dir", __file__), "The output directory cannot be made"),
+        (pass_over, ("--config_options", "hidden_size=8"), "has its own configuration"),
         (pass_over, ("--model", "nowhere"), "No usable model configuration"),
         (pass_over, ("--tokenizer", "nowhere"), "tokenizer cannot be opened"),
     ],
@@ -197,6 +200,27 @@ def test_a_document_without_text_is_one_screen_unless_it_may_be_passed_over(fold
     assert pretrain(monkeypatch, *flags) == 2
     assert "Document 1 (counted from 0) has no text" in capsys.readouterr().err
     assert pretrain(monkeypatch, *flags, "--skip_empty_documents") == 0
+
+
+def test_options_change_the_configuration(folder, monkeypatch, capsys) -> None:
+    flags = [*new_run(folder), "--max_steps", 1, "--config_options", "num_hidden_layers=1"]
+    assert pretrain(monkeypatch, *flags, "hidden_sise=8") == 2
+    assert "Not a configuration of" in capsys.readouterr().err
+    assert pretrain(monkeypatch, *flags) == 0
+    assert json.loads((folder / "out" / "config.json").read_text())["num_hidden_layers"] == 1
+    assert pretrain(monkeypatch, *flags, "--config", "tiny", "--output_dir", folder / "out2") == 0
+    assert json.loads((folder / "out2" / "config.json").read_text())["num_hidden_layers"] == 1
+
+
+def test_the_summary_holds_what_guessing_gets(folder, monkeypatch) -> None:
+    flags = [*new_run(folder), "--max_steps", 1, "--validation_fraction", 0.2]
+    assert pretrain(monkeypatch, *flags) == 0
+    metrics = TrainingSummary.load(folder / "out").metrics
+    token_losses = [name for name in metrics if name.startswith("baseline_") and name.endswith("loss")]
+    assert token_losses
+    for name in token_losses:
+        assert 0 < metrics[name] < math.log(80) < metrics["eval_loss"]
+    assert (folder / "out" / "training_curve.png").exists()
 
 
 def test_the_family_follows_from_the_model(folder, monkeypatch, capsys) -> None:

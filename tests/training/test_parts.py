@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_ctxmodels import CtxBertConfig, CtxError
 from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training import checkpoint
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.curve import plot_curve
@@ -22,7 +23,7 @@ from hf_ctxmodels.training.loading import (
     load_tokenizer,
 )
 from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
-from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_options
+from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_config_options, parse_options
 from hf_ctxmodels.training.progress import read_log
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.state import load_random_state, save_random_state
@@ -87,18 +88,27 @@ def test_a_missing_recipe_is_explained():
         parse_arguments(Flags, argv=["--recipe", "nowhere.yaml"])
 
 
-@pytest.mark.parametrize(
-    "recipe", sorted((ROOT / "scripts" / "recipes").glob("bert*.yaml")), ids=lambda path: path.stem
-)
+PRETRAINING_RECIPES = [path for path in sorted(ROOT.glob("scripts/recipes/*.yaml")) if "\nfamily:" in path.read_text()]
+
+
+@pytest.mark.parametrize("recipe", PRETRAINING_RECIPES, ids=lambda path: path.stem)
 def test_recipes_in_the_repository_parse(recipe):
     given = ["--recipe", str(recipe), "--dataset", "d", "--tokenizer", "t", "--output_dir", "o"]
     pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=given)
-    assert pretraining.family == "bert"
+    family = get_family(pretraining.family)
+    assert recipe.stem.startswith(family.name)
     assert loop.max_steps
-    from hf_ctxmodels.registry import get_family
-
-    objective = get_family("bert").objectives[pretraining.objective]
+    objective = family.objectives[pretraining.objective]
     assert parse_options(objective, pretraining.objective_options).keys() <= objective.option_help().keys()
+    family.config(**family.sizes[pretraining.config], **parse_config_options(pretraining.config_options))
+
+
+def test_options_of_a_configuration():
+    texts = ["hidden_dropout_prob=0.0", "hidden_act=relu", "tie_word_embeddings=false", "layer_norm_eps=1e-6"]
+    expected = {"hidden_dropout_prob": 0.0, "hidden_act": "relu", "tie_word_embeddings": False, "layer_norm_eps": 1e-6}
+    assert parse_config_options(texts) == expected
+    with pytest.raises(CtxError, match="key=value"):
+        parse_config_options(["hidden_act"])
 
 
 def test_scripts_print_errors_on_one_screen(capsys):

@@ -1,0 +1,106 @@
+"""What guessing by frequency gets on held-out text: what a pretraining loss has to be compared with."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hf_ctxmodels.training.batches import IGNORED_TARGET, Batch
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Guessing every target by its frequency in the training text, whatever the input.
+
+    Attributes:
+        loss: mean over the held-out targets, in nats: their cross-entropy under the training frequencies.
+        accuracy: share of the held-out targets that are the most frequent one of training.
+    """
+
+    loss: float
+    accuracy: float
+
+
+class FrequencyGuesser:
+    """Counts training rows, then scores the frequency guess for every target of held-out batches.
+
+    A target with one value per row is a class of the row; it is counted in collated training batches. One with several
+    values per row is a token; it is counted among all ordinary tokens of the training rows before their corruption.
+    Each token or class counts once more than it occurs, so that none is impossible.
+
+    Args:
+        vocab_size: number of tokens.
+        special_ids: tokens that are never predicted.
+    """
+
+    def __init__(self, vocab_size: int, special_ids: Sequence[int]) -> None:
+        self._tokens = np.zeros(vocab_size)
+        self._special = list(special_ids)
+        self._classes: dict[str, np.ndarray] = {}
+
+    def count_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count the tokens of training rows, before collation."""
+        for row in rows:
+            self._tokens += np.bincount(row["input_ids"], minlength=len(self._tokens))
+
+    def count_classes(self, batch: Batch) -> None:
+        """Count what a collated training batch holds once per row."""
+        for name, target in batch.items():
+            if target.ndim == 1 and not target.is_floating_point():
+                self._classes[name] = _sum(self._classes.get(name), np.bincount(target[target >= 0].cpu().numpy()))
+
+    def guesses(self, batches: Iterable[Batch], targets: Sequence[str]) -> dict[str, Guess]:
+        """The guess for each of the `targets` (names in a batch) that the held-out batches hold."""
+        asked: dict[str, np.ndarray] = {}
+        per_token: set[str] = set()
+        for batch in batches:
+            for name in set(targets) & set(batch):
+                values = batch[name][batch[name] != IGNORED_TARGET].cpu().numpy()
+                asked[name] = _sum(asked.get(name), np.bincount(values))
+                per_token |= {name} if batch[name].ndim > 1 else set()
+        tokens = self._tokens + 1
+        tokens[self._special] = 0
+        return {
+            name: _guess(tokens if name in per_token else _sum(self._classes.get(name), np.ones(len(counts))), counts)
+            for name, counts in asked.items()
+            if counts.any()
+        }
+
+
+def named_guesses(
+    guesses: Mapping[str, Guess], targets: Sequence[str], metrics: Mapping[str, float]
+) -> dict[str, float]:
+    """The guesses under the names of the metrics they compare with: `eval_mlm_loss` -> `baseline_mlm_loss`.
+
+    Args:
+        guesses: by target.
+        targets: the head's `loss_targets`; the terms of its loss are in their order.
+        metrics: of `LossEvaluation`.
+    """
+    terms = [name.removeprefix("eval_") for name in metrics if name.endswith("_loss") and name != "eval_loss"]
+    named = {}
+    for target, term in zip(targets, terms or ["loss"], strict=True):
+        accuracy = f"{term.removesuffix('loss')}accuracy"
+        if target in guesses:
+            named[f"baseline_{term}"] = guesses[target].loss
+            if f"eval_{accuracy}" in metrics:
+                named[f"baseline_{accuracy}"] = guesses[target].accuracy
+    return named
+
+
+def _guess(training: np.ndarray, held_out: np.ndarray) -> Guess:
+    """Frequencies of training, (classes,), against the counts of held-out targets, (at most classes,)."""
+    (shown,) = held_out.nonzero()
+    share = held_out / held_out.sum()
+    with np.errstate(divide="ignore"):  # a special token as a target, against all expectation: infinitely many nats
+        nats = -np.log(training / training.sum())
+    best = int(training.argmax())
+    return Guess(float(share[shown] @ nats[shown]), float(share[best]) if best < len(share) else 0.0)
+
+
+def _sum(counts: np.ndarray | None, more: np.ndarray) -> np.ndarray:
+    """Counts of different numbers of classes, added up."""
+    counts = np.zeros(0) if counts is None else counts
+    size = max(len(counts), len(more))
+    return np.pad(counts, (0, size - len(counts))) + np.pad(more, (0, size - len(more)))

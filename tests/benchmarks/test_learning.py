@@ -1,0 +1,56 @@
+"""The table of scripts/learning.py: which numbers it judges, and by what."""
+
+import pytest
+
+from hf_ctxmodels.benchmarks.learning import Claim, pretraining_claims, report, transfer_claim
+from hf_ctxmodels.training.summary import TrainingSummary
+
+
+def summary(**metrics: float) -> TrainingSummary:
+    fixed = {"task": "pretraining", "model_class": "CtxNewtForPreTraining", "model_type": "ctx-newt", "dataset": "demo"}
+    return TrainingSummary(**fixed, seed=0, parameters=12345, steps=10, global_batch_size=8, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reached"),
+    [
+        ({"eval_loss": 4.9, "baseline_loss": 6.0}, [True]),
+        ({"eval_loss": 5.1, "baseline_loss": 6.0}, [False]),
+        # A classifier's loss is shown, its accuracy is judged.
+        (
+            {
+                "eval_pair_loss": 0.7,
+                "baseline_pair_loss": 0.69,
+                "eval_pair_accuracy": 0.61,
+                "baseline_pair_accuracy": 0.5,
+            },
+            [True, True],
+        ),
+        ({"eval_pair_accuracy": 0.6, "baseline_pair_accuracy": 0.5}, [False]),
+        ({"eval_pair_accuracy": 0.7, "baseline_pair_accuracy": 0.75}, [False]),
+        ({"eval_replaced_f1": 0.2, "baseline_replaced_f1": 0.1, "eval_replaced_precision": 0.5}, [True]),
+        ({"eval_replaced_f1": 0.1, "baseline_replaced_f1": 0.1}, [False]),
+    ],
+)
+def test_what_must_be_beaten_follows_from_the_kind_of_the_number(metrics, reached):
+    claims = pretraining_claims(summary(**metrics))
+    assert [claim.reached for claim in claims] == reached
+    assert len([claim for claim in claims if claim.demanded]) == 1
+
+
+def test_transfer_is_reached_when_every_seed_is_better():
+    assert transfer_claim("SST-2", [0.8, 0.79], [0.7, 0.78]).reached
+    overlapping = transfer_claim("SST-2", [0.8, 0.77], [0.7, 0.78])
+    assert not overlapping.reached
+    assert (overlapping.value, overlapping.baseline) == (
+        "0.785 (0.800 0.770)",
+        "0.740 (0.700 0.780) from random weights",
+    )
+
+
+def test_the_report_says_what_was_missed():
+    claims = [Claim("mlm loss", "5", "6", "lower", False), Claim("order loss", "1", "2")]
+    text = report(claims, summary(), ["python scripts/pretrain.py"], "newt_learning.png")
+    assert "| mlm loss | 5 | 6 | lower | **no** |\n| order loss | 1 | 2 | - | - |" in text
+    assert "```bash\npython scripts/pretrain.py\n```" in text
+    assert "![Losses by step](newt_learning.png)" in text

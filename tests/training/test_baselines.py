@@ -1,0 +1,58 @@
+"""What guessing by frequency gets, against the definition."""
+
+import math
+
+import pytest
+import torch
+
+from hf_ctxmodels.training.baselines import FrequencyGuesser, named_guesses
+
+PAD, MASK = 0, 1
+
+
+def test_tokens_are_guessed_by_their_smoothed_frequency_among_ordinary_tokens():
+    guesser = FrequencyGuesser(5, [PAD, MASK])
+    guesser.count_tokens([{"input_ids": torch.tensor(ids).numpy()} for ids in ([2, 2, 3, PAD], [2, MASK, PAD])])
+    batches = [
+        {"labels": torch.tensor([[2, -100], [4, -100]])},
+        {"labels": torch.tensor([[3, 2]])},
+    ]
+    frequency = {2: 4 / 7, 3: 2 / 7, 4: 1 / 7}  # counts 3, 1, 0, each and one more
+    guess = guesser.guesses(batches, ["labels"])["labels"]
+    assert guess.loss == pytest.approx(-sum(math.log(frequency[token]) for token in (2, 4, 3, 2)) / 4)
+    assert guess.accuracy == 0.5
+
+
+def test_classes_of_rows_are_guessed_by_their_frequency_in_training():
+    guesser = FrequencyGuesser(5, [])
+    guesser.count_classes({"order_label": torch.tensor([1, 1, 0, -100]), "input_ids": torch.ones(4, 2).long()})
+    guesser.count_classes({"order_label": torch.tensor([1, 1])})
+    guess = guesser.guesses([{"order_label": torch.tensor([0, 0, 1])}], ["order_label"])["order_label"]
+    assert guess.loss == pytest.approx(-(2 * math.log(2 / 7) + math.log(5 / 7)) / 3)
+    assert guess.accuracy == pytest.approx(1 / 3)
+
+
+def test_a_class_that_training_never_showed_has_a_finite_loss():
+    guesser = FrequencyGuesser(5, [])
+    guesser.count_classes({"order_label": torch.tensor([0, 0])})
+    guess = guesser.guesses([{"order_label": torch.tensor([1])}], ["order_label"])["order_label"]
+    assert guess.loss == pytest.approx(math.log(4))
+    assert guess.accuracy == 0.0
+
+
+def test_targets_that_are_not_there_have_no_guess():
+    guesser = FrequencyGuesser(5, [])
+    batches = [{"labels": torch.full((2, 2), -100), "scores": torch.zeros(2)}]
+    assert guesser.guesses(batches, ["labels", "absent"]) == {}
+
+
+def test_guesses_stand_under_the_names_of_the_metrics():
+    guesser = FrequencyGuesser(4, [])
+    batch = {"labels": torch.tensor([[1, -100]]), "order_label": torch.tensor([1])}
+    guesser.count_classes(batch)
+    guesses = guesser.guesses([batch], ["labels", "order_label"])
+    both = {"eval_loss": 3.0, "eval_mlm_loss": 2.0, "eval_order_loss": 1.0, "eval_order_accuracy": 0.5}
+    named = named_guesses(guesses, ("labels", "order_label"), both)
+    assert named.keys() == {"baseline_mlm_loss", "baseline_order_loss", "baseline_order_accuracy"}
+    assert named["baseline_mlm_loss"] == pytest.approx(math.log(4))
+    assert named_guesses(guesses, ("labels",), {"eval_loss": 3.0}) == {"baseline_loss": named["baseline_mlm_loss"]}
