@@ -258,7 +258,7 @@ class PermutationLM(Objective):
         """See `Objective.config_fields`: how much the model remembers, and of which part of a row."""
         if not self.contiguous:
             return {}
-        return {"mem_len": self.options.memory_length, "reuse_len": self.rows.reuse_length}
+        return {"mem_len": self.options.memory_length, "reuse_len": self.rows.reuse_length, "use_mems_train": True}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids, token_type_ids and, with `whole_word`, word_ids.

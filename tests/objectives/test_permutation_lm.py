@@ -327,7 +327,7 @@ def test_rows_with_a_memory_continue_each_other(trailing_tokenizer, shape, max_l
     given_options = {"memory_length": 20, "reuse_length": reuse_length}
     objective = PermutationLM(trailing_tokenizer, max_length=max_length, seed=seed, **given_options)
     assert objective.contiguous
-    assert objective.config_fields == {"mem_len": 20, "reuse_len": reuse_length}
+    assert objective.config_fields == {"mem_len": 20, "reuse_len": reuse_length, "use_mems_train": True}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)
         if len(text) < room:
