@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ctxmodels.objectives.spans import Units, harmonic, sample_spans, trim_to_budget
@@ -12,6 +12,7 @@ from hf_ctxmodels.objectives.spans import Units, harmonic, sample_spans, trim_to
 SEEDS = st.integers(0, 10**6)
 
 
+@settings(deadline=None)
 @given(units=st.integers(0, 200), longest=st.integers(1, 10), context=st.floats(1, 12), seed=SEEDS)
 def test_spans_are_disjoint_ascending_and_no_longer_than_asked(units, longest, context, seed):
     spans = sample_spans(units, harmonic(longest), context, np.random.default_rng(seed))
@@ -37,6 +38,7 @@ def test_one_unit_in_context_is_in_a_span_and_lengths_are_drawn_as_asked(context
     assert counts == pytest.approx(harmonic(5), abs=0.03)
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=40),
     gaps=st.lists(st.booleans(), min_size=1, max_size=40),
@@ -58,6 +60,7 @@ def test_units_are_words_that_no_other_token_interrupts(lengths, gaps):
     assert len(Units.of(candidates)) == candidates.sum()
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=60),
     share=st.floats(0, 1),
