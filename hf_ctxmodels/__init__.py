@@ -17,6 +17,7 @@ from hf_ctxmodels.objectives import (
     DataCollatorForMaskedLanguageModeling,
     DataCollatorForNextSentencePrediction,
     DataCollatorForPermutationLanguageModeling,
+    DataCollatorForSentenceOrderPrediction,
 )
 from hf_ctxmodels.registry import FAMILIES, get_family, register
 
@@ -38,6 +39,7 @@ __all__ = [
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
     "DataCollatorForPermutationLanguageModeling",
+    "DataCollatorForSentenceOrderPrediction",
     "get_family",
 ]
 

@@ -9,13 +9,16 @@ from hf_ctxmodels.objectives.permutation_lm import (
     PermutationLM,
     expand_permutation,
 )
+from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
 
 __all__ = [
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
     "DataCollatorForPermutationLanguageModeling",
+    "DataCollatorForSentenceOrderPrediction",
     "MaskedLM",
     "MaskedLMWithNextSentence",
+    "MaskedLMWithSentenceOrder",
     "MaskingRule",
     "Objective",
     "PermutationLM",

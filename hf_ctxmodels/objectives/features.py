@@ -33,7 +33,8 @@ def feature_word_ids(feature: Mapping[str, Any]) -> np.ndarray:
     if words is None:
         raise CtxError(
             "Selecting whole words needs `word_ids` in every feature, and this one has none.",
-            mend="add them from a fast tokenizer's encoding.word_ids(), or set whole_word=False.",
+            mend="add them from a fast tokenizer's encoding.word_ids(), or select single tokens: whole_word=False, and "
+            "no n-grams.",
         )
     if not isinstance(words, np.ndarray):
         words = np.array([-1 if word is None else word for word in words])

@@ -36,7 +36,7 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
     Each feature holds:
         input_ids: (tokens,) with special tokens.
         example_index, epoch: integers; they seed the mask.
-        word_ids: (tokens,), needed with `whole_word`; None or -1 for special tokens.
+        word_ids: (tokens,), needed with `whole_word` or `ngram`; None or -1 for special tokens.
         attention_mask, token_type_ids, sequence_ids: (tokens,), optional, padded and passed on.
 
     Returns: input_ids, attention_mask, labels (batch, width) int64, labels -100 where nothing is predicted; and what of
@@ -44,7 +44,7 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
 
     Args:
         tokenizer: with a mask token and a padding token.
-        mlm_probability, mask_share, random_share, whole_word, max_predictions: see `MaskingRule`.
+        mlm_probability, mask_share, random_share, whole_word, ngram, max_predictions: see `MaskingRule`.
         static: the same mask in every epoch.
         seed: of the masks.
         pad_to_multiple_of: round the width of the batch up.
@@ -64,6 +64,7 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
     mask_share: float = 0.8
     random_share: float = 0.1
     whole_word: bool = False
+    ngram: int = 1
     max_predictions: int | None = None
     static: bool = False
     seed: int = 0
@@ -72,7 +73,12 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
 
     def __post_init__(self) -> None:
         rule = MaskingRule(
-            self.mlm_probability, self.mask_share, self.random_share, self.whole_word, self.max_predictions
+            probability=self.mlm_probability,
+            mask_share=self.mask_share,
+            random_share=self.random_share,
+            whole_word=self.whole_word,
+            ngram=self.ngram,
+            max_predictions=self.max_predictions,
         )
         self.masker = TokenMasker(self.tokenizer, rule)
         require_padding_token(self.tokenizer)
@@ -83,7 +89,7 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
         corrupted, labels = [], []
         for feature, ids in zip(features, rows):
             rng = feature_generator(feature, self.seed, self.static)
-            words = feature_word_ids(feature) if self.whole_word else None
+            words = feature_word_ids(feature) if self.masker.rule.needs_words else None
             new_ids, targets = self.masker.mask(ids, words, rng)
             corrupted.append(new_ids)
             labels.append(targets)
@@ -104,6 +110,7 @@ class MaskingOptions:
     mask_share: float = flag(0.8, "Share of the predicted tokens replaced by the mask token.")
     random_share: float = flag(0.1, "Share of the predicted tokens replaced by a random one; the rest is kept.")
     whole_word: bool = flag(False, "Mask all pieces of a word or none.")
+    ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with a chance proportional to 1/n.")
     max_predictions: int | None = flag(None, "At most this many predictions in a row.")
     static: bool = flag(False, "The same mask in every epoch instead of a new one.")
     pad_to_multiple_of: int | None = flag(None, "Round the width of every batch up to a multiple of this.")
@@ -147,7 +154,7 @@ class MaskedLM(Objective):
         return pack_rows(rows, self.max_length) if self.options.packing else rows
 
     def _rows(self, documents: Iterable[list[str]]) -> Iterator[Example]:
-        with_words = self.options.whole_word
+        with_words = self.collate.masker.rule.needs_words
         for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, with_words):
             for document in batch:
                 self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))

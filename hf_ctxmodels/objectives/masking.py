@@ -1,4 +1,7 @@
-"""Which tokens a masked language model predicts, and what stands in their place (Devlin et al. 2019, section 3.1)."""
+"""Which tokens a masked language model predicts, and what stands in their place (Devlin et al. 2019, section 3.1).
+
+Runs of words: Lan et al. 2019, section 4.1.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.objectives.ordinary import OrdinaryTokens
+from hf_ctxmodels.objectives.spans import Units, harmonic
 
 IGNORED = -100
 """Label of a token that is not predicted."""
@@ -23,6 +27,7 @@ class MaskingRule:
         mask_share, random_share: shares of the selected tokens replaced by the mask token and by a random one; the
             rest is kept (80/10/10 in the paper, its appendix C.2 compares others).
         whole_word: select all pieces of a word or none (the release of May 2019).
+        ngram: select runs of 1 to `ngram` whole words, n of them with a probability proportional to 1/n (3 in ALBERT).
         max_predictions: at most this many tokens of a row; None for no limit.
     """
 
@@ -30,9 +35,12 @@ class MaskingRule:
     mask_share: float = 0.8
     random_share: float = 0.1
     whole_word: bool = False
+    ngram: int = 1
     max_predictions: int | None = None
 
     def __post_init__(self) -> None:
+        if self.ngram < 1:
+            raise CtxError(f"ngram={self.ngram} selects no word.", mend="use 1 (single words) or more.")
         if not 0 < self.probability <= 1:
             raise CtxError(
                 f"A masking probability of {self.probability} is out of range.", mend="use more than 0 and at most 1."
@@ -49,6 +57,11 @@ class MaskingRule:
                 mend="use 1 or more, or None: no limit.",
             )
 
+    @property
+    def needs_words(self) -> bool:
+        """Whether it has to be known which tokens form a word."""
+        return self.whole_word or self.ngram > 1
+
     def budget(self, candidates: int) -> int:
         """How many of a row's candidates are selected: the rounded share, at least one, at most `max_predictions`."""
         if candidates == 0:
@@ -63,39 +76,62 @@ class MaskingRule:
             candidates: (tokens,) bool, True where a token may be selected.
             word_ids: (tokens,) for whole words; neighbours with one id are one word.
             rng: the row's own generator.
+
+        Raises:
+            CtxError: words are needed and `word_ids` is None.
         """
-        positions = np.flatnonzero(candidates)
-        budget = self.budget(len(positions))
-        if not self.whole_word:
-            return rng.choice(positions, budget, replace=False)
-        return _select_words(positions, word_ids[positions], budget, self.max_predictions, rng)  # type: ignore[index]
+        if self.needs_words and word_ids is None:
+            raise CtxError("Whole words are to be selected, but which they are is not said.", mend="give word_ids.")
+        units = Units.of(candidates, word_ids if self.needs_words else None)
+        budget = self.budget(len(units.positions))
+        if not self.needs_words:
+            return rng.choice(units.positions, budget, replace=False)
+        return _select_words(units, self.ngram_lengths(len(units), rng), budget, self.max_predictions, rng)
+
+    def ngram_lengths(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """(count,) lengths of runs in words, as they are drawn."""
+        if self.ngram == 1:
+            return np.ones(count, dtype=np.int64)
+        return 1 + rng.choice(self.ngram, size=count, p=harmonic(self.ngram))
 
 
 def _select_words(
-    positions: np.ndarray, words: np.ndarray, budget: int, limit: int | None, rng: np.random.Generator
+    words: Units, run_lengths: np.ndarray, budget: int, limit: int | None, rng: np.random.Generator
 ) -> np.ndarray:
-    """Take whole words in random order while they fit into the budget; one that does not fit is passed over.
+    """Take runs of whole words from random places while they fit into the budget; a word that does not is passed over.
 
-    If no word fits, the first drawn of the shortest is taken all the same, cut at `limit`: a row without any
-    prediction, or one over the limit, would be worse than a row a few pieces over its share.
+    A run ends early where the budget, a word taken before or a special token stops it. If no word fits, the first drawn
+    of the shortest is taken all the same, cut at `limit`: a row without any prediction, or one over the limit, would be
+    worse than a row a few pieces over its share.
+
+    Args:
+        words: of the row.
+        run_lengths: (words,) how many words the run that starts at a word has.
+        budget: tokens to select.
+        limit: tokens that may be selected, or None.
+        rng: the row's own generator.
     """
-    if not len(positions):
-        return positions
-    new_word = (np.diff(words) != 0) | (np.diff(positions) != 1)
-    starts = np.concatenate([[0], np.flatnonzero(new_word) + 1])
-    lengths = np.diff(np.concatenate([starts, [len(positions)]]))
-    order = rng.permutation(len(starts))
+    if not len(words):
+        return words.positions
+    order, lengths = rng.permutation(len(words)), words.lengths
+    free = np.ones(len(words), dtype=bool)
+    goes_on = np.append(np.diff(words.positions)[words.bounds[1:-1] - 1] == 1, False)  # no special token behind it
     chosen: list[int] = []
     left = budget
-    for word, length in zip(order.tolist(), lengths[order].tolist()):
-        if length <= left:
-            chosen.append(word)
-            left -= length
-            if left == 0:
+    for word, wanted in zip(order.tolist(), run_lengths[order].tolist()):
+        for member in range(word, word + wanted):
+            if not free[member] or lengths[member] > left:
                 break
+            chosen.append(member)
+            free[member] = False
+            left -= int(lengths[member])
+            if not goes_on[member]:
+                break
+        if left == 0:
+            break
     if not chosen:
         chosen = [int(order[np.argmin(lengths[order])])]
-    picked = np.concatenate([positions[starts[word] : starts[word] + lengths[word]] for word in chosen])
+    picked = np.concatenate([words.positions[words.bounds[word] : words.bounds[word + 1]] for word in chosen])
     return picked[:limit]
 
 
@@ -143,8 +179,10 @@ class TokenMasker:
         ordinary = torch.from_numpy(self.ordinary.table).to(ids.device)[ids] | selected
         masked = selected & (ids == self.mask_token_id)
         kept = selected & (ids == labels)
-        totals = torch.stack([ordinary.sum(), selected.sum(), masked.sum(), kept.sum()]).tolist()
-        names = ("maskable_tokens", "selected_tokens", "mask_tokens", "kept_tokens")
+        run_starts = selected.clone()
+        run_starts[:, 1:] &= ~selected[:, :-1]
+        totals = torch.stack([each.sum() for each in (ordinary, selected, run_starts, masked, kept)]).tolist()
+        names = ("maskable_tokens", "selected_tokens", "selected_runs", "mask_tokens", "kept_tokens")
         return {"rows": len(ids), **dict(zip(names, totals))}
 
 
@@ -157,5 +195,6 @@ def masking_rates(counts: Mapping[str, int]) -> dict[str, float]:
         "mask_token_share": mask,
         "random_token_share": max(0.0, 1 - mask - kept),
         "kept_token_share": kept,
+        "selected_run_length": counts["selected_tokens"] / max(1, counts["selected_runs"]),
         "predictions_per_row": counts["selected_tokens"] / max(1, counts["rows"]),
     }

@@ -65,7 +65,8 @@ def _word_ids(encoded: BatchEncoding, row: int) -> np.ndarray:
         raise CtxError(
             "Selecting whole words needs a tokenizer that knows which pieces form a word (`BatchEncoding.word_ids()`); "
             "this one does not.",
-            mend="use a tokenizer of the `tokenizers` library, or switch whole_word off.",
+            mend="use a tokenizer of the `tokenizers` library, or select single tokens: whole_word=False, and no "
+            "n-grams.",
         )
     return np.asarray(encoded.word_ids(row), dtype=np.int32)
 

@@ -127,9 +127,10 @@ def test_words_of_two_segments_with_one_number_stay_two_words(tokenizer):
     order=st.randoms(use_true_random=False),
     epoch=st.integers(0, 1000),
     whole_word=st.booleans(),
+    ngram=st.sampled_from([1, 3]),
 )
-def test_a_mask_depends_on_seed_epoch_and_example_alone(tokenizer, lengths, order, epoch, whole_word):
-    collate = DataCollatorForMaskedLanguageModeling(tokenizer, seed=7, whole_word=whole_word)
+def test_a_mask_depends_on_seed_epoch_and_example_alone(tokenizer, lengths, order, epoch, whole_word, ngram):
+    collate = DataCollatorForMaskedLanguageModeling(tokenizer, seed=7, whole_word=whole_word, ngram=ngram)
     features = features_of(lengths, epoch)
     for feature in features:
         feature["word_ids"] = [None, *range(len(feature["input_ids"]) - 2), None]

@@ -12,6 +12,7 @@ from numbered_text import WORDS, numbered_documents, word
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
 from hf_ctxmodels.objectives import next_sentence as module
+from hf_ctxmodels.objectives import sentence_pairs as pairs
 
 CLS, SEP = 2, 3
 
@@ -63,21 +64,21 @@ def test_pairs_are_runs_of_their_documents(tokenizer, shape, max_length, seed, s
 @given(a=st.integers(1, 60), b=st.integers(1, 60), room=st.integers(2, 60), seed=st.integers(0, 99))
 def test_truncation_takes_from_the_longer_segment(a, b, room, seed):
     assume(a + b > room)
-    pieces = [module._Piece(None, 0, a), module._Piece(None, 100, 100 + b)]
-    cut_a, cut_b = module._truncate(*pieces, a + b - room, np.random.default_rng(seed))
+    segments = [pairs.Piece(None, 0, a), pairs.Piece(None, 100, 100 + b)]
+    cut_a, cut_b = pairs._truncate(tuple(segments), a + b - room, np.random.default_rng(seed))
     while a + b > room:  # the released data preparation, token by token
         if a > b:
             a -= 1
         else:
             b -= 1
     assert (len(cut_a), len(cut_b)) == (a, b)
-    assert 0 <= cut_a.start <= cut_a.stop <= pieces[0].stop
-    assert 100 <= cut_b.start <= cut_b.stop <= pieces[1].stop
+    assert 0 <= cut_a.start <= cut_a.stop <= segments[0].stop
+    assert 100 <= cut_b.start <= cut_b.stop <= segments[1].stop
 
 
 def test_truncation_takes_from_both_ends():
     rng = np.random.default_rng(0)
-    fronts = [module._Piece(None, 0, 100).cut(40, rng).start for _ in range(500)]
+    fronts = [pairs.Piece(None, 0, 100).cut(40, rng).start for _ in range(500)]
     assert np.mean(fronts) == pytest.approx(20, abs=5 * 10**0.5 / 500**0.5)
     assert min(fronts) >= 0
     assert max(fronts) <= 40
@@ -143,7 +144,7 @@ def test_pairs_depend_on_seed_and_pass_alone(tokenizer):
 
 def test_documents_are_paired_across_the_whole_text_in_batches(tokenizer, monkeypatch):
     """With three documents at a time the seventh, alone at the end, still finds another one."""
-    monkeypatch.setattr(module, "DOCUMENTS_PER_BATCH", 3)
+    monkeypatch.setattr(pairs, "DOCUMENTS_PER_BATCH", 3)
     documents, home = numbered_documents([[4] * 3] * 7)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
     seen = {home[int(segments_of(example)[0][0])] for example in objective.examples(documents)}

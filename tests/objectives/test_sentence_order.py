@@ -1,0 +1,212 @@
+"""Pairs in order and swapped: what they hold, what becomes of text without a pair, and what is drawn."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numbered_text import WORDS, numbered_documents
+from transformers import AlbertConfig, AlbertForPreTraining
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
+from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.sentence_order import IN_ORDER, ONE_SEGMENT, SWAPPED, _chunks
+
+CLS, SEP = 2, 3
+
+
+def segments_of(example):
+    """The word numbers of every segment of a row, one or two."""
+    ids, types = example["input_ids"], example["token_type_ids"]
+    ends = np.flatnonzero(ids == SEP)
+    assert ids[0] == CLS
+    assert ends[-1] == len(ids) - 1
+    assert types.tolist() == [0] * (ends[0] + 1) + [1] * (len(ids) - ends[0] - 1)
+    return [part[1:] - 5 for part in np.split(ids, ends)[:-1]]
+
+
+def pairs(tokenizer, shape, passes=1, max_length=24, seed=0, **options):
+    documents, home = numbered_documents(shape)
+    objective = MaskedLMWithSentenceOrder(tokenizer, max_length=max_length, seed=seed, **options)
+    return objective, home, [row for index in range(passes) for row in objective.examples(documents, index)]
+
+
+shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=2, max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=shapes,
+    max_length=st.integers(5, 48),
+    seed=st.integers(0, 10**6),
+    one_segment=st.sampled_from(ONE_SEGMENT),
+    short=st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_segments_are_neighbours_of_one_document(tokenizer, shape, max_length, seed, one_segment, short):
+    assume(sum(map(sum, shape)) < WORDS)
+    options = {"one_segment": one_segment, "short_seq_probability": short}
+    objective, home, examples = pairs(tokenizer, shape, 1, max_length, seed, **options)
+    used, alone = Counter(), 0
+    for example in examples:
+        segments, label = segments_of(example), example["sentence_order_label"]
+        assert len(example["input_ids"]) <= max_length
+        for segment in segments:
+            assert len(segment) >= 1
+            assert (np.diff(segment) == 1).all(), "a segment is a run of one text"
+            assert len({home[number] for number in segment.tolist()}) == 1
+        used.update(segments[0].tolist())
+        homes = [home[int(segment[0])] for segment in segments]
+        if len(segments) == 1:
+            assert (label, one_segment) == (IGNORED, "unlabelled")
+            alone += 1
+        elif homes[0] != homes[1]:
+            assert (label, one_segment) == (SWAPPED, "random")
+            alone += 1
+        else:
+            first, second = segments if label == IN_ORDER else segments[::-1]
+            assert label in (IN_ORDER, SWAPPED)
+            assert first[-1] < second[0]
+            if len(example["input_ids"]) < max_length:
+                assert second[0] == first[-1] + 1, "nothing was cut, so the segments are neighbours"
+            used.update(segments[1].tolist())
+    statistics = objective.statistics
+    assert used.total() <= len(home)
+    assert max(used.values(), default=1) == 1, "no token of the text twice"
+    if not statistics["truncated_tokens"]:
+        assert used.total() + statistics["dropped_tokens"] == len(home), "every token once, or dropped and counted"
+    if one_segment == "drop":
+        assert bool(statistics["dropped_tokens"]) == bool(statistics["one_segment_chunks"])
+    else:
+        assert statistics["one_segment_chunks"] == alone
+        assert not statistics["dropped_tokens"]
+
+
+def random_lengths(documents, sentences, seed=0):
+    return np.random.default_rng(seed).integers(2, 12, size=(documents, sentences)).tolist()
+
+
+def test_half_of_the_pairs_are_swapped(tokenizer):
+    _, _, examples = pairs(tokenizer, [[3] * 240] * 4, passes=20)
+    labels = [row["sentence_order_label"] for row in examples if row["sentence_order_label"] != IGNORED]
+    assert len(labels) > 2500
+    assert np.mean(labels) == pytest.approx(0.5, abs=5 * 0.5 / len(labels) ** 0.5)
+
+
+def test_the_longer_segment_does_not_betray_the_order(tokenizer):
+    """A sentence at a limit is longer than others; a rule that puts it always into the second segment would tell."""
+    _, _, examples = pairs(tokenizer, random_lengths(20, 20), passes=60)
+    rows = [(row["sentence_order_label"], *map(len, segments_of(row))) for row in examples]
+    differing = [(label, first > second) for label, first, second in (row for row in rows if row[0] != IGNORED)]
+    guessed = np.mean([label == longer for label, longer in differing])
+    assert len(differing) > 8000
+    assert guessed == pytest.approx(0.5, abs=0.025)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40),
+    target=st.integers(2, 60),
+    from_end=st.booleans(),
+)
+def test_chunks_are_as_many_sentences_as_fit_but_two(lengths, target, from_end):
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    chunks = _chunks(bounds, target, from_end)
+    assert [sentence for first, last in chunks for sentence in range(first, last)] == list(range(len(lengths)))
+    alone = [index for index, (first, last) in enumerate(chunks) if last - first == 1]
+    assert alone in ([], [0 if from_end else len(chunks) - 1]), "only what is left over may be one sentence"
+    for first, last in chunks:
+        assert last - first <= 2 or sum(lengths[first:last]) <= target
+        following = first - 1 if from_end else last
+        if 0 <= following < len(lengths):
+            assert last - first >= 2
+            assert sum(lengths[first:last]) + lengths[following] > target, "one more would have fitted"
+
+
+@pytest.mark.parametrize(
+    ("one_segment", "labels", "rates"),
+    [
+        ("unlabelled", [IGNORED] * 3, (0.0, 0.0)),
+        ("random", [SWAPPED] * 3, (1.0, 1.0)),
+        ("drop", [], None),
+    ],
+)
+def test_documents_of_one_segment_are_treated_as_asked_and_counted(tokenizer, one_segment, labels, rates):
+    objective, _, examples = pairs(tokenizer, [[5], [6], [7]], one_segment=one_segment)
+    assert [row["sentence_order_label"] for row in examples] == labels
+    assert objective.statistics["one_segment_chunks"] == 3
+    assert objective.statistics["dropped_tokens"] == (18 if one_segment == "drop" else 0)
+    if rates is not None:
+        batch = objective.collate([{**row, "example_index": i, "epoch": 0} for i, row in enumerate(examples)])
+        realised = objective.rates(objective.count(batch))
+        assert (realised["swapped_share"], realised["labelled_share"]) == rates
+
+
+def test_only_random_segments_need_a_second_document(tokenizer):
+    assert len(pairs(tokenizer, [[5, 6, 7]])[2]) >= 1
+    with pytest.raises(CtxError, match="only one document"):
+        pairs(tokenizer, [[5, 6, 7]], one_segment="random")
+
+
+def test_pairs_depend_on_seed_and_pass_alone(tokenizer):
+    documents, _ = numbered_documents([[4] * 20] * 5)
+
+    def rows(seed, pass_index):
+        objective = MaskedLMWithSentenceOrder(tokenizer, max_length=24, seed=seed, ngram=3)
+        return [
+            (row["input_ids"].tolist(), row["sentence_order_label"])
+            for row in objective.examples(iter(documents), pass_index)
+        ]
+
+    assert rows(1, 0) == rows(1, 0)
+    assert rows(1, 0) != rows(1, 1)
+    assert rows(1, 0) != rows(2, 0)
+
+
+@pytest.mark.parametrize("ngram", [1, 3])
+def test_batches_name_what_the_head_takes(tokenizer, ngram):
+    shape = [[4] * 6, [3], [5, 5, 9]]
+    objective, _, examples = pairs(tokenizer, shape, ngram=ngram, max_predictions=20)
+    rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(examples)]
+    batch = objective.collate(rows)
+    assert sorted(batch) == ["attention_mask", "input_ids", "labels", "sentence_order_label", "token_type_ids"]
+    assert batch["sentence_order_label"].tolist() == [row["sentence_order_label"] for row in rows]
+    counts = objective.count(batch)
+    labelled = batch["sentence_order_label"] != IGNORED
+    assert counts["labelled_rows"] == labelled.sum() < counts["rows"] == len(rows)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    upstream = AlbertForPreTraining(AlbertConfig(vocab_size=len(tokenizer), embedding_size=8, **shape))
+    assert torch.isfinite(upstream(**batch).loss)
+
+
+def test_rows_carry_the_words_that_runs_are_made_of(tokenizer):
+    _, _, examples = pairs(tokenizer, [[4] * 12] * 6, ngram=3)
+    assert all("word_ids" in row for row in examples)
+    for row in examples:
+        special = np.isin(row["input_ids"], [CLS, SEP])
+        assert ((row["word_ids"] == -1) == special).all()
+
+
+@pytest.mark.parametrize("missing", ["token_type_ids", "sentence_order_label"])
+def test_a_feature_that_is_no_pair_is_refused(tokenizer, missing):
+    feature = {"input_ids": [2, 7, 3, 8, 3], "token_type_ids": [0, 0, 0, 1, 1], "sentence_order_label": 0}
+    feature |= {"example_index": 0, "epoch": 0}
+    DataCollatorForSentenceOrderPrediction(tokenizer)([feature])
+    del feature[missing]
+    with pytest.raises(CtxError, match=rf"needs `{missing}`(.|\n)*MaskedLMWithSentenceOrder"):
+        DataCollatorForSentenceOrderPrediction(tokenizer)([feature])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"one_segment": "skip"}, "one_segment='skip'(.|\n)*unlabelled, random, drop"),
+        ({"short_seq_probability": 1.5}, "short_seq_probability=1.5"),
+        ({"max_length": 4}, "leaves no room"),
+        ({"ngram": 0}, "ngram=0"),
+    ],
+)
+def test_impossible_arguments_are_refused(tokenizer, arguments, message):
+    with pytest.raises(CtxError, match=message):
+        MaskedLMWithSentenceOrder(tokenizer, **{"max_length": 24, "seed": 0, **arguments})
