@@ -1,6 +1,16 @@
 """Contextual-embedding systems as Hugging Face models; importing the package registers them with the Auto classes."""
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
+from hf_ctxmodels.models.albert.modeling_albert import (
+    CtxAlbertForMaskedLM,
+    CtxAlbertForMultipleChoice,
+    CtxAlbertForPreTraining,
+    CtxAlbertForQuestionAnswering,
+    CtxAlbertForSequenceClassification,
+    CtxAlbertForTokenClassification,
+    CtxAlbertModel,
+)
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.modeling_bert import (
     CtxBertForMaskedLM,
@@ -25,6 +35,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FAMILIES",
+    "CtxAlbertConfig",
+    "CtxAlbertForMaskedLM",
+    "CtxAlbertForMultipleChoice",
+    "CtxAlbertForPreTraining",
+    "CtxAlbertForQuestionAnswering",
+    "CtxAlbertForSequenceClassification",
+    "CtxAlbertForTokenClassification",
+    "CtxAlbertModel",
     "CtxBertConfig",
     "CtxBertForMaskedLM",
     "CtxBertForMultipleChoice",

@@ -3,7 +3,13 @@
 from typing import Any
 
 from torch import Tensor
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, WeightRenaming
+
+# Names of the first releases; read, never written.
+LEGACY_NORM_NAMES = [
+    WeightRenaming(r"LayerNorm\.gamma", r"LayerNorm.weight"),
+    WeightRenaming(r"LayerNorm\.beta", r"LayerNorm.bias"),
+]
 
 
 class FirstFound(ConversionOps):

@@ -10,6 +10,9 @@ from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel
+from hf_ctxmodels.models.albert import modeling_albert as albert
+from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
+from hf_ctxmodels.models.albert.conversion_albert import ALBERT_CONVERSION
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
@@ -57,6 +60,16 @@ def _encoder_size(width: int, layers: int, heads: int) -> dict[str, int]:
     }
 
 
+def _albert_size(width: int, layers: int, heads: int, *, embedding: int = 128, dropout: float = 0.0) -> dict[str, Any]:
+    """Shape and regularisation of an ALBERT."""
+    return {
+        **_encoder_size(width, layers, heads),
+        "embedding_size": embedding,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }
+
+
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in [
@@ -85,6 +98,38 @@ FAMILIES: dict[str, Family] = {
                 "large": _encoder_size(1024, 24, 16),
             },
             conversion=BERT_CONVERSION,
+        ),
+        Family(
+            name="albert",
+            paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning (arXiv 1909.11942)",
+            config=CtxAlbertConfig,
+            tokenizer=CtxBertTokenizer,
+            models={
+                "AutoModel": albert.CtxAlbertModel,
+                "AutoModelForPreTraining": albert.CtxAlbertForPreTraining,
+                "AutoModelForMaskedLM": albert.CtxAlbertForMaskedLM,
+                "AutoModelForSequenceClassification": albert.CtxAlbertForSequenceClassification,
+                "AutoModelForTokenClassification": albert.CtxAlbertForTokenClassification,
+                "AutoModelForQuestionAnswering": albert.CtxAlbertForQuestionAnswering,
+                "AutoModelForMultipleChoice": albert.CtxAlbertForMultipleChoice,
+            },
+            objectives={"mlm": MaskedLM},
+            # base to xxlarge: Lan et al. 2019, table 1, in the two releases, of which the second (the plain name) has
+            # no dropout; tiny to small: the same proportions for a CPU
+            sizes={
+                "tiny": _albert_size(128, 2, 2, embedding=32),
+                "mini": _albert_size(256, 4, 4, embedding=64),
+                "small": _albert_size(512, 6, 8),
+                "base": _albert_size(768, 12, 12),
+                "large": _albert_size(1024, 24, 16),
+                "xlarge": _albert_size(2048, 24, 16),
+                "xxlarge": _albert_size(4096, 12, 64),
+                "base-v1": _albert_size(768, 12, 12, dropout=0.1),
+                "large-v1": _albert_size(1024, 24, 16, dropout=0.1),
+                "xlarge-v1": _albert_size(2048, 24, 16, dropout=0.1),
+                "xxlarge-v1": _albert_size(4096, 12, 64),
+            },
+            conversion=ALBERT_CONVERSION,
         ),
     ]
 }

@@ -23,6 +23,7 @@ LENGTHS = (12, 7, 1, 9)
 # Fields a family does not have are left out. Wide initialisation makes attention far from uniform.
 TINY = {
     "vocab_size": 61,
+    "embedding_size": 16,
     "hidden_size": 32,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -75,8 +76,13 @@ class Case:
 
     @property
     def num_labels(self) -> int:
-        """Three classes; the reference's span heads refuse any number but two scores."""
-        return 2 if self.auto_name == "AutoModelForQuestionAnswering" else TINY["num_labels"]
+        """Three classes; the reference's span and pair heads refuse any number but two."""
+        two = ("AutoModelForQuestionAnswering", "AutoModelForPreTraining")
+        return 2 if self.auto_name in two else TINY["num_labels"]
+
+    def known(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Those configuration fields among `values` that the family has."""
+        return _known_fields(values, self.family.config)
 
     def config(self, **changes: Any) -> PreTrainedConfig:
         return tiny_config(self.family, **{"num_labels": self.num_labels, **changes})
@@ -185,8 +191,8 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
             targets[name] = _random_token_targets(batch, TINY["vocab_size"], 0.4, generator)
         elif name == "labels" and case.auto_name == "AutoModelForTokenClassification":
             targets[name] = _random_token_targets(batch, TINY["num_labels"], 0.8, generator)
-        elif name in ("labels", "next_sentence_label"):
-            pairs = name == "next_sentence_label" or case.auto_name == "AutoModelForNextSentencePrediction"
+        elif name == "labels" or name.endswith("_label"):
+            pairs = name.endswith("_label") or case.auto_name == "AutoModelForNextSentencePrediction"
             classes = CHOICES if case.has_choices else 2 if pairs else TINY["num_labels"]
             targets[name] = torch.randint(classes, (rows,), generator=generator)
         else:
@@ -249,7 +255,7 @@ def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
             batch["labels"] = words.masked_fill(~hidden, -100)
             batch["input_ids"] = words.masked_fill(hidden, MASK)
             baseline += math.log(kinds)
-        elif name in ("labels", "next_sentence_label"):
+        elif name == "labels" or name.endswith("_label"):
             batch[name] = kind % 2
             baseline += math.log(2)
         else:

@@ -4,6 +4,18 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 
+def make_activation(name: str) -> nn.Module:
+    """An activation by transformers' name.
+
+    `gelu_new`, the tanh approximation of GELU, is written out there in eight elementwise operations; torch has it as
+    one, which also keeps one tensor for the backward pass where the formula keeps five.
+
+    Args:
+        name: `gelu`, `gelu_new`, `relu`, ...
+    """
+    return nn.GELU(approximate="tanh") if name == "gelu_new" else ACT2FN[name]
+
+
 class FeedForward(nn.Module):
     """Two linear maps with an activation between them.
 
@@ -16,7 +28,7 @@ class FeedForward(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int, activation: str) -> None:
         super().__init__()
         self.up_proj = nn.Linear(hidden_size, intermediate_size)
-        self.activation = ACT2FN[activation]
+        self.activation = make_activation(activation)
         self.down_proj = nn.Linear(intermediate_size, hidden_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:

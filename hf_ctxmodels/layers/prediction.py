@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.activations import ACT2FN
+
+from hf_ctxmodels.layers.feed_forward import make_activation
 
 # Logits held at a time; larger chunks were no faster, smaller ones waste the matrix units.
 _CHUNK_ELEMENTS = 1 << 23
@@ -28,7 +29,7 @@ class MaskedPredictionHead(nn.Module):
     ) -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, embedding_size)
-        self.activation = ACT2FN[activation]
+        self.activation = make_activation(activation)
         self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
         self.decoder = nn.Linear(embedding_size, vocab_size)
 

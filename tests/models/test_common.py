@@ -12,6 +12,7 @@ from zoo import CASES, Case, assert_same_outputs, make_batch, make_targets, tiny
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES, Family, get_family
 
+_ENCODER_AND_HEADS = ("AutoModel", "AutoModelForPreTraining", "AutoModelForMaskedLM")
 # Parameter counts of published models, tied weights once: changes to the defaults -> {Auto class: count}.
 # Counted with the reference classes of transformers 5.23; the base models have their pooler.
 PUBLISHED = {
@@ -40,6 +41,16 @@ PUBLISHED = {
             {"vocab_size": 105879},
             {"AutoModel": 167_356_416, "AutoModelForMaskedLM": 167_463_831},
         ),
+    },
+    "albert": {
+        size: (FAMILIES["albert"].sizes[size], dict(zip(_ENCODER_AND_HEADS, counts, strict=True)))
+        for size, counts in {
+            "base": (11_683_584, 11_813_810, 11_221_680),
+            "large": (17_683_968, 17_847_474, 16_795_824),
+            "xlarge": (58_724_864, 59_021_490, 54_821_040),
+            "xxlarge": (222_595_584, 223_158_450, 206_368_944),
+            "base-v1": (11_683_584, 11_813_810, 11_221_680),
+        }.items()
     },
 }
 

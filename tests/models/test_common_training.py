@@ -26,11 +26,9 @@ SEQUENCE_CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelFo
 def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
     """target name -> the logits it is compared with, from a forward without targets."""
     outputs = tensors_of(model(**batch))
-    places = {
-        "start_positions": "start_logits",
-        "end_positions": "end_logits",
-        "next_sentence_label": "seq_relationship_logits",
-    }
+    places = {"start_positions": "start_logits", "end_positions": "end_logits"}
+    if hasattr(case.model_class, "pair_logits_name"):
+        places[case.model_class.loss_targets[1]] = case.model_class.pair_logits_name
     labels = "logits" if "logits" in outputs else "prediction_logits"
     return {name: outputs[places.get(name, labels)] for name in case.model_class.loss_targets}
 

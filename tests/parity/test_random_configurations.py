@@ -24,10 +24,11 @@ ACTIVATIONS = ("gelu", "relu", "gelu_new", "silu", "tanh")
 
 
 def random_changes(seed: int) -> dict[str, Any]:
-    """Fields of a random small configuration. The number of words stays that of the batches."""
+    """Fields of a random small configuration, also such as few families have. The number of words stays that of the
+    batches."""
     draw = np.random.default_rng(seed)
     heads = int(draw.choice([1, 2, 3, 4, 6]))
-    return {
+    changes = {
         "hidden_size": heads * int(draw.choice([4, 8, 12])),
         "num_attention_heads": heads,
         "num_hidden_layers": int(draw.integers(1, 5)),
@@ -36,6 +37,12 @@ def random_changes(seed: int) -> dict[str, Any]:
         "layer_norm_eps": float(draw.choice([1e-12, 1e-5, 1e-3])),
         "max_position_embeddings": int(draw.integers(20, 50)),
         "initializer_range": float(draw.choice([0.02, 0.1, 0.2])),
+    }
+    layers = changes["num_hidden_layers"]
+    return changes | {
+        "embedding_size": int(draw.choice([8, 20, changes["hidden_size"]])),
+        "num_hidden_groups": int(draw.choice([groups for groups in range(1, layers + 1) if layers % groups == 0])),
+        "inner_group_num": int(draw.integers(1, 3)),
     }
 
 
@@ -51,7 +58,7 @@ def random_batch(case: Case, seed: int, *, side: str = "right", masked: bool = T
 
 def pair(case: Case, seed: int, folder: Any, **changes: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A random reference model, and ours opened from its checkpoint."""
-    reference = case.reference_model(seed, **random_changes(seed), **changes)
+    reference = case.reference_model(seed, **case.known(random_changes(seed)), **changes)
     reference.save_pretrained(folder)
     return reference, case.model_class.from_pretrained(folder).eval()
 
@@ -137,8 +144,9 @@ def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
 def test_initial_weights_have_the_same_spread(case: Case) -> None:
     """Models trained from scratch start alike: equal standard deviations of every kind of weight."""
     torch.manual_seed(0)
-    reference = case.reference_class(case.reference_config(initializer_range=0.05, hidden_size=64))
-    ours = case.model_class(case.config(initializer_range=0.05, hidden_size=64))
+    changes = case.known({"initializer_range": 0.05, "hidden_size": 64, "embedding_size": 64})
+    reference = case.reference_class(case.reference_config(**changes))
+    ours = case.model_class(case.config(**changes))
     for model in (ours, reference):
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:

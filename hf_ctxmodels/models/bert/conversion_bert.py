@@ -2,12 +2,8 @@
 
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.conversion_ops import FirstFound
+from hf_ctxmodels.conversion_ops import LEGACY_NORM_NAMES, FirstFound
 
-_LEGACY = [  # names of the first releases; read, never written
-    WeightRenaming(r"LayerNorm\.gamma", r"LayerNorm.weight"),
-    WeightRenaming(r"LayerNorm\.beta", r"LayerNorm.bias"),
-]
 _RENAMINGS = [
     WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
     WeightRenaming(r"encoder\.layer\.", r"layers."),
@@ -35,4 +31,4 @@ _FUSED = [
 ]
 
 BERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *_FUSED, _DECODER_BIAS]
-BERT_CONVERSION: list[WeightTransform] = [*_LEGACY, *BERT_EXPORT]
+BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *BERT_EXPORT]

@@ -1,0 +1,37 @@
+"""ALBERT weight names: the reference layout of transformers -> the native layout here."""
+
+from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
+
+from hf_ctxmodels.conversion_ops import LEGACY_NORM_NAMES, FirstFound
+
+_RENAMINGS = [
+    WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
+    WeightRenaming(r"encoder\.embedding_hidden_mapping_in\.", r"embeddings.projection."),
+    WeightRenaming(r"encoder\.albert_layer_groups\.(\d+)\.albert_layers\.", r"layers.\1."),
+    WeightRenaming(r"attention\.dense\.", r"attention.out_proj."),
+    WeightRenaming(r"attention\.LayerNorm\.", r"attention_norm."),
+    WeightRenaming(r"ffn\.", r"feed_forward.up_proj."),
+    WeightRenaming(r"ffn_output\.", r"feed_forward.down_proj."),
+    WeightRenaming(r"full_layer_layer_norm\.", r"feed_forward_norm."),
+    WeightRenaming(r"pooler\.weight", r"pooler.dense.weight"),
+    WeightRenaming(r"pooler\.bias", r"pooler.dense.bias"),
+    WeightRenaming(r"predictions\.dense\.", r"mlm_head.dense."),
+    WeightRenaming(r"predictions\.LayerNorm\.", r"mlm_head.norm."),
+    WeightRenaming(r"predictions\.decoder\.weight", r"mlm_head.decoder.weight"),
+    WeightRenaming(r"sop_classifier\.classifier\.", r"sop_head."),
+]
+# The reference decodes with decoder.bias; files of tied models may hold it under its other name alone.
+_DECODER_BIAS = WeightConverter(
+    ["predictions.decoder.bias", "predictions.bias"], "mlm_head.decoder.bias", [FirstFound()]
+)
+_FUSED = [
+    WeightConverter(
+        [f"attention.{part}.{kind}" for part in ("query", "key", "value")],
+        f"attention.qkv_proj.{kind}",
+        [Concatenate(dim=0)],
+    )
+    for kind in ("weight", "bias")
+]
+
+ALBERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *_FUSED, _DECODER_BIAS]
+ALBERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *ALBERT_EXPORT]
