@@ -11,6 +11,7 @@ from hf_ctxmodels.models.albert.modeling_albert import (
     CtxAlbertForTokenClassification,
     CtxAlbertModel,
 )
+from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.modeling_bert import (
     CtxBertForMaskedLM,
@@ -43,6 +44,7 @@ __all__ = [
     "CtxAlbertForSequenceClassification",
     "CtxAlbertForTokenClassification",
     "CtxAlbertModel",
+    "CtxAlbertTokenizer",
     "CtxBertConfig",
     "CtxBertForMaskedLM",
     "CtxBertForMultipleChoice",

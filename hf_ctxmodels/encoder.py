@@ -8,6 +8,7 @@ from transformers.utils.generic import merge_with_config_defaults
 
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.post_norm import FirstTokenPooler, PostNormLayer
+from hf_ctxmodels.layers.varlen import Layout
 from hf_ctxmodels.modeling_base import (
     CtxPreTrainedModel,
     EncoderOutput,
@@ -126,11 +127,16 @@ class Encoder(_Mixin):
             None if token_type_ids is None else layout.pack(token_type_ids),
         )
         final_layout = layout if wanted is None else layout.select(wanted, and_first=self.pooler is not None)
-        layers = list(self.layers)
-        for depth, layer in enumerate(layers, start=1):
-            hidden_states = layer(hidden_states, final_layout if depth == len(layers) else layout)
+        hidden_states = self.apply_layers(hidden_states, layout, final_layout)
         return EncoderOutput(
             last_hidden_state=final_layout.output(hidden_states),
             pooler_output=None if self.pooler is None else self.pooler(final_layout.first(hidden_states)),
             layout=layout,
         )
+
+    def apply_layers(self, hidden_states: Tensor, layout: Layout, final_layout: Layout) -> Tensor:
+        """(..., hidden) as packed by `layout` -> the last layer's output, as packed by `final_layout`."""
+        layers = list(self.layers)
+        for depth, layer in enumerate(layers, start=1):
+            hidden_states = layer(hidden_states, final_layout if depth == len(layers) else layout)
+        return hidden_states

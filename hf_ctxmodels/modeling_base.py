@@ -56,6 +56,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         Args:
             save_directory: Folder to write config.json and model.safetensors to; created if needed.
         """
+        config = self.reference_config()  # first: a family may refuse what its reference cannot hold
         loaded_with = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion
         try:
@@ -63,7 +64,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         finally:
             self._weight_conversions = loaded_with
         path = Path(save_directory) / "config.json"
-        path.write_text(json.dumps(self.reference_config(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def reference_config(self) -> dict[str, Any]:
         """This model's configuration as the reference class reads it."""

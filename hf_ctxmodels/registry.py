@@ -13,6 +13,7 @@ from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 from hf_ctxmodels.models.albert import modeling_albert as albert
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
 from hf_ctxmodels.models.albert.conversion_albert import ALBERT_CONVERSION
+from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
@@ -103,7 +104,7 @@ FAMILIES: dict[str, Family] = {
             name="albert",
             paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning (arXiv 1909.11942)",
             config=CtxAlbertConfig,
-            tokenizer=CtxBertTokenizer,
+            tokenizer=CtxAlbertTokenizer,
             models={
                 "AutoModel": albert.CtxAlbertModel,
                 "AutoModelForPreTraining": albert.CtxAlbertForPreTraining,

@@ -1,8 +1,10 @@
 """Parameters shared across layers (Lan et al. 2019, section 3.1, "cross-layer parameter sharing", and table 4)."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, cast
 
+import torch
 from torch import nn
 
 Scope = Literal["all", "attention", "ffn", "none"]
@@ -68,3 +70,21 @@ def _borrow(layer: nn.Module, owner: nn.Module, parts: tuple[str, ...]) -> None:
     for name in parts:
         delattr(layer, name)
         layer.__dict__[name] = getattr(owner, name)
+
+
+@contextmanager
+def casts_kept(device: torch.device) -> Iterator[None]:
+    """Cast each parameter once, however often a forward under autocast applies it.
+
+    Autocast keeps the cast of a parameter for as long as it lasts, but not in inference mode, where a shared layer
+    would be cast again at every depth. In that case what is computed here is computed in no-grad mode.
+
+    Args:
+        device: Where the model is.
+    """
+    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    if inference and torch.is_autocast_enabled(device.type):
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    else:
+        yield

@@ -18,7 +18,8 @@ from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.layers.attention import SelfAttention
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.post_norm import FirstTokenPooler, PostNormLayer
-from hf_ctxmodels.layers.sharing import SHARED_PARTS, SharedLayers
+from hf_ctxmodels.layers.sharing import SHARED_PARTS, SharedLayers, casts_kept
+from hf_ctxmodels.layers.varlen import Layout
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
 from hf_ctxmodels.models.albert.conversion_albert import ALBERT_EXPORT
@@ -75,6 +76,11 @@ class CtxAlbertModel(Encoder, CtxAlbertPreTrainedModel):
         )
         self.pooler = FirstTokenPooler(config.hidden_size) if add_pooling_layer else None
         self.post_init()
+
+    def apply_layers(self, hidden_states: Tensor, layout: Layout, final_layout: Layout) -> Tensor:
+        """As in every encoder; a shared layer's weights are cast once."""
+        with casts_kept(hidden_states.device):
+            return super().apply_layers(hidden_states, layout, final_layout)
 
 
 @dataclass

@@ -1,0 +1,231 @@
+"""What is ALBERT's own: every way of sharing parameters, through everything that is done with a model."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import PreTrainedModel
+from zoo import Case, assert_close, assert_same_outputs, gradients, make_batch, make_targets
+
+from hf_ctxmodels import CtxAlbertConfig, CtxError
+from hf_ctxmodels.registry import FAMILIES
+
+PRETRAINING = Case(FAMILIES["albert"], "AutoModelForPreTraining")
+ENCODER = Case(FAMILIES["albert"], "AutoModel")
+# Four depths in two groups, of one layer each or of two.
+SHARING = [
+    {"num_hidden_layers": 4, "parameter_sharing": scope, "num_hidden_groups": groups, "inner_group_num": inner}
+    for scope in ("all", "attention", "ffn", "none")
+    for groups, inner in ((1, 1), (2, 2))
+]
+PARTIAL = [sharing for sharing in SHARING if sharing["parameter_sharing"] in ("attention", "ffn")]
+WHOLE = [sharing for sharing in SHARING if sharing not in PARTIAL]
+
+
+def name_of(sharing: dict) -> str:
+    return f"{sharing['parameter_sharing']}-{sharing['num_hidden_groups']}x{sharing['inner_group_num']}"
+
+
+every_sharing = pytest.mark.parametrize("sharing", SHARING, ids=name_of)
+partial_sharing = pytest.mark.parametrize("sharing", PARTIAL, ids=name_of)
+whole_sharing = pytest.mark.parametrize("sharing", WHOLE, ids=name_of)
+
+
+class TestSharing:
+    @every_sharing
+    def test_saved_and_opened(self, sharing: dict, tmp_path: Path) -> None:
+        """One name in the file for each parameter, and nothing is missing when it is opened."""
+        model = PRETRAINING.model(**sharing)
+        model.save_pretrained(tmp_path)
+        with safe_open(tmp_path / "model.safetensors", "pt") as file:
+            assert set(file.keys()) == {name for name, _ in model.named_parameters()}
+        again, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(report.values()), report
+        assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
+        batch = make_batch(PRETRAINING)
+        assert_same_outputs(again.eval()(**batch), model(**batch), tolerance=0)
+
+    @every_sharing
+    def test_untied_embeddings_leave_the_sharing_alone(self, sharing: dict, tmp_path: Path) -> None:
+        model = PRETRAINING.model(tie_word_embeddings=False, **sharing)
+        model.save_pretrained(tmp_path)
+        again, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(report.values()), report
+        batch = make_batch(PRETRAINING)
+        assert_same_outputs(again.eval()(**batch), model(**batch), tolerance=0)
+
+    @every_sharing
+    @pytest.mark.parametrize("checkpointing", [False, True])
+    def test_every_application_is_recorded(self, sharing: dict, checkpointing: bool) -> None:
+        model = ENCODER.model(attention="eager", **sharing)
+        if checkpointing:
+            model.train().activation_checkpointing_enable()
+        outputs = model(**make_batch(ENCODER), output_hidden_states=True, output_attentions=True)
+        applied = sharing["num_hidden_layers"] * sharing["inner_group_num"]
+        assert len(outputs.attentions) == applied
+        assert len(outputs.hidden_states) == applied + 1
+        for one, other in zip(outputs.hidden_states, outputs.hidden_states[1:], strict=False):
+            assert not torch.equal(one, other)
+        assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
+
+    @every_sharing
+    def test_gradient_checkpointing_changes_nothing(self, sharing: dict) -> None:
+        batch = make_batch(PRETRAINING)
+        batch |= make_targets(PRETRAINING, batch)
+        results = []
+        for checkpointing in (False, True):
+            model = PRETRAINING.model(hidden_dropout_prob=0.2, **sharing).train()
+            if checkpointing:
+                model.activation_checkpointing_enable()
+            torch.manual_seed(7)
+            results.append(gradients(model, model(**batch).loss))
+        for name, gradient in results[0].items():
+            assert gradient.any(), name
+            assert torch.equal(gradient, results[1][name]), name
+
+    @pytest.mark.parametrize("sharing", PARTIAL[::2], ids=name_of)
+    def test_compiled(self, sharing: dict) -> None:
+        torch._dynamo.reset()
+        model, batch = ENCODER.model(**sharing), make_batch(ENCODER)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            assert_same_outputs(compiled(**batch), model(**batch), batch["attention_mask"])
+
+    def test_parameters_of_the_four_scopes(self) -> None:
+        """As in table 4: the feed-forward network, shared, saves more than attention."""
+
+        def count(**sharing: object) -> int:
+            return sum(
+                parameter.numel()
+                for parameter in ENCODER.model(num_hidden_layers=4, intermediate_size=128, **sharing).parameters()
+            )
+
+        scopes = [count(parameter_sharing=scope) for scope in ("all", "ffn", "attention", "none")]
+        assert scopes == sorted(set(scopes))
+        assert scopes[-1] == count(num_hidden_groups=4)
+
+
+# Two processes, each with half of the rows: their averaged gradients are those of the whole batch.
+DISTRIBUTED = [{"classifier_dropout_prob": 0.0, **sharing} for sharing in (SHARING[0], SHARING[3], SHARING[4])]
+PROCESS = """
+import sys
+import torch
+from torch.nn.parallel import DistributedDataParallel
+sys.path.insert(0, "tests")
+from models.test_albert import PRETRAINING, DISTRIBUTED, distributed_batch
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+batch = {name: tensor[rank::2] for name, tensor in distributed_batch().items()}
+for number, sharing in enumerate(DISTRIBUTED):
+    model = PRETRAINING.model(**sharing).train()
+    if number % 2:
+        model.activation_checkpointing_enable()
+    wrapped = DistributedDataParallel(model)
+    for _ in range(2):
+        model.zero_grad()
+        wrapped(**batch).loss.backward()
+    if rank == 0:
+        torch.save({name: p.grad for name, p in model.named_parameters()}, f"{folder}/{number}.pt")
+"""
+
+
+def distributed_batch() -> dict:
+    """Rows with equally many targets each, so that the mean over rows is the mean over targets."""
+    batch = make_batch(PRETRAINING, (9, 9, 6, 6))
+    batch["labels"] = torch.full_like(batch["input_ids"], -100)
+    batch["labels"][:, 2:4] = batch["input_ids"][:, 2:4]
+    batch["sentence_order_label"] = torch.tensor([0, 1, 1, 0])
+    return batch
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROCESS]
+    both = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True) for rank in (0, 1)
+    ]
+    errors = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], errors
+    for number, sharing in enumerate(DISTRIBUTED):
+        model = PRETRAINING.model(**sharing).train()
+        expected = gradients(model, model(**distributed_batch()).loss)
+        found = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert_close(found[name], gradient, f"{name_of(sharing)} {name}")
+
+
+class TestReference:
+    @whole_sharing
+    def test_whole_layers_are_exported(self, sharing: dict, tmp_path: Path) -> None:
+        """Sharing nothing is a group for each depth there."""
+        model = PRETRAINING.model(**sharing)
+        model.export_reference(tmp_path)
+        reference = _opened_by_the_reference(tmp_path)
+        groups = 4 if sharing["parameter_sharing"] == "none" else sharing["num_hidden_groups"]
+        assert reference.config.num_hidden_groups == groups
+        assert not hasattr(reference.config, "parameter_sharing")
+        batch = make_batch(PRETRAINING)
+        assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
+        again, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(report.values()), report
+        assert_same_outputs(again.eval()(**batch), model(**batch), tolerance=0)
+
+    @partial_sharing
+    def test_parts_of_layers_are_refused(self, sharing: dict, tmp_path: Path) -> None:
+        with pytest.raises(CtxError, match=rf"(?s)parameter_sharing='{sharing['parameter_sharing']}'.*save_pretrained"):
+            PRETRAINING.model(**sharing).export_reference(tmp_path / "export")
+        assert not (tmp_path / "export").exists()
+
+    def test_a_part_shared_by_one_depth_only_is_not_shared(self, tmp_path: Path) -> None:
+        model = PRETRAINING.model(num_hidden_groups=3, parameter_sharing="attention")
+        model.export_reference(tmp_path)
+        batch = make_batch(PRETRAINING)
+        assert_same_outputs(model(**batch), _opened_by_the_reference(tmp_path)(**batch), batch["attention_mask"])
+
+    def test_classes_of_a_task_do_not_size_the_pair_classifier(self, tmp_path: Path) -> None:
+        """The reference sizes it by `num_labels`, which a fine-tuned configuration sets."""
+        model = PRETRAINING.model(num_labels=5)
+        model.export_reference(tmp_path)
+        assert _opened_by_the_reference(tmp_path).config.num_labels == 2
+
+
+def _opened_by_the_reference(folder: Path) -> PreTrainedModel:
+    model, report = transformers.AlbertForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    return model.eval()
+
+
+class TestConfiguration:
+    @pytest.mark.parametrize(("groups", "fitting"), [(5, "1, 2, 3, 4, 6, 12"), (0, "1, 2"), (24, "12"), (-1, "12")])
+    def test_groups_that_do_not_divide_the_layers(self, groups: int, fitting: str) -> None:
+        with pytest.raises(Exception, match=rf"num_hidden_groups={groups}.*num_hidden_layers=12.*choose.*{fitting}"):
+            CtxAlbertConfig(num_hidden_groups=groups)
+
+    def test_unknown_scope(self) -> None:
+        with pytest.raises(Exception, match=r"(?s)parameter_sharing.*attention"):
+            CtxAlbertConfig(parameter_sharing="heads")
+
+    def test_no_layer_at_a_depth(self) -> None:
+        with pytest.raises(Exception, match="inner_group_num=0"):
+            CtxAlbertConfig(inner_group_num=0)
+
+    def test_heads_that_do_not_divide_the_width(self) -> None:
+        with pytest.raises(Exception, match="num_attention_heads=7"):
+            CtxAlbertConfig(num_attention_heads=7)
+
+    @pytest.mark.parametrize("field", ["gap_size", "net_structure_type", "num_memory_blocks"])
+    def test_fields_of_the_first_release(self, field: str, tmp_path: Path) -> None:
+        """Their one published value passes; another would be another model."""
+        reference = transformers.AlbertConfig(**{field: 0})
+        reference.save_pretrained(tmp_path)
+        CtxAlbertConfig.from_pretrained(tmp_path)
+        setattr(reference, field, 1)
+        reference.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=f"{field}=1"):
+            CtxAlbertConfig.from_pretrained(tmp_path)
