@@ -31,7 +31,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 def saved_model(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, its tokenizer and the record of its training, as the scripts leave them."""
     directory = tmp_path_factory.mktemp("runs") / f"tiny-{family.name}"
-    tokenizer = family.tokenizer.train(TEXTS, vocab_size=80, min_frequency=1)
+    tokenizer = family.tokenizer.train(TEXTS, vocab_size=80)
     torch.manual_seed(0)
     config = family.config(vocab_size=len(tokenizer), **family.sizes["tiny"])
     model = family.models["AutoModelForPreTraining"](config)
