@@ -5,6 +5,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.benchmarks.cases import Case
+from hf_ctxmodels.objectives.permutation_lm import expand_permutation
 
 _MASKED_SHARE = 0.15
 _PERMUTED_SHARE = 1 / 6
@@ -68,7 +69,6 @@ def _permutation_targets(input_ids: Tensor) -> tuple[dict[str, Tensor], dict[str
     ranks = torch.rand(batch_size, count).argsort(1)
     order = torch.full((batch_size, length), -1).scatter(1, positions, ranks)
     labels = input_ids.gather(1, positions)
-    hidden = (order[:, None, :] >= 0) & (order[:, :, None] <= order[:, None, :])
-    mapping = torch.nn.functional.one_hot(positions, length).float()
+    hidden, mapping = expand_permutation(order, positions)
     compact = {"permutation_order": order, "target_positions": positions, "labels": labels}
-    return compact, {"perm_mask": hidden.float(), "target_mapping": mapping, "labels": labels}
+    return compact, {"perm_mask": hidden, "target_mapping": mapping, "labels": labels}
