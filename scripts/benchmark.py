@@ -19,7 +19,9 @@ class BenchmarkArguments:
 
     suite: str = field(default="encoders", metadata={"help": "Which suite to run.", "choices": list(SUITES)})
     output: str | None = field(default=None, metadata={"help": "Markdown file to write the table to."})
-    only: str | None = field(default=None, metadata={"help": "Run the cases whose name contains this text."})
+    only: str | None = field(
+        default=None, metadata={"help": "Run the cases with this in family and name, from a word on."}
+    )
     repeats: int = field(default=7, metadata={"help": "Timed runs of each side; the median is reported."})
     threads: int = field(default=2, metadata={"help": "CPU threads."})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})

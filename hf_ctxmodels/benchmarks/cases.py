@@ -42,6 +42,10 @@ class Case:
         """What is run, for the table."""
         return f"{self.work}, {self.layers}x{self.width}, B={self.batch}, T={self.length}, {self.fill:.0%} filled"
 
+    def chosen_by(self, only: str | None) -> bool:
+        """Whether `only` stands in the family and name, from the beginning of a word; None chooses every case."""
+        return only is None or f" {only}" in f" {self.family} {self.name}"
+
     @property
     def pretrains(self) -> bool:
         """Whether the pretraining head is run."""
@@ -53,6 +57,8 @@ class Case:
         return self.work in ("pretraining", "encoder training", "gradients")
 
 
+_ALBERT = {"embedding_size": 128}
+
 CASES = [
     Case("bert", "inference", 4, 256, 128, 32, FILL, 2.5, 0.5),
     Case("bert", "inference", 4, 256, 512, 32, FILL, 3.3, 0.5),
@@ -62,4 +68,8 @@ CASES = [
     Case("bert", "inference", 12, 768, 128, 32, 1.0, 0.97, None),
     Case("bert", "pretraining", 4, 256, 128, 32, 1.0, 4.0, 0.3),
     Case("bert", "pretraining", 8, 512, 128, 16, 1.0, 2.3, 0.55),
+    Case("albert", "inference", 12, 768, 128, 32, FILL, 3.2, None, _ALBERT),
+    Case("albert", "inference", 12, 768, 512, 32, FILL, 3.5, None, _ALBERT),
+    Case("albert", "pretraining", 12, 256, 128, 16, 1.0, 3.0, 0.4, _ALBERT),
+    Case("albert", "encoder training", 12, 768, 128, 32, FILL, 2.0, 0.3, _ALBERT),
 ]

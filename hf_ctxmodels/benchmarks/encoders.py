@@ -44,11 +44,11 @@ def run(
         device, dtype: Where and in which precision.
         repeats: Timed runs of each side.
         attention: Attention implementation of the peer; eager where it has no other.
-        only: Run the cases in whose family and name this text occurs.
+        only: Run the cases that `Case.chosen_by` chooses.
     """
     ceiling = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)
     for case in CASES:
-        if only is None or only in f"{case.family} {case.name}":
+        if case.chosen_by(only):
             yield _run_case(case, device, dtype, repeats, attention, ceiling)
 
 

@@ -34,9 +34,9 @@ def run(
         device, dtype: Where and in which precision.
         repeats: Runs of each side.
         attention: Not used: the peer is our own step.
-        only: Run only if this text occurs in the case's family and name.
+        only: Run only if `Case.chosen_by` chooses it.
     """
-    if only is None or only in f"{CASE.family} {CASE.name}":
+    if CASE.chosen_by(only):
         family = FAMILIES[CASE.family]
         with tempfile.TemporaryDirectory() as folder:
             documents = load_documents("demo")
