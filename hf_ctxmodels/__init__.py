@@ -24,10 +24,23 @@ from hf_ctxmodels.models.bert.modeling_bert import (
     CtxBertModel,
 )
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
+from hf_ctxmodels.models.electra.modeling_electra import (
+    CtxElectraForMaskedLM,
+    CtxElectraForMultipleChoice,
+    CtxElectraForQuestionAnswering,
+    CtxElectraForReplacedTokenDetection,
+    CtxElectraForSequenceClassification,
+    CtxElectraForTokenClassification,
+    CtxElectraModel,
+)
+from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
+from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
 from hf_ctxmodels.objectives import (
     DataCollatorForMaskedLanguageModeling,
     DataCollatorForNextSentencePrediction,
     DataCollatorForPermutationLanguageModeling,
+    DataCollatorForReplacedTokenDetection,
     DataCollatorForSentenceOrderPrediction,
 )
 from hf_ctxmodels.registry import FAMILIES, get_family, register
@@ -55,10 +68,21 @@ __all__ = [
     "CtxBertForTokenClassification",
     "CtxBertModel",
     "CtxBertTokenizer",
+    "CtxElectraConfig",
+    "CtxElectraForMaskedLM",
+    "CtxElectraForMultipleChoice",
+    "CtxElectraForPreTraining",
+    "CtxElectraForQuestionAnswering",
+    "CtxElectraForReplacedTokenDetection",
+    "CtxElectraForSequenceClassification",
+    "CtxElectraForTokenClassification",
+    "CtxElectraModel",
+    "CtxElectraTokenizer",
     "CtxError",
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
     "DataCollatorForPermutationLanguageModeling",
+    "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
     "get_family",
 ]

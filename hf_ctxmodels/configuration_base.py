@@ -37,6 +37,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     unpad: bool = True
 
+    # What Trainer leaves out of the predictions it gathers: counts are no outputs of a row.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "metrics"]
+
     # Reference field -> the values this family computes; any other value in a reference config.json is an error.
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 

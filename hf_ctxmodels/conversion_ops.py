@@ -1,9 +1,9 @@
-"""Weight conversions that transformers does not ship, for the families' conversion tables."""
+"""What the families' conversion tables are made of: parts they share, and conversions transformers does not ship."""
 
 from typing import Any
 
 from torch import Tensor
-from transformers.core_model_loading import ConversionOps, WeightRenaming
+from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming
 
 # Names of the first releases; read, never written.
 LEGACY_NORM_NAMES = [
@@ -43,3 +43,25 @@ class _Repeated(ConversionOps):
     def reverse_op(self) -> ConversionOps:
         """Read the first."""
         return FirstFound()
+
+
+POST_NORM_RENAMINGS = [
+    WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
+    WeightRenaming(r"encoder\.layer\.", r"layers."),
+    WeightRenaming(r"attention\.output\.dense\.", r"attention.out_proj."),
+    WeightRenaming(r"attention\.output\.LayerNorm\.", r"attention_norm."),
+    WeightRenaming(r"intermediate\.dense\.", r"feed_forward.up_proj."),
+    WeightRenaming(r"output\.dense\.", r"feed_forward.down_proj."),
+    WeightRenaming(r"output\.LayerNorm\.", r"feed_forward_norm."),
+]
+"""Names in the encoder of BERT's heirs, reference layout -> `hf_ctxmodels.encoder`."""
+
+FUSED_PROJECTIONS = [
+    WeightConverter(
+        [f"attention.self.{part}.{kind}" for part in ("query", "key", "value")],
+        f"attention.qkv_proj.{kind}",
+        [Concatenate(dim=0)],
+    )
+    for kind in ("weight", "bias")
+]
+"""Queries, keys and values of BERT's heirs, three matrices there -> one here."""

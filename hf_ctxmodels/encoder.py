@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import merge_with_config_defaults
 
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
-from hf_ctxmodels.layers.post_norm import FirstTokenPooler, PostNormLayer
+from hf_ctxmodels.layers.post_norm import PostNormLayer
 from hf_ctxmodels.layers.varlen import Layout
 from hf_ctxmodels.modeling_base import (
     CtxPreTrainedModel,
@@ -68,7 +68,7 @@ class Encoder(_Mixin):
 
     embeddings: TokenPositionTypeEmbeddings
     layers: Iterable[nn.Module]
-    pooler: FirstTokenPooler | None
+    pooler: nn.Module | None
 
     def get_input_embeddings(self) -> nn.Module:
         """The word embeddings."""

@@ -1,6 +1,6 @@
 """The one table of the zoo: what each family is made of. Registration and the test matrix both read it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import transformers
@@ -18,7 +18,12 @@ from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
-from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence, Objective
+from hf_ctxmodels.models.electra import modeling_electra as electra
+from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
+from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
+from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
+from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
+from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence, Objective, ReplacedTokenDetection
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,8 @@ class Family:
         objectives: Name -> objective; the first is the family's own.
         sizes: Name -> configuration fields.
         conversion: Weight names and shapes, reference layout -> native layout.
+        peers: Where the class that `models` has for an Auto class has no peer in transformers, because the class there
+            is another one's: Auto class name -> that other one, which no Auto class opens.
     """
 
     name: str
@@ -44,6 +51,7 @@ class Family:
     objectives: dict[str, type[Objective]]
     sizes: dict[str, dict[str, Any]]
     conversion: list[WeightTransform]
+    peers: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
 
     @property
     def reference(self) -> str:
@@ -131,6 +139,33 @@ FAMILIES: dict[str, Family] = {
                 "xxlarge-v1": _albert_size(4096, 12, 64),
             },
             conversion=ALBERT_CONVERSION,
+        ),
+        Family(
+            name="electra",
+            paper="Clark et al. 2020, ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators "
+            "(arXiv 2003.10555)",
+            config=CtxElectraConfig,
+            tokenizer=CtxElectraTokenizer,
+            models={
+                "AutoModel": electra.CtxElectraModel,
+                "AutoModelForPreTraining": CtxElectraForPreTraining,
+                "AutoModelForMaskedLM": electra.CtxElectraForMaskedLM,
+                "AutoModelForSequenceClassification": electra.CtxElectraForSequenceClassification,
+                "AutoModelForTokenClassification": electra.CtxElectraForTokenClassification,
+                "AutoModelForQuestionAnswering": electra.CtxElectraForQuestionAnswering,
+                "AutoModelForMultipleChoice": electra.CtxElectraForMultipleChoice,
+            },
+            objectives={"rtd": ReplacedTokenDetection, "mlm": MaskedLM},
+            # small, base, large: Clark et al. 2020, appendix A, table 6; the others have its small one's proportions
+            sizes={
+                "tiny": {**_encoder_size(128, 2, 2), "embedding_size": 64, "generator_size": 0.5},
+                "mini": {**_encoder_size(256, 4, 4), "embedding_size": 128, "generator_size": 0.25},
+                "small": {**_encoder_size(256, 12, 4), "embedding_size": 128, "generator_size": 0.25},
+                "base": {**_encoder_size(768, 12, 12), "embedding_size": 768, "generator_size": 1 / 3},
+                "large": {**_encoder_size(1024, 24, 16), "embedding_size": 1024, "generator_size": 0.25},
+            },
+            conversion=ELECTRA_CONVERSION,
+            peers={"AutoModelForPreTraining": electra.CtxElectraForReplacedTokenDetection},
         ),
     ]
 }

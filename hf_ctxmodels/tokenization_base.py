@@ -16,6 +16,12 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
 
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A class that inherits its `__init__` holds it as its own: only those are given the vocabulary that
+        transformers reads from tokenizer.json, others would be given the file."""
+        super().__init_subclass__(**kwargs)
+        cls.__init__ = cls.__init__  # type: ignore[method-assign]
+
     def __init__(self, **kwargs: Any) -> None:
         kwargs.pop("auto_map", None)  # of the repository it was read from; what is saved has no stub
         super().__init__(**kwargs)

@@ -33,6 +33,8 @@ TINY = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
     "num_labels": 3,
+    "embedding_size": 24,
+    "discriminator_weight": 2.0,
 }
 
 Batch = dict[str, Tensor]
@@ -40,17 +42,31 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the test matrix: a family and one of its Auto classes."""
+    """One cell of the test matrix: a family and one of its Auto classes.
+
+    Without `has_auto_class` it is the class that `family.peers` has for the Auto class of its peer in transformers.
+    """
 
     family: Family
     auto_name: str
+    has_auto_class: bool = True
 
     def __str__(self) -> str:
-        return f"{self.family.name}-{self.auto_name}"
+        return f"{self.family.name}-{self.name}"
+
+    @property
+    def name(self) -> str:
+        """The Auto class, or the class that has none."""
+        return self.auto_name if self.has_auto_class else self.model_class.__name__
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
-        return self.family.models[self.auto_name]
+        return (self.family.models if self.has_auto_class else self.family.peers)[self.auto_name]
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether transformers has this model."""
+        return not (self.has_auto_class and self.auto_name in self.family.peers)
 
     @property
     def auto_class(self) -> Any:
@@ -72,7 +88,17 @@ class Case:
     @property
     def predicts_where_labelled(self) -> bool:
         """Whether the head computes vocabulary logits at labelled positions alone."""
-        return self.auto_name in ("AutoModelForPreTraining", "AutoModelForMaskedLM")
+        return self.auto_name in ("AutoModelForPreTraining", "AutoModelForMaskedLM") and self.has_auto_class
+
+    @property
+    def detects(self) -> bool:
+        """Whether the head says of every token, by one logit, whether it is a wrong one."""
+        return self.auto_name == "AutoModelForPreTraining" and not self.has_auto_class
+
+    @property
+    def generates(self) -> bool:
+        """Whether the head is a pair, of which one part reads what the other wrote."""
+        return "token_labels" in getattr(self.model_class, "loss_targets", ())
 
     @property
     def num_labels(self) -> int:
@@ -101,7 +127,8 @@ class Case:
 
     @property
     def reference_class(self) -> type[PreTrainedModel]:
-        return self.auto_class._model_mapping[transformers.CONFIG_MAPPING[self.family.reference]]
+        auto_class = getattr(transformers, self.auto_name)
+        return auto_class._model_mapping[transformers.CONFIG_MAPPING[self.family.reference]]
 
     def reference_model(self, seed: int = 0, **changes: Any) -> PreTrainedModel:
         """A random model of the peer in transformers, in evaluation mode."""
@@ -110,6 +137,8 @@ class Case:
 
 
 CASES = [Case(family, auto_name) for family in FAMILIES.values() for auto_name in family.models]
+CASES += [Case(family, auto_name, False) for family in FAMILIES.values() for auto_name in family.peers]
+PEERED = [case for case in CASES if case.has_peer]
 BASES = [case for case in CASES if case.is_base]
 HEADS = [case for case in CASES if not case.is_base]
 TOKEN_HEADS = [case for case in CASES if case.labels_tokens]
@@ -189,6 +218,11 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
             targets[name] = _random_positions(batch, generator)
         elif name == "labels" and case.predicts_where_labelled:
             targets[name] = _random_token_targets(batch, TINY["vocab_size"], 0.4, generator)
+        elif name == "token_labels":
+            originals = batch["input_ids"].where(targets["labels"] == -100, targets["labels"])
+            targets[name] = originals.masked_fill(batch.get("attention_mask", torch.ones(1)) == 0, -100)
+        elif name == "labels" and case.detects:
+            targets[name] = _random_token_targets(batch, 2, 1.0, generator)
         elif name == "labels" and case.auto_name == "AutoModelForTokenClassification":
             targets[name] = _random_token_targets(batch, TINY["num_labels"], 0.8, generator)
         elif name == "labels" or name.endswith("_label"):
@@ -222,7 +256,8 @@ def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
     """A batch of a task a tiny model learns in a few dozen steps.
 
     Each row repeats one word of four (which word decides the row's target, and is what stands behind every [MASK]);
-    for token labels the words of a row differ; for spans and choices one marker word says where the answer is.
+    for token labels the words of a row differ; for spans and choices one marker word says where the answer is;
+    for wrong tokens the markers are those.
 
     Returns:
         The batch with its targets, and the loss in nats of the best guess that ignores the input: the sum, over the
@@ -237,6 +272,9 @@ def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
         labels = (words - FIRST_WORD) % TINY["num_labels"]
         counts = torch.bincount(torch.arange(kinds) % TINY["num_labels"]).float() / kinds
         return {"input_ids": words, "labels": labels}, float(-(counts * counts.log()).sum())
+    if case.detects:
+        wrong = torch.rand(words.shape, generator=generator) < 0.25
+        return {"input_ids": words.masked_fill(wrong, marker), "labels": wrong.long()}, _binary_entropy(0.25)
     if case.auto_name == "AutoModelForQuestionAnswering":
         place = torch.randint(length, (rows,), generator=generator)
         words[torch.arange(rows), place] = marker
@@ -255,12 +293,20 @@ def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
             batch["labels"] = words.masked_fill(~hidden, -100)
             batch["input_ids"] = words.masked_fill(hidden, MASK)
             baseline += math.log(kinds)
+        elif name == "token_labels":
+            batch[name] = words
+            replaced = (batch["labels"] != -100).float().mean().item()  # at most: a draw may be right
+            baseline += TINY["discriminator_weight"] * _binary_entropy(replaced)
         elif name == "labels" or name.endswith("_label"):
             batch[name] = kind % 2
             baseline += math.log(2)
         else:
             raise NotImplementedError(f"{case} wants the target {name!r}: teach tests/zoo.py a task that shows it.")
     return batch, baseline
+
+
+def _binary_entropy(share: float) -> float:
+    return -share * math.log(share) - (1 - share) * math.log(1 - share)
 
 
 def tensors_of(outputs: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ class ForSequenceClassification(HeadModel):
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output."""
         self.dropout = Dropout(config.head_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier: nn.Module = nn.Linear(config.hidden_size, config.num_labels)
 
     @can_return_tuple
     def forward(
@@ -188,6 +188,10 @@ class ForMultipleChoice(HeadModel):
         self.dropout = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.hidden_size, 1)
 
+    def score(self, pooled: Tensor) -> Tensor:
+        """(batch * choices, hidden) pooled output -> (batch * choices, 1)."""
+        return self.classifier(self.dropout(pooled))
+
     @can_return_tuple
     def forward(
         self,
@@ -217,7 +221,7 @@ class ForMultipleChoice(HeadModel):
         }
         inputs = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in inputs.items()}
         outputs = self.encode(**inputs, **kwargs)
-        logits = self.classifier(self.dropout(outputs.pooler_output)).view(given.shape[:2])
+        logits = self.score(outputs.pooler_output).view(given.shape[:2])
         loss = None
         if labels is not None:
             loss = cross_entropy_over_targets(logits, labels.view(-1), "labels", num_items_in_batch)

@@ -1,7 +1,7 @@
 """Vocabulary prediction at the positions that are asked for, without ever holding all their logits."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,11 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.layers.feed_forward import make_activation
 
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.sampling import sample_rows
+
 # Logits held at a time; larger chunks were no faster, smaller ones waste the matrix units.
-_CHUNK_ELEMENTS = 1 << 23
+CHUNK_ELEMENTS = 1 << 23
 
 
 class MaskedPredictionHead(nn.Module):
@@ -48,8 +51,72 @@ class MaskedPredictionHead(nn.Module):
             self._transform(hidden_states), self.decoder.weight, self.decoder.bias, targets, reduction="sum"
         )
 
+    def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "Prediction":
+        """Summed cross-entropy in nats, and a token drawn from each prediction, from one pass over the vocabulary.
+
+        Args:
+            hidden_states, targets: As in `summed_loss`.
+            numbers: (targets,) in [0, 1): what the tokens are drawn with, see `sample_rows`.
+        """
+        weight, bias = self.decoder.weight, self.decoder.bias
+        return cross_entropy_and_samples(self._transform(hidden_states), weight, bias, targets, numbers)
+
     def _transform(self, hidden_states: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden_states)))
+
+
+class ProjectedHead(nn.Module):
+    """Dense, activation, dropout, and a linear map to scores.
+
+    Args:
+        hidden_size: Width of the input and of the dense map.
+        scores: Width of the output.
+        activation: By transformers' name.
+        dropout: After the activation.
+    """
+
+    def __init__(self, hidden_size: int, scores: int, *, activation: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.activation = ACT2FN[activation]
+        self.dropout = Dropout(dropout)
+        self.out_proj = nn.Linear(hidden_size, scores)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., scores)."""
+        return self.out_proj(self.dropout(self.activation(self.dense(hidden_states))))
+
+
+class Prediction(NamedTuple):
+    """What one pass over the vocabulary gives.
+
+    Attributes:
+        loss: Summed cross-entropy in nats.
+        samples: (rows,) a token drawn from each row's distribution; carries no gradient.
+        right: How many targets no other token beats.
+    """
+
+    loss: Tensor
+    samples: Tensor
+    right: Tensor
+
+
+def cross_entropy_and_samples(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, numbers: Tensor
+) -> Prediction:
+    """Summed cross-entropy as `chunked_cross_entropy`, and a draw from each row's distribution.
+
+    Args:
+        hidden_states, weight, bias, targets: As there.
+        numbers: (rows,) float32 in [0, 1), see `sample_rows`.
+    """
+    if torch.compiler.is_compiling():
+        logits = F.linear(hidden_states, weight, bias).float()
+        with torch.no_grad():
+            right = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
+            samples = sample_rows(logits.softmax(1), numbers)
+        return Prediction(F.cross_entropy(logits, targets, reduction="sum"), samples, right)
+    return Prediction(*_ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, numbers))
 
 
 def chunked_cross_entropy(
@@ -70,36 +137,42 @@ def chunked_cross_entropy(
     if torch.compiler.is_compiling():  # the number of rows is data: a loop over chunks would not trace
         total = F.cross_entropy(F.linear(hidden_states, weight, bias).float(), targets, reduction="sum")
     else:
-        total = _ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets)
+        total = _ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, None)[0]
     return total / max(targets.numel(), 1) if reduction == "mean" else total
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy whose forward also makes the gradients, chunk by chunk.
+    """Summed cross-entropy whose forward also makes the gradients, chunk by chunk, and draws samples if given numbers.
 
     The gradients are handed out by the first backward, without a copy; a second one over a retained graph makes them
     anew.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, numbers: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         device = hidden_states.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
         ctx.save_for_backward(hidden_states, weight, bias, targets)
+        samples = right = None
+        if numbers is not None:
+            samples, right = torch.empty_like(targets), targets.new_zeros(())
+            ctx.mark_non_differentiable(samples, right)
         total, ctx.gradients = _loss_and_gradients(
-            hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3]
+            hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3], numbers, samples, right
         )
-        return total
+        return total, samples, right
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             hidden_states, weight, bias, targets = ctx.saved_tensors
             wanted = ctx.needs_input_grad[:3]
             gradients = _loss_and_gradients(hidden_states, weight, bias, targets, ctx.dtype, wanted)[1]
-        return (*(None if each is None else each.mul_(grad.to(each.dtype)) for each in gradients), None)
+        return (*(None if each is None else each.mul_(grad.to(each.dtype)) for each in gradients), None, None)
 
 
 def _loss_and_gradients(
@@ -109,8 +182,13 @@ def _loss_and_gradients(
     targets: Tensor,
     dtype: torch.dtype,
     wanted: tuple[bool, ...],
+    numbers: Tensor | None = None,
+    samples: Tensor | None = None,
+    right: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The summed cross-entropy, and its gradients by the first three arguments where they are `wanted`.
+
+    Given `numbers`, it fills `samples` and adds to `right`, see `Prediction`.
 
     One buffer holds the logits of every chunk, and their gradient after them: on a CPU, fresh memory of that size costs
     as much as the arithmetic on it.
@@ -120,7 +198,7 @@ def _loss_and_gradients(
     bias_grad = torch.zeros_like(bias) if bias is not None and wants_bias else None
     weight_grad = None
     total = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
-    chunks = max(1, math.ceil(targets.numel() * weight.shape[0] / _CHUNK_ELEMENTS))
+    chunks = max(1, math.ceil(targets.numel() * weight.shape[0] / CHUNK_ELEMENTS))
     size = max(1, math.ceil(targets.numel() / chunks))  # of equal size: a short last one wastes the matrix units
     with torch.autocast(hidden_states.device.type, enabled=False):
         cast_weight = weight.to(dtype)
@@ -131,10 +209,17 @@ def _loss_and_gradients(
             row_targets = targets[start : start + size, None]
             logits = torch.addmm(cast_bias, rows, cast_weight.T, out=buffer[: len(rows)]).float()
             log_probabilities = torch.log_softmax(logits, -1, out=logits)
-            total -= log_probabilities.gather(1, row_targets).sum()
-            if not any(wanted):
+            target_logs = log_probabilities.gather(1, row_targets)
+            total -= target_logs.sum()
+            if right is not None:
+                right += (log_probabilities.amax(1, keepdim=True) == target_logs).sum()
+            if numbers is None and not any(wanted):
                 continue
             logits_grad = log_probabilities.exp_()
+            if numbers is not None and samples is not None:
+                samples[start : start + size] = sample_rows(logits_grad, numbers[start : start + size])
+            if not any(wanted):
+                continue
             logits_grad.scatter_add_(1, row_targets, logits_grad.new_full((1, 1), -1.0).expand_as(row_targets))
             if bias_grad is not None:
                 bias_grad += logits_grad.sum(0)

@@ -9,12 +9,14 @@ from hf_ctxmodels.objectives.permutation_lm import (
     PermutationLM,
     expand_permutation,
 )
+from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
 
 __all__ = [
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
     "DataCollatorForPermutationLanguageModeling",
+    "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
     "MaskedLM",
     "MaskedLMWithNextSentence",
@@ -22,6 +24,7 @@ __all__ = [
     "MaskingRule",
     "Objective",
     "PermutationLM",
+    "ReplacedTokenDetection",
     "TokenMasker",
     "expand_permutation",
 ]

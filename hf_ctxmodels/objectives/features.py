@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.objectives.padding import RowPadder
-from hf_ctxmodels.objectives.seeding import generator
+from hf_ctxmodels.objectives.seeding import Stream, generator
 
 
 def require_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -21,10 +21,12 @@ def require_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def feature_generator(feature: Mapping[str, Any], seed: int, static: bool) -> np.random.Generator:
+def feature_generator(
+    feature: Mapping[str, Any], seed: int, static: bool, stream: Stream = Stream.CORRUPTION
+) -> np.random.Generator:
     """The generator of a feature's corruption, from its `example_index` and, unless `static`, its `epoch`."""
     epoch = 0 if static else _integer(feature, "epoch")
-    return generator(seed, epoch, _integer(feature, "example_index"))
+    return generator(seed, epoch, _integer(feature, "example_index"), stream)
 
 
 def feature_word_ids(feature: Mapping[str, Any]) -> np.ndarray:

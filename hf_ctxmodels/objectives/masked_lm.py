@@ -150,19 +150,25 @@ class MaskedLM(Objective):
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids, and word_ids and sequence_ids where the options ask for them."""
-        rows = self._rows(documents)
+        rows = self._rows(documents, pass_index)
         return pack_rows(rows, self.max_length) if self.options.packing else rows
 
-    def _rows(self, documents: Iterable[list[str]]) -> Iterator[Example]:
+    def _rows(self, documents: Iterable[list[str]], pass_index: int) -> Iterator[Example]:
+        number = 0
         with_words = self.collate.masker.rule.needs_words
         for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, with_words):
             for document in batch:
                 self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
                 for start, stop in _row_bounds(document, self.room):
-                    row: Example = {"input_ids": self.template.fill(document.ids[start:stop])}
-                    if document.word_ids is not None:
-                        row["word_ids"] = self.template.fill_words(document.word_ids[start:stop])
-                    yield row
+                    yield self._row(document, start, stop, pass_index, number)
+                    number += 1
+
+    def _row(self, document: TokenizedDocument, start: int, stop: int, pass_index: int, number: int) -> Example:
+        """Tokens [start, stop) of a document as the `number`-th row of a pass."""
+        row: Example = {"input_ids": self.template.fill(document.ids[start:stop])}
+        if document.word_ids is not None:
+            row["word_ids"] = self.template.fill_words(document.word_ids[start:stop])
+        return row
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""

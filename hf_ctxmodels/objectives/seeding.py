@@ -17,6 +17,7 @@ class Stream(IntEnum):
     PAIRING = 1
     ORDER = 2
     HELD_OUT = 3
+    SAMPLING = 4
 
 
 def generator(seed: int, epoch: int, index: int, stream: Stream = Stream.CORRUPTION) -> np.random.Generator:

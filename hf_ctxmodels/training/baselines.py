@@ -1,5 +1,6 @@
 """What guessing by frequency gets on held-out text: what a pretraining loss has to be compared with."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +45,10 @@ class FrequencyGuesser:
         for row in rows:
             self._tokens += np.bincount(row["input_ids"], minlength=len(self._tokens))
 
-    def count_classes(self, batch: Batch) -> None:
-        """Count what a collated training batch holds once per row."""
-        for name, target in batch.items():
+    def count_classes(self, batch: Batch, targets: Sequence[str]) -> None:
+        """Count those of the `targets` that a collated training batch holds once per row."""
+        for name in set(targets) & set(batch):
+            target = batch[name]
             if target.ndim == 1 and not target.is_floating_point():
                 self._classes[name] = _sum(self._classes.get(name), np.bincount(target[target >= 0].cpu().numpy()))
 
@@ -73,6 +75,10 @@ def named_guesses(
 ) -> dict[str, float]:
     """The guesses under the names of the metrics they compare with: `eval_mlm_loss` -> `baseline_mlm_loss`.
 
+    A term with an F1 is a detector's: what is to be found is made while the model runs, and stands in no batch. Where
+    its metrics say how much there was (`eval_..._share`), its loss compares with that of saying so everywhere, and its
+    F1 with that of flagging everything, which is above that of flagging nothing, 0.
+
     Args:
         guesses: by target.
         targets: the head's `loss_targets`; the terms of its loss are in their order.
@@ -81,8 +87,13 @@ def named_guesses(
     terms = [name.removeprefix("eval_") for name in metrics if name.endswith("_loss") and name != "eval_loss"]
     named = {}
     for target, term in zip(targets, terms or ["loss"], strict=True):
-        accuracy = f"{term.removesuffix('loss')}accuracy"
-        if target in guesses:
+        stem = term.removesuffix("loss")
+        accuracy = f"{stem}accuracy"
+        if f"eval_{stem}f1" in metrics:
+            share = metrics[f"eval_{stem}share"]
+            named[f"baseline_{term}"] = -sum(part * math.log(part) for part in (share, 1 - share) if part)
+            named[f"baseline_{stem}f1"] = 2 * share / (1 + share)
+        elif target in guesses:
             named[f"baseline_{term}"] = guesses[target].loss
             if f"eval_{accuracy}" in metrics:
                 named[f"baseline_{accuracy}"] = guesses[target].accuracy

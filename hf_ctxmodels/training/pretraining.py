@@ -284,7 +284,7 @@ def frequency_baselines(
     for rows in _sample(examples, _ROWS_FOR_FREQUENCIES, batch_size):
         guesser.count_tokens(rows)
     for rows in _sample(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
-        guesser.count_classes(objective.collate(rows))
+        guesser.count_classes(objective.collate(rows), targets)
     batches = (objective.collate(rows) for rows in _sample(held_out, len(held_out), batch_size))
     return named_guesses(guesser.guesses(batches, targets), targets, metrics)
 

@@ -14,7 +14,7 @@ ROWS, WIDTH, WORDS = 11, 8, 20
 @pytest.fixture(params=[1, 3, 11, 100], ids=lambda rows: f"{rows}-rows-a-chunk")
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Chunks of one row, of some, of all, and larger than there are rows."""
-    monkeypatch.setattr(prediction, "_CHUNK_ELEMENTS", request.param * WORDS)
+    monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", request.param * WORDS)
     return request.param
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import PreTrainedModel
-from zoo import CASES, Case, assert_same_outputs, make_batch
+from zoo import PEERED, Case, assert_same_outputs, make_batch
 
 # Runs in a process of its own: opens every exported folder as a user without this package would.
 OPEN_EXPORTS = """
@@ -37,11 +37,23 @@ assert not [name for name in sys.modules if name.startswith("hf_ctxmodels")]
 """
 
 
+@pytest.fixture(params=PEERED, ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Every model class that transformers has too."""
+    return request.param
+
+
+@pytest.fixture(params=[case for case in PEERED if not case.is_base], ids=str)
+def head(request: pytest.FixtureRequest) -> Case:
+    """Every one of them with a loss."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For every case: a reference checkpoint, ours opened from it, its export, and what the reference finds there."""
     root = tmp_path_factory.mktemp("exports")
-    for case in CASES:
+    for case in PEERED:
         folder = root / str(case)
         case.reference_model(seed=3).save_pretrained(folder / "reference")
         case.model_class.from_pretrained(folder / "reference").export_reference(folder / "export")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from zoo import (
     HEADS,
+    TINY,
     Batch,
     Case,
     assert_close,
@@ -30,6 +31,8 @@ def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, T
     if hasattr(case.model_class, "pair_logits_name"):
         places[case.model_class.loss_targets[1]] = case.model_class.pair_logits_name
     labels = "logits" if "logits" in outputs else "prediction_logits"
+    if case.detects:  # one logit is the difference of two
+        outputs[labels] = torch.stack([torch.zeros_like(outputs[labels]), outputs[labels]], -1)
     return {name: outputs[places.get(name, labels)] for name in case.model_class.loss_targets}
 
 
@@ -37,15 +40,19 @@ def count_targets(targets: Batch) -> dict[str, Tensor]:
     return {name: (target != -100).sum() for name, target in targets.items()}
 
 
+def _has_terms(head: Case) -> bool:
+    return head.auto_name == "AutoModelForPreTraining" and len(head.model_class.loss_targets) > 1
+
+
 class TestLoss:
     @pytest.mark.parametrize("unpad", [True, False])
     @pytest.mark.parametrize("side", ["right", "left"])
-    def test_is_cross_entropy_of_the_full_logits(self, head: Case, unpad: bool, side: str) -> None:
-        model = head.model(unpad=unpad)
-        batch = make_batch(head, side=side)
-        targets = make_targets(head, batch, ignore_some=True)
+    def test_is_cross_entropy_of_the_full_logits(self, plain_head: Case, unpad: bool, side: str) -> None:
+        model = plain_head.model(unpad=unpad)
+        batch = make_batch(plain_head, side=side)
+        targets = make_targets(plain_head, batch, ignore_some=True)
         terms = []
-        for name, logits in full_logits(head, model, batch).items():
+        for name, logits in full_logits(plain_head, model, batch).items():
             if name.endswith("_positions"):  # padding is no candidate
                 logits = logits.masked_fill(batch["attention_mask"] == 0, float("-inf"))
             terms.append(F.cross_entropy(logits.flatten(0, -2), targets[name].flatten(), ignore_index=-100))
@@ -64,8 +71,9 @@ class TestLoss:
     def test_component_losses_add_up(self, head: Case) -> None:
         batch = make_batch(head)
         outputs = head.model()(**batch, **make_targets(head, batch))
-        parts = [value for name, value in outputs.items() if name.endswith("_loss")]
-        assert len(parts) == (len(head.model_class.loss_targets) if head.auto_name == "AutoModelForPreTraining" else 0)
+        weights = {"rtd_loss": TINY["discriminator_weight"]}
+        parts = [weights.get(name, 1) * value for name, value in outputs.items() if name.endswith("_loss")]
+        assert len(parts) == (len(head.model_class.loss_targets) if _has_terms(head) else 0)
         assert not any(part.requires_grad for part in parts)
         if parts:
             assert_close(sum(parts), outputs.loss.detach())
@@ -77,7 +85,7 @@ class TestLoss:
         whole = model(**batch).get("metrics") or {}
         parts = [{name: value[part] for name, value in batch.items()} for part in (slice(0, 1), slice(1, rows))]
         halves = [model(**part).get("metrics") or {} for part in parts]
-        assert bool(whole) == (head.auto_name == "AutoModelForPreTraining" and len(head.model_class.loss_targets) > 1)
+        assert bool(whole) == (_has_terms(head) or head.detects)
         for name, counts in whole.items():
             assert not counts.requires_grad
             assert 0 <= counts[0] <= counts[1]

@@ -8,8 +8,7 @@ import torch
 from transformers import PreTrainedModel
 from zoo import (
     BASES,
-    CASES,
-    HEADS,
+    PEERED,
     Batch,
     Case,
     assert_close,
@@ -64,7 +63,7 @@ def pair(case: Case, seed: int, folder: Any, **changes: Any) -> tuple[PreTrained
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", PEERED, ids=str)
 def test_outputs(case: Case, seed: int, tmp_path: Any) -> None:
     reference, ours = pair(case, seed, tmp_path)
     for masked in (True, False):
@@ -86,13 +85,15 @@ def test_pooled_output_with_left_padding_is_that_of_the_first_token(case: Case, 
     """Where the reference reads a padding position, ours gives what both give with padding on the right."""
     reference, ours = pair(case, 0, tmp_path)
     left, right = random_batch(case, 0, side="left"), random_batch(case, 0)
+    if "pooler_output" not in reference(**right):
+        pytest.skip("this encoder has no pooler")
     assert_close(ours(**left).pooler_output, reference(**right).pooler_output)
     full = random_batch(case, 0, side="left")["attention_mask"].all(1)
     assert_close(reference(**left).pooler_output[full], ours(**left).pooler_output[full])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("case", HEADS, ids=str)
+@pytest.mark.parametrize("case", [case for case in PEERED if not case.is_base], ids=str)
 def test_losses_and_gradients(case: Case, seed: int, tmp_path: Any) -> None:
     """Gradients are compared as gradients of the reference's parameters, by exporting ours."""
     reference, ours = pair(case, seed, tmp_path / "reference")
@@ -112,7 +113,7 @@ def test_losses_and_gradients(case: Case, seed: int, tmp_path: Any) -> None:
         assert_close(gradient, parameter.grad, f"gradient of {name}")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", PEERED, ids=str)
 def test_recorded_states_and_attention(case: Case, tmp_path: Any) -> None:
     reference, ours = pair(case, 1, tmp_path)
     reference.set_attn_implementation("eager")
@@ -140,7 +141,7 @@ def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
     assert_same_outputs(ours(**batch, attention_mask=mask), reference(**batch, attention_mask=mask))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", PEERED, ids=str)
 def test_initial_weights_have_the_same_spread(case: Case) -> None:
     """Models trained from scratch start alike: equal standard deviations of every kind of weight."""
     torch.manual_seed(0)

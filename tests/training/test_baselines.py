@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from hf_ctxmodels.training.baselines import FrequencyGuesser, named_guesses
+from hf_ctxmodels.training.baselines import FrequencyGuesser, Guess, named_guesses
 
 PAD, MASK = 0, 1
+TARGETS = ["labels", "order_label"]
 
 
 def test_tokens_are_guessed_by_their_smoothed_frequency_among_ordinary_tokens():
@@ -25,8 +26,8 @@ def test_tokens_are_guessed_by_their_smoothed_frequency_among_ordinary_tokens():
 
 def test_classes_of_rows_are_guessed_by_their_frequency_in_training():
     guesser = FrequencyGuesser(5, [])
-    guesser.count_classes({"order_label": torch.tensor([1, 1, 0, -100]), "input_ids": torch.ones(4, 2).long()})
-    guesser.count_classes({"order_label": torch.tensor([1, 1])})
+    guesser.count_classes({"order_label": torch.tensor([1, 1, 0, -100]), "seed": torch.tensor(4 * [2**62])}, TARGETS)
+    guesser.count_classes({"order_label": torch.tensor([1, 1])}, TARGETS)
     guess = guesser.guesses([{"order_label": torch.tensor([0, 0, 1])}], ["order_label"])["order_label"]
     assert guess.loss == pytest.approx(-(2 * math.log(2 / 7) + math.log(5 / 7)) / 3)
     assert guess.accuracy == pytest.approx(1 / 3)
@@ -34,7 +35,7 @@ def test_classes_of_rows_are_guessed_by_their_frequency_in_training():
 
 def test_a_class_that_training_never_showed_has_a_finite_loss():
     guesser = FrequencyGuesser(5, [])
-    guesser.count_classes({"order_label": torch.tensor([0, 0])})
+    guesser.count_classes({"order_label": torch.tensor([0, 0])}, TARGETS)
     guess = guesser.guesses([{"order_label": torch.tensor([1])}], ["order_label"])["order_label"]
     assert guess.loss == pytest.approx(math.log(4))
     assert guess.accuracy == 0.0
@@ -49,10 +50,20 @@ def test_targets_that_are_not_there_have_no_guess():
 def test_guesses_stand_under_the_names_of_the_metrics():
     guesser = FrequencyGuesser(4, [])
     batch = {"labels": torch.tensor([[1, -100]]), "order_label": torch.tensor([1])}
-    guesser.count_classes(batch)
+    guesser.count_classes(batch, TARGETS)
     guesses = guesser.guesses([batch], ["labels", "order_label"])
     both = {"eval_loss": 3.0, "eval_mlm_loss": 2.0, "eval_order_loss": 1.0, "eval_order_accuracy": 0.5}
     named = named_guesses(guesses, ("labels", "order_label"), both)
     assert named.keys() == {"baseline_mlm_loss", "baseline_order_loss", "baseline_order_accuracy"}
     assert named["baseline_mlm_loss"] == pytest.approx(math.log(4))
     assert named_guesses(guesses, ("labels",), {"eval_loss": 3.0}) == {"baseline_loss": named["baseline_mlm_loss"]}
+
+
+def test_a_detector_is_compared_with_flagging_everything():
+    metrics = {"eval_loss": 3.0, "eval_mlm_loss": 2.0, "eval_rtd_loss": 0.3, "eval_rtd_f1": 0.5, "eval_rtd_share": 0.1}
+    named = named_guesses({"labels": Guess(4.0, 0.1), "all": Guess(9.0, 0.1)}, ("labels", "all"), metrics)
+    assert named.keys() == {"baseline_mlm_loss", "baseline_rtd_loss", "baseline_rtd_f1"}
+    assert named["baseline_mlm_loss"] == 4.0
+    assert named["baseline_rtd_loss"] == pytest.approx(-0.1 * math.log(0.1) - 0.9 * math.log(0.9))
+    precision, recall = 0.1, 1.0
+    assert named["baseline_rtd_f1"] == pytest.approx(2 * precision * recall / (precision + recall))

@@ -128,7 +128,7 @@ def test_the_best_model_is_loaded_at_the_end(head, make_trainer, tmp_path):
     losses = {row["step"]: row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row}
     best = max(losses, key=losses.__getitem__)
     assert best != 8, "the last checkpoint is the best one: this run shows nothing"
-    saved = head.auto_class.from_pretrained(tmp_path / f"checkpoint-{best}")
+    saved = head.model_class.from_pretrained(tmp_path / f"checkpoint-{best}")
     assert_equal_weights(weights(trainer.model), weights(saved))
     assert trainer.evaluate()["eval_loss"] == pytest.approx(losses[best], abs=1e-5)
 

@@ -59,7 +59,7 @@ class CtxBertTokenizer(CtxTokenizer):
         special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
-        self._vocab = _checked_vocabulary(vocab, special_tokens, kwargs)
+        self._vocab = _checked_vocabulary(type(self), vocab, special_tokens, kwargs)
         self._tokenizer = _build_backend(
             self._vocab, str(unk_token), do_lower_case, tokenize_chinese_chars, strip_accents
         )
@@ -163,11 +163,11 @@ def _frequent_characters(texts: Iterable[str], normalizer: normalizers.Normalize
 
 
 def _checked_vocabulary(
-    vocab: str | dict[str, int] | None, special_tokens: list[str], kwargs: dict[str, Any]
+    cls: type, vocab: str | dict[str, int] | None, special_tokens: list[str], kwargs: dict[str, Any]
 ) -> dict[str, int]:
     """The vocabulary as a dictionary, or a `CtxError` that says what is wrong with it."""
     if vocab is None:
-        raise no_vocabulary(CtxBertTokenizer, kwargs)
+        raise no_vocabulary(cls, kwargs)
     file = vocab if isinstance(vocab, str) else None
     if isinstance(vocab, str):
         vocab = _read_vocabulary_file(vocab)

@@ -1,0 +1,20 @@
+"""ELECTRA weight names: the reference layout of transformers -> the native layout here.
+
+The reference knows generator and discriminator as two models; so does the table. In a joint checkpoint the generator's
+names follow a `generator.` that no pattern matches.
+"""
+
+from transformers.core_model_loading import WeightRenaming, WeightTransform
+
+from hf_ctxmodels.conversion_ops import FUSED_PROJECTIONS, POST_NORM_RENAMINGS
+
+ELECTRA_CONVERSION: list[WeightTransform] = [
+    *POST_NORM_RENAMINGS,
+    WeightRenaming(r"embeddings_project\.", r"embeddings.projection."),
+    WeightRenaming(r"discriminator_predictions\.dense\.", r"rtd_head.dense."),
+    WeightRenaming(r"discriminator_predictions\.dense_prediction\.", r"rtd_head.out_proj."),
+    WeightRenaming(r"generator_predictions\.dense\.", r"mlm_head.dense."),
+    WeightRenaming(r"generator_predictions\.LayerNorm\.", r"mlm_head.norm."),
+    WeightRenaming(r"generator_lm_head\.", r"mlm_head.decoder."),
+    *FUSED_PROJECTIONS,
+]

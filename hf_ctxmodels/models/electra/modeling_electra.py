@@ -1,0 +1,216 @@
+"""ELECTRA (Clark et al. 2020, arXiv 2003.10555): an encoder trained to tell which tokens a small generator replaced.
+
+Its own here: the discriminator's head and the heads that read its first token. The pair is in `pretraining_electra`,
+the encoder in `hf_ctxmodels.encoder`; everything else comes from `hf_ctxmodels.layers` and `hf_ctxmodels.heads`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.encoder import Encoder, build_embeddings, build_layer
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
+from hf_ctxmodels.layers.attention import SelfAttention
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.post_norm import PostNormLayer
+from hf_ctxmodels.layers.prediction import MaskedPredictionHead, ProjectedHead
+from hf_ctxmodels.layers.replaced_token import DetectionHead, detection_counts, detection_loss
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel
+from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
+from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
+
+
+class CtxElectraPreTrainedModel(CtxPreTrainedModel):
+    """ELECTRA's part of the model base."""
+
+    config: CtxElectraConfig
+    base_model_prefix = "electra"
+    reference_model_type = "electra"
+    export_conversion = ELECTRA_CONVERSION
+    _no_split_modules = ["PostNormLayer"]
+    _can_record_outputs = {"hidden_states": PostNormLayer, "attentions": SelfAttention}
+    # Other heads of the same family, the other half of the pair, and a buffer that old checkpoints carry.
+    _keys_to_ignore_on_load_unexpected = [
+        *(r"^mlm_head\.", r"^rtd_head\.", r"^copy_gate\.", r"^generator\.", r"position_ids$")
+    ]
+
+    def reference_config(self) -> dict[str, Any]:
+        """This model's configuration as the reference class reads it, which knows nothing of a pair."""
+        values = super().reference_config()
+        return {name: value for name, value in values.items() if name not in self.config.pair_fields}
+
+
+class CtxElectraModel(Encoder, CtxElectraPreTrainedModel):
+    """The encoder: of a joint checkpoint, the discriminator's.
+
+    Args:
+        config: Its shape.
+        add_pooling_layer: Whether to return `pooler_output`, which is the first token's state as it is: the heads that
+            read it have their own dense layer.
+    """
+
+    def __init__(self, config: CtxElectraConfig, add_pooling_layer: bool = False) -> None:
+        super().__init__(config)
+        projected = None if config.embedding_size == config.hidden_size else config.hidden_size
+        self.embeddings = build_embeddings(config, width=config.embedding_size, projected_size=projected)
+        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
+        self.pooler = nn.Identity() if add_pooling_layer else None
+        self.post_init()
+
+
+class CtxElectraHeadModel(heads.HeadModel, CtxElectraPreTrainedModel):
+    """Binds the generic heads to ELECTRA's encoder."""
+
+    encoder_class = CtxElectraModel
+
+
+class CtxElectraForMaskedLM(heads.ForMaskedLM, CtxElectraHeadModel):
+    """The generator: ELECTRA's encoder with the masked-LM head, whose decoder is tied to the word embeddings."""
+
+    _tied_weights_keys = {"mlm_head.decoder.weight": "electra.embeddings.word_embeddings.weight"}
+
+    def build_head(self, config: CtxElectraConfig) -> None:
+        """The masked-LM head."""
+        self.mlm_head = masked_prediction_head(config)
+
+
+def masked_prediction_head(config: CtxElectraConfig) -> MaskedPredictionHead:
+    """A head over the vocabulary; its activation is gelu whatever `hidden_act` is, as in the reference."""
+    return MaskedPredictionHead(
+        config.hidden_size,
+        config.embedding_size,
+        config.vocab_size,
+        activation="gelu",
+        layer_norm_eps=config.layer_norm_eps,
+    )
+
+
+@dataclass
+class CtxElectraDetectionOutput(ModelOutput):
+    """Output of `CtxElectraForReplacedTokenDetection`.
+
+    Attributes:
+        loss: Binary cross-entropy in nats.
+        logits: (batch, length), positive where a token looks replaced.
+        metrics: "precision", "recall", "f1" and "share" of replaced tokens, as (numerator, denominator).
+        hidden_states, attentions: As asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
+    """The discriminator alone: which tokens were replaced (section 2). In `transformers`: ElectraForPreTraining."""
+
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+
+    def build_head(self, config: CtxElectraConfig) -> None:
+        """The detection head."""
+        self.rtd_head = DetectionHead(config.hidden_size, activation=config.hidden_act)
+
+    def reference_config(self) -> dict[str, Any]:
+        """As the reference class reads it, under the name it has there."""
+        return super().reference_config() | {"architectures": ["ElectraForPreTraining"]}
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> CtxElectraDetectionOutput:
+        """Logits, and the loss where `labels` (batch, length) are given: 1 = replaced, 0 = original; -100 and padding
+        are ignored."""
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            sequence_ids=sequence_ids,
+            **kwargs,
+        )
+        logits = self.rtd_head(outputs.last_hidden_state)
+        loss = metrics = None
+        if labels is not None:
+            labels = _detection_labels(labels, logits, attention_mask)
+            counted = labels != IGNORED
+            replaced = labels[counted] == 1
+            loss = mean_over_targets(detection_loss(logits[counted], replaced), labels, "labels", num_items_in_batch)
+            metrics = detection_counts(logits[counted].detach(), replaced)
+        return CtxElectraDetectionOutput(
+            loss=loss,
+            logits=logits,
+            metrics=metrics,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """(batch, length) labels with padding ignored.
+
+    Raises:
+        CtxError: Another shape than the input's, or a label other than 0, 1 and -100.
+    """
+    if labels.shape != logits.shape:
+        raise CtxError(f"labels is {tuple(labels.shape)}, but the input is {tuple(logits.shape)}.")
+    if not torch.compiler.is_compiling():
+        bad = labels[(labels != IGNORED) & (labels != 0) & (labels != 1)]
+        if bad.numel():
+            raise CtxError(f"labels holds {int(bad[0])}, outside [0, 2) (1 = replaced) and not -100 (ignored).")
+    if attention_mask is not None and attention_mask.dim() == 2:
+        labels = labels.masked_fill(attention_mask == 0, IGNORED)
+    return labels
+
+
+class CtxElectraForSequenceClassification(heads.ForSequenceClassification, CtxElectraHeadModel):
+    """ELECTRA with a classifier or regressor on the first token: dense, gelu and a linear map."""
+
+    def build_head(self, config: CtxElectraConfig) -> None:
+        """The classifier, with dropout before each of its layers."""
+        self.dropout = Dropout(config.head_dropout)
+        self.classifier = ProjectedHead(
+            config.hidden_size, config.num_labels, activation="gelu", dropout=config.head_dropout
+        )
+
+
+class CtxElectraForTokenClassification(heads.ForTokenClassification, CtxElectraHeadModel):
+    """ELECTRA with a classifier on every token."""
+
+
+class CtxElectraForQuestionAnswering(heads.ForQuestionAnswering, CtxElectraHeadModel):
+    """ELECTRA with start and end scores."""
+
+
+class CtxElectraForMultipleChoice(heads.ForMultipleChoice, CtxElectraHeadModel):
+    """ELECTRA with one score per choice, from a summary of the first token (see the configuration's `summary_*`)."""
+
+    def build_head(self, config: CtxElectraConfig) -> None:
+        """The summary and a linear map to one score."""
+        summary = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_use_proj else nn.Identity()
+        self.sequence_summary = nn.ModuleDict({"summary": summary})
+        self.activation = ACT2FN[config.summary_activation] if config.summary_activation else nn.Identity()
+        self.dropout = Dropout(config.summary_last_dropout)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+
+    def score(self, pooled: Tensor) -> Tensor:
+        """(batch * choices, hidden) first tokens' states -> (batch * choices, 1)."""
+        return self.classifier(self.dropout(self.activation(self.sequence_summary["summary"](pooled))))

@@ -1,0 +1,372 @@
+"""ELECTRA's pretraining: generator and discriminator in one module (Clark et al. 2020, sections 2 and 3)."""
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+from transformers.utils import ModelOutput, logging
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
+from hf_ctxmodels.layers.replaced_token import (
+    DetectionHead,
+    Filled,
+    copy_or_predict_loss,
+    detection_counts,
+    detection_loss,
+    fill_masked,
+)
+from hf_ctxmodels.modeling_base import check_ids
+from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
+from hf_ctxmodels.models.electra.modeling_electra import (
+    CtxElectraForMaskedLM,
+    CtxElectraForReplacedTokenDetection,
+    CtxElectraHeadModel,
+    masked_prediction_head,
+)
+
+logger = logging.get_logger(__name__)
+_EMBEDDINGS = "electra.embeddings."
+_TABLES = [
+    f"{_EMBEDDINGS}{name}"
+    for name in (
+        *("word_embeddings.weight", "position_embeddings.weight", "token_type_embeddings.weight"),
+        *("norm.weight", "norm.bias"),
+    )
+]
+
+
+@dataclass
+class CtxElectraForPreTrainingOutput(ModelOutput):
+    """Output of `CtxElectraForPreTraining`.
+
+    Attributes:
+        loss: mlm_loss + discriminator_weight x rtd_loss (equation 3).
+        logits: Without `labels`, the discriminator's on the input as it is: (batch, length), positive where a token
+            looks replaced; of a task over the vocabulary (batch, length, vocabulary).
+        mlm_loss: The generator's cross-entropy in nats, detached.
+        rtd_loss: The discriminator's, detached and without its weight.
+        corrupted_ids: (batch, length) what the discriminator read: the generator's tokens in the masked places.
+        metrics: As (numerator, denominator): "generator_accuracy" (its best guess is the original), "sampled_accuracy"
+            (its drawn token is), and of replaced tokens "rtd_precision", "rtd_recall", "rtd_f1" and "rtd_share".
+        hidden_states, attentions: The discriminator's, as asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    mlm_loss: Tensor | None = None
+    rtd_loss: Tensor | None = None
+    corrupted_ids: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class CtxElectraForPreTraining(CtxElectraHeadModel):
+    """Generator and discriminator, trained together (section 2).
+
+    The generator fills masked tokens with draws from its own distribution; the discriminator says which tokens were
+    replaced. The generator's head runs at the masked tokens alone, in one pass that gives loss and draws; its last
+    layer too.
+
+    The encoder under `electra` and the heads beside it are the discriminator's; under `generator` is a
+    `CtxElectraForMaskedLM`. `AutoModel` and every other class of the family open the discriminator of a joint
+    checkpoint; `export_generator` writes the other half.
+    """
+
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "token_labels")
+    accepts_loss_kwargs = False
+
+    def build_head(self, config: CtxElectraConfig) -> None:
+        """The discriminator's head and the generator, tied as the configuration says."""
+        if config.discriminator_task.startswith("detection"):
+            self.rtd_head = DetectionHead(config.hidden_size, activation=config.hidden_act)
+        else:
+            self.mlm_head = masked_prediction_head(config)
+        if config.discriminator_task == "all_tokens_mlm":
+            self.copy_gate = nn.Linear(config.hidden_size, 1)
+        self.generator = CtxElectraForMaskedLM(config.generator_config())
+        self.generator.requires_grad_(not config.freeze_generator)
+        shared = {
+            "none": [],
+            "embeddings": _TABLES,
+            "all": [f"electra.{name}" for name, _ in self.electra.named_parameters()],
+        }[config.tie_generator]
+        self._tied_weights_keys = {f"generator.{name}": name for name in shared}
+        if self.get_output_embeddings() is not None and config.tie_word_embeddings:
+            self._tied_weights_keys["mlm_head.decoder.weight"] = _TABLES[0]
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """What is tied: `tie_word_embeddings` speaks of decoders alone, the pair shares what `tie_generator` says."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys)
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The discriminator's decoder, for a task over the vocabulary."""
+        return self.mlm_head.decoder if hasattr(self, "mlm_head") else None
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace it (used when the vocabulary is resized)."""
+        self.mlm_head.decoder = new_embeddings
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resize the vocabulary of both."""
+        self.generator.resize_token_embeddings(*args, **kwargs)
+        return super().resize_token_embeddings(*args, **kwargs)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        token_labels: Tensor | None = None,
+        sampling_seed: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> CtxElectraForPreTrainingOutput:
+        """The losses of both where `labels` are given; without, the discriminator's logits on the input as it is.
+
+        Args:
+            labels: (batch, length) original ids of the masked tokens, -100 elsewhere.
+            token_labels: (batch, length) original ids of all tokens, -100 at padding: the discriminator's loss is over
+                these. None takes the labels, and the input where there is none.
+            sampling_seed: (batch,) int64, decides what is drawn for a row. None makes it of the row's masked tokens.
+            kwargs: What the discriminator's encoder takes.
+        """
+        inputs = {
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "sequence_ids": sequence_ids,
+        }
+        if labels is None:
+            outputs = self.encode(input_ids=input_ids, inputs_embeds=inputs_embeds, **inputs, **kwargs)
+            head = self.rtd_head if hasattr(self, "rtd_head") else self.mlm_head
+            return CtxElectraForPreTrainingOutput(
+                logits=head(outputs.last_hidden_state),
+                hidden_states=outputs.hidden_states,
+                attentions=outputs.attentions,
+            )
+        if input_ids is None or inputs_embeds is not None:
+            raise CtxError("The generator replaces tokens: with labels, give input_ids, not inputs_embeds.")
+        self._check_targets(input_ids, labels, token_labels, sampling_seed)
+        filled = self._generate(input_ids, labels, sampling_seed, inputs)
+        if token_labels is None:
+            token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
+        masked_only = self.config.discriminator_task in ("detection_masked", "replace_mlm")
+        wanted = (labels if masked_only else token_labels) != IGNORED
+        outputs = self.encode(input_ids=filled.input_ids, wanted=wanted, **inputs, **kwargs)
+        total, metrics = self._discriminate(outputs.last_hidden_state, filled.input_ids[wanted], token_labels[wanted])
+        mlm_loss = mean_over_targets(filled.loss, labels, "labels", num_items_in_batch)
+        name, targets = ("labels", labels) if masked_only else ("token_labels", token_labels)
+        rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
+        weighted = self.config.discriminator_weight * rtd_loss
+        return CtxElectraForPreTrainingOutput(
+            loss=weighted if self.config.freeze_generator else mlm_loss + weighted,
+            mlm_loss=mlm_loss.detach(),
+            rtd_loss=rtd_loss.detach(),
+            corrupted_ids=filled.input_ids,
+            metrics=_generator_counts(filled, labels) | metrics,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _generate(
+        self, input_ids: Tensor, labels: Tensor, sampling_seed: Tensor | None, inputs: dict[str, Tensor | None]
+    ) -> Filled:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
+            outputs = self.generator.encode(input_ids=input_ids, wanted=labels != IGNORED, **inputs)
+            return fill_masked(outputs.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed)
+
+    def _discriminate(self, states: Tensor, read_ids: Tensor, original_ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The discriminator's summed loss, and what it counts, from (tokens, hidden) states."""
+        if self.config.discriminator_task == "replace_mlm":
+            return self.mlm_head.summed_loss(states, original_ids), {}
+        if self.config.discriminator_task == "all_tokens_mlm":
+            gate = self.copy_gate(states).squeeze(-1)
+            return copy_or_predict_loss(self.mlm_head, gate, states, read_ids, original_ids), {}
+        logits, replaced = self.rtd_head(states), read_ids != original_ids
+        counts = detection_counts(logits.detach(), replaced)
+        return detection_loss(logits, replaced), {f"rtd_{name}": count for name, count in counts.items()}
+
+    def _check_targets(
+        self, input_ids: Tensor, labels: Tensor, token_labels: Tensor | None, sampling_seed: Tensor | None
+    ) -> None:
+        for name, target in {"labels": labels, "token_labels": token_labels}.items():
+            if target is None:
+                continue
+            if target.shape != input_ids.shape:
+                raise CtxError(f"{name} is {tuple(target.shape)}, but the input is {tuple(input_ids.shape)}.")
+            check_ids(name, target.masked_fill(target == IGNORED, 0), self.config.vocab_size, "vocab_size")
+        if sampling_seed is not None and sampling_seed.shape != input_ids.shape[:1]:
+            raise CtxError(
+                f"sampling_seed is {tuple(sampling_seed.shape)}, but it must be one number for each of the "
+                f"{input_ids.shape[0]} rows."
+            )
+
+    def export_reference(self, save_directory: str | Path) -> None:
+        """Write the discriminator, the reference's class for pretraining: see `export_discriminator`."""
+        self.export_discriminator(save_directory)
+
+    def export_discriminator(self, save_directory: str | Path) -> None:
+        """Write weights and a config.json that `transformers.ElectraForPreTraining` opens, bit for bit.
+
+        A discriminator that was trained over the vocabulary (`discriminator_task`) is an `ElectraForMaskedLM` there; a
+        copy gate has no place in it and is left out.
+
+        Args:
+            save_directory: Folder to write config.json and model.safetensors to; created if needed.
+        """
+        detects = hasattr(self, "rtd_head")
+        with torch.device("meta"):
+            part = (CtxElectraForReplacedTokenDetection if detects else CtxElectraForMaskedLM)(self.config)
+        part.electra = self.electra
+        setattr(part, *(("rtd_head", self.rtd_head) if detects else ("mlm_head", self.mlm_head)))
+        part.export_reference(save_directory)
+
+    def export_generator(self, save_directory: str | Path) -> None:
+        """Write weights and a config.json that `transformers.ElectraForMaskedLM` opens, bit for bit.
+
+        Args:
+            save_directory: Folder to write config.json and model.safetensors to; created if needed.
+        """
+        self.generator.export_reference(save_directory)
+
+    @classmethod
+    def from_pretrained_pair(
+        cls,
+        generator: str | PathLike[str],
+        discriminator: str | PathLike[str],
+        *,
+        tie_generator: str | None = None,
+        **changes: Any,
+    ) -> Self:
+        """The joint model of two checkpoints, of `transformers` or of this package.
+
+        Args:
+            generator: Directory or Hub id of a masked-LM checkpoint.
+            discriminator: Directory or Hub id of a discriminator. Any other head will do, the generator itself as well
+                (two-stage training, section 3.3): the detection head then starts anew.
+            tie_generator: As in the configuration. None shares the embeddings where they are equal in both checkpoints,
+                and nothing (with a warning) where they are not.
+            changes: Other fields of the configuration, for example `discriminator_weight` or `freeze_generator`.
+
+        Raises:
+            CtxError: The two do not fit together.
+        """
+        writer = _open(CtxElectraForMaskedLM, generator, "mlm_head.", "electra.")
+        reader = _open(CtxElectraForReplacedTokenDetection, discriminator, "electra.")
+        _check_same_vocabulary(writer.config, reader.config, generator, discriminator)
+        config = _pair_config(writer.config, reader.config, tie_generator or "embeddings", changes)
+        own, other = reader.electra.state_dict(), writer.electra.state_dict()
+        names = own if config.tie_generator == "all" else [name.removeprefix("electra.") for name in _TABLES]
+        if config.tie_generator == "none":
+            names = []
+        differing = [name for name in names if name not in other or not torch.equal(own[name], other[name])]
+        if differing:
+            what = f"{differing[0]} of generator and discriminator hold different weights"
+            if tie_generator is not None:
+                raise CtxError(
+                    f"{what}, but tie_generator={tie_generator!r} makes them one.",
+                    where=f"{generator}, {discriminator}",
+                    mend='set tie_generator="none", or give the two checkpoints of one training.',
+                )
+            logger.warning(f"{what}; the pair shares nothing (tie_generator='none').")
+            config = _pair_config(writer.config, reader.config, "none", changes)
+        model = cls(config).to(reader.dtype)
+        model.electra.load_state_dict(own)
+        model.generator.load_state_dict(writer.state_dict())
+        if hasattr(model, "rtd_head"):
+            model.rtd_head.load_state_dict(reader.rtd_head.state_dict())
+        return model.eval()
+
+
+def _original_ids(
+    input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None
+) -> Tensor:
+    """(batch, length) the ids before masking, -100 at padding."""
+    originals = torch.where(labels == IGNORED, input_ids, labels)
+    for tokens in (attention_mask, sequence_ids):
+        if tokens is not None and tokens.dim() == 2:
+            originals = originals.masked_fill(tokens == 0, IGNORED)
+    return originals
+
+
+def _generator_counts(filled: Filled, labels: Tensor) -> dict[str, Tensor]:
+    masked = labels != IGNORED
+    hits = {"generator_accuracy": filled.right, "sampled_accuracy": ((filled.input_ids == labels) & masked).sum()}
+    return {name: torch.stack([hit, masked.sum()]).float() for name, hit in hits.items()}
+
+
+def _open(kind: type[CtxElectraHeadModel], source: str | PathLike[str], *needed: str) -> Any:
+    """Open one half of a pair.
+
+    Raises:
+        CtxError: Weights are missing whose names start with one of `needed`.
+    """
+    model, report = kind.from_pretrained(source, output_loading_info=True)
+    missing = sorted(name for name in report["missing_keys"] if name.startswith(needed))
+    if missing or report["mismatched_keys"]:
+        raise CtxError(
+            f"This does not open as {kind.__name__}: it has no {missing[0] if missing else 'weights of that shape'}.",
+            where=str(source),
+            mend="a generator is what ElectraForMaskedLM saves; a joint checkpoint of this package gives one by "
+            "export_generator(directory).",
+        )
+    return model
+
+
+def _check_same_vocabulary(
+    writer: CtxElectraConfig,
+    reader: CtxElectraConfig,
+    generator: str | PathLike[str],
+    discriminator: str | PathLike[str],
+) -> None:
+    """Raise a `CtxError` where the vocabularies differ, by their size or by the tokenizers saved beside the weights."""
+    where = f"{generator}, {discriminator}"
+    mend = "use a generator and a discriminator that were trained with one tokenizer."
+    if writer.vocab_size != reader.vocab_size:
+        raise CtxError(
+            f"The generator has a vocabulary of {writer.vocab_size} tokens, the discriminator one of "
+            f"{reader.vocab_size}, but it reads what the generator writes.",
+            where=where,
+            mend=mend,
+        )
+    folders = [Path(generator), Path(discriminator)]
+    if all((folder / "tokenizer.json").exists() or (folder / "vocab.txt").exists() for folder in folders):
+        first, second = (AutoTokenizer.from_pretrained(folder).get_vocab() for folder in folders)
+        if first != second:
+            word = next(word for word in {**first, **second} if first.get(word) != second.get(word))
+            raise CtxError(
+                f"The vocabularies differ: {word!r} is token {first.get(word)} of the generator and "
+                f"{second.get(word)} of the discriminator.",
+                where=where,
+                mend=mend,
+            )
+
+
+def _pair_config(
+    writer: CtxElectraConfig, reader: CtxElectraConfig, tie_generator: str, changes: dict[str, Any]
+) -> CtxElectraConfig:
+    """The discriminator's configuration with that generator.
+
+    Raises:
+        CtxError: What the configuration says of it.
+    """
+    try:
+        return reader.with_generator(writer, tie_generator=tie_generator, **changes)
+    except CtxError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise CtxError(str(error)) from error

@@ -1,0 +1,101 @@
+"""Replaced token detection (Clark et al. 2020, section 2): masked rows for a generator, and seeds for what it draws."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
+from hf_ctxmodels.objectives.base import Batch, Example
+from hf_ctxmodels.objectives.features import feature_generator
+from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskedLMOptions
+from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.seeding import Stream, generator
+from hf_ctxmodels.objectives.segments import RowTemplate, TokenizedDocument
+
+
+@dataclass
+class DataCollatorForReplacedTokenDetection(DataCollatorForMaskedLanguageModeling):
+    """Masks as `DataCollatorForMaskedLanguageModeling` does, and says what a generator/discriminator pair needs beside.
+
+    Which token takes a mask's place is drawn in the model, from the generator's distribution. The collator gives each
+    row the seed of these draws, made of (seed, epoch, example index): the same example gets the same numbers whatever
+    the batch, the worker or the device.
+
+    Each feature holds what the masking collator needs.
+
+    Returns: what the masking collator returns, and
+        token_labels: (batch, width) int64, the original id of every token, -100 at padding. The discriminator's loss is
+            over these, special tokens included, as in the paper's released code.
+        sampling_seed: (batch,) int64.
+
+    Args:
+        mask_share, random_share: by default 85% of the selected tokens become the mask token and 15% stay, as in the
+            paper's released code; mask_share=1 is the paper's text.
+    """
+
+    mask_share: float = 0.85
+    random_share: float = 0.0
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        batch = super().torch_call(features)
+        originals = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
+        batch["token_labels"] = originals.masked_fill(batch["attention_mask"] == 0, IGNORED)
+        generators = [feature_generator(feature, self.seed, self.static, Stream.SAMPLING) for feature in features]
+        batch["sampling_seed"] = torch.tensor([int(each.integers(2**63)) for each in generators])
+        return batch
+
+
+@dataclass(frozen=True)
+class ReplacedTokenOptions(MaskedLMOptions):
+    """Options of `ReplacedTokenDetection`."""
+
+    mask_share: float = flag(0.85, "Share of the predicted tokens replaced by the mask token.")
+    random_share: float = flag(0.0, "Share of the predicted tokens replaced by a random one; the rest is kept.")
+    single_segment_share: float = flag(0.1, "Share of the rows with one segment though they could be cut in two.")
+
+
+class ReplacedTokenDetection(MaskedLM):
+    """ELECTRA's own objective: a generator fills masked tokens, a discriminator finds those that it changed.
+
+    Rows are whole sentences of one document, as many as fit, in two segments that follow each other, cut at the
+    sentence's end nearest the middle; one row in ten, and a row of one sentence, is one segment. This is the format of
+    the paper's released code: a model that is to read pairs has seen both segments.
+
+    References: Clark et al. 2020, section 2; `build_pretraining_dataset.py` of its release.
+    Related: `MaskedLM` is the generator's part alone, and stage one of two-stage training.
+    """
+
+    auto_class = "AutoModelForPreTraining"
+    Options: ClassVar[type] = ReplacedTokenOptions
+    collate: DataCollatorForReplacedTokenDetection
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        share = self.options.single_segment_share
+        if not 0 <= share <= 1:
+            raise CtxError(f"single_segment_share={share} is no share.", mend="use 0 to 1.")
+        self.pair_template = RowTemplate(tokenizer, segments=2)
+        self.room = self.pair_template.room(max_length)
+        self.collate = self.options.collator(DataCollatorForReplacedTokenDetection, tokenizer, seed)
+
+    def _row(self, document: TokenizedDocument, start: int, stop: int, pass_index: int, number: int) -> Example:
+        cuts = document.bounds[(document.bounds > start) & (document.bounds < stop)]
+        rng = generator(self.seed, pass_index, number, Stream.PAIRING)
+        if not len(cuts) or rng.random() < self.options.single_segment_share:
+            row = super()._row(document, start, stop, pass_index, number)
+            row["token_type_ids"] = self.template.token_types(stop - start)
+            return row
+        cut = int(cuts[np.abs(cuts - (start + stop) / 2).argmin()])
+        row = {
+            "input_ids": self.pair_template.fill(document.ids[start:cut], document.ids[cut:stop]),
+            "token_type_ids": self.pair_template.token_types(cut - start, stop - cut),
+        }
+        if document.word_ids is not None:
+            words = document.word_ids
+            row["word_ids"] = self.pair_template.fill_words(words[start:cut], words[cut:stop])
+        return row
