@@ -56,12 +56,18 @@ POST_NORM_RENAMINGS = [
 ]
 """Names in the encoder of BERT's heirs, reference layout -> `hf_ctxmodels.encoder`."""
 
-FUSED_PROJECTIONS = [
-    WeightConverter(
-        [f"attention.self.{part}.{kind}" for part in ("query", "key", "value")],
-        f"attention.qkv_proj.{kind}",
-        [Concatenate(dim=0)],
-    )
-    for kind in ("weight", "bias")
-]
-"""Queries, keys and values of BERT's heirs, three matrices there -> one here."""
+
+def fused_projections(attention: str) -> list[WeightConverter]:
+    """Queries, keys and values, three matrices there -> one here.
+
+    Args:
+        attention: Where the three stand in the reference's names.
+    """
+    return [
+        WeightConverter(
+            [f"{attention}.{part}.{kind}" for part in ("query", "key", "value")],
+            f"attention.qkv_proj.{kind}",
+            [Concatenate(dim=0)],
+        )
+        for kind in ("weight", "bias")
+    ]

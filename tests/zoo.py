@@ -33,7 +33,6 @@ TINY = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
     "num_labels": 3,
-    "embedding_size": 24,
     "discriminator_weight": 2.0,
 }
 

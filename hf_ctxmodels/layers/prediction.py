@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.feed_forward import make_activation
-
 from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.sampling import sample_rows
 
 # Logits held at a time; larger chunks were no faster, smaller ones waste the matrix units.
@@ -78,7 +77,7 @@ class ProjectedHead(nn.Module):
     def __init__(self, hidden_size: int, scores: int, *, activation: str, dropout: float = 0.0) -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, hidden_size)
-        self.activation = ACT2FN[activation]
+        self.activation = make_activation(activation)
         self.dropout = Dropout(dropout)
         self.out_proj = nn.Linear(hidden_size, scores)
 

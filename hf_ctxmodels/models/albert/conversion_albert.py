@@ -1,8 +1,8 @@
 """ALBERT weight names: the reference layout of transformers -> the native layout here."""
 
-from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.conversion_ops import LEGACY_NORM_NAMES, FirstFound
+from hf_ctxmodels.conversion_ops import LEGACY_NORM_NAMES, FirstFound, fused_projections
 
 _RENAMINGS = [
     WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
@@ -24,14 +24,5 @@ _RENAMINGS = [
 _DECODER_BIAS = WeightConverter(
     ["predictions.decoder.bias", "predictions.bias"], "mlm_head.decoder.bias", [FirstFound()]
 )
-_FUSED = [
-    WeightConverter(
-        [f"attention.{part}.{kind}" for part in ("query", "key", "value")],
-        f"attention.qkv_proj.{kind}",
-        [Concatenate(dim=0)],
-    )
-    for kind in ("weight", "bias")
-]
-
-ALBERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *_FUSED, _DECODER_BIAS]
+ALBERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *fused_projections("attention"), _DECODER_BIAS]
 ALBERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *ALBERT_EXPORT]

@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.conversion_ops import FUSED_PROJECTIONS, LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, FirstFound
+from hf_ctxmodels.conversion_ops import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, FirstFound, fused_projections
 
 _RENAMINGS = [
     *POST_NORM_RENAMINGS,
@@ -15,5 +15,5 @@ _RENAMINGS = [
 _DECODER_BIAS = WeightConverter(
     ["cls.predictions.decoder.bias", "cls.predictions.bias"], "mlm_head.decoder.bias", [FirstFound()]
 )
-BERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *FUSED_PROJECTIONS, _DECODER_BIAS]
+BERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *fused_projections("attention.self"), _DECODER_BIAS]
 BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *BERT_EXPORT]

@@ -6,7 +6,7 @@ names follow a `generator.` that no pattern matches.
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.conversion_ops import FUSED_PROJECTIONS, POST_NORM_RENAMINGS
+from hf_ctxmodels.conversion_ops import POST_NORM_RENAMINGS, fused_projections
 
 ELECTRA_CONVERSION: list[WeightTransform] = [
     *POST_NORM_RENAMINGS,
@@ -16,5 +16,5 @@ ELECTRA_CONVERSION: list[WeightTransform] = [
     WeightRenaming(r"generator_predictions\.dense\.", r"mlm_head.dense."),
     WeightRenaming(r"generator_predictions\.LayerNorm\.", r"mlm_head.norm."),
     WeightRenaming(r"generator_lm_head\.", r"mlm_head.decoder."),
-    *FUSED_PROJECTIONS,
+    *fused_projections("attention.self"),
 ]

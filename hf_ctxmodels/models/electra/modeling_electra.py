@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -19,6 +18,7 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.layers.attention import SelfAttention
 from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.post_norm import PostNormLayer
 from hf_ctxmodels.layers.prediction import MaskedPredictionHead, ProjectedHead
 from hf_ctxmodels.layers.replaced_token import DetectionHead, detection_counts, detection_loss
@@ -207,7 +207,7 @@ class CtxElectraForMultipleChoice(heads.ForMultipleChoice, CtxElectraHeadModel):
         """The summary and a linear map to one score."""
         summary = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_use_proj else nn.Identity()
         self.sequence_summary = nn.ModuleDict({"summary": summary})
-        self.activation = ACT2FN[config.summary_activation] if config.summary_activation else nn.Identity()
+        self.activation = make_activation(config.summary_activation) if config.summary_activation else nn.Identity()
         self.dropout = Dropout(config.summary_last_dropout)
         self.classifier = nn.Linear(config.hidden_size, 1)
 
