@@ -23,7 +23,13 @@ from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
 from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
 from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
-from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence, Objective, ReplacedTokenDetection
+from hf_ctxmodels.objectives import (
+    MaskedLM,
+    MaskedLMWithNextSentence,
+    MaskedLMWithSentenceOrder,
+    Objective,
+    ReplacedTokenDetection,
+)
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ FAMILIES: dict[str, Family] = {
                 "AutoModelForQuestionAnswering": albert.CtxAlbertForQuestionAnswering,
                 "AutoModelForMultipleChoice": albert.CtxAlbertForMultipleChoice,
             },
-            objectives={"mlm": MaskedLM},
+            objectives={"mlm+sop": MaskedLMWithSentenceOrder, "mlm": MaskedLM},
             # base to xxlarge: Lan et al. 2019, table 1, in the two releases, of which the second (the plain name) has
             # no dropout; tiny to small: the same proportions for a CPU
             sizes={

@@ -1,16 +1,37 @@
-"""Measure speed and memory against transformers: same weights, same outputs, one process, interleaved."""
+"""Measure speed and memory: against transformers (same weights, same outputs), or of ways to build a family."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks import encoders, pretraining, report
+from hf_ctxmodels.benchmarks import encoders, pretraining, report, sharing
 from hf_ctxmodels.errors import run_script
 from hf_ctxmodels.training.recipe import parse_arguments
 
-SUITES = {"encoders": [encoders.run, pretraining.run]}
+
+@dataclass(frozen=True)
+class Suite:
+    """What is run for one table.
+
+    Attributes:
+        runs: Each gives results one by one.
+        table: Renders them.
+        describe: The peer's attention implementation -> what is run.
+    """
+
+    runs: Sequence[Callable[..., Iterator[Any]]]
+    table: Callable[[Sequence[Any]], str]
+    describe: Callable[[str], str]
+
+
+SUITES = {
+    "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_peer),
+    "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
+}
 
 
 @dataclass
@@ -38,17 +59,18 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
-    setting = report.describe_setting(device, dtype, arguments.peer_attention, arguments.repeats)
-    results = []
+    suite = SUITES[arguments.suite]
+    setting = report.describe_setting(device, dtype, arguments.repeats, suite.describe(arguments.peer_attention))
+    results: list[Any] = []
     print(setting)
-    for run in SUITES[arguments.suite]:
+    for run in suite.runs:
         for result in run(device, dtype, arguments.repeats, arguments.peer_attention, arguments.only):
             results.append(result)
-            print(report.table([result]).splitlines()[-1], flush=True)
-    text = f"{setting}\n\n{report.table(results)}\n"
+            print(suite.table([result]).splitlines()[-1], flush=True)
+    text = f"{setting}\n\n{suite.table(results)}\n"
     if arguments.output:
         Path(arguments.output).write_text(text, encoding="utf-8")
-    print(f"\n{report.table(results)}")
+    print(f"\n{suite.table(results)}")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def _run_case(
     difference = _difference(ours, peer, batches)
     if case.work == "compiled inference":
         ours = torch.compile(ours, fullgraph=True)
-    make = _training_step if case.trains else _inference_step
+    make = training_step if case.trains else _inference_step
     steps = {
         "peer": make(peer, batches["peer"], dtype, case.work),
         "ours": make(ours, batches["ours"], dtype, case.work),
@@ -80,10 +80,9 @@ def _run_case(
     )
 
 
-def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Our model and the peer opened from its export."""
+def build_model(case: Case) -> PreTrainedModel:
+    """A new model of ours."""
     family = FAMILIES[case.family]
-    auto_name = "AutoModelForPreTraining" if case.pretrains else "AutoModel"
     config = family.config(
         hidden_size=case.width,
         num_hidden_layers=case.layers,
@@ -91,11 +90,20 @@ def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, PreTrain
         intermediate_size=4 * case.width,
         **case.config,
     )
-    ours = family.models[auto_name](config)
+    return family.models[_auto_name(case)](config)
+
+
+def _auto_name(case: Case) -> str:
+    return "AutoModelForPreTraining" if case.pretrains else "AutoModel"
+
+
+def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Our model and the peer opened from its export."""
+    ours = build_model(case)
     with tempfile.TemporaryDirectory() as folder:
         ours.export_reference(folder)
         reference = transformers.AutoConfig.from_pretrained(folder)
-        peer_class = getattr(transformers, auto_name)._model_mapping[type(reference)]
+        peer_class = getattr(transformers, _auto_name(case))._model_mapping[type(reference)]
         attention = attention if peer_class._supports_sdpa else "eager"
         peer = peer_class.from_pretrained(folder, attn_implementation=attention)
     return ours, peer
@@ -111,7 +119,7 @@ def _inference_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: tor
     return step
 
 
-def _training_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
+def training_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
     """Forward, backward and, but for "gradients", a fused AdamW update; half precision by autocast, as in training."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

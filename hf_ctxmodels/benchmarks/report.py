@@ -15,14 +15,25 @@ _HEADER = (
 )
 
 
-def describe_setting(device: torch.device, dtype: torch.dtype, attention: str, repeats: int) -> str:
-    """One line: machine, precision, versions, method."""
+def describe_setting(device: torch.device, dtype: torch.dtype, repeats: int, what: str) -> str:
+    """One line: machine, precision, versions, method.
+
+    Args:
+        device, dtype, repeats: As for the suites.
+        what: What a suite runs, and what its columns mean.
+    """
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     return (
-        f"{machine}, {torch.get_num_threads()} threads, {str(dtype)[6:]}, torch {torch.__version__}; "
-        f"peer: transformers {transformers.__version__} with {attention}; medians of {repeats} interleaved runs in one "
-        "process, ± half the interquartile range; peak memory is what a step holds beyond weights and optimizer state; "
-        "'of matmul' is useful operations over the rate of a large matrix product here."
+        f"{machine}, {torch.get_num_threads()} threads, {str(dtype)[6:]}, torch {torch.__version__}; medians of "
+        f"{repeats} interleaved runs in one process, ± half the interquartile range; {what}"
+    )
+
+
+def describe_peer(attention: str) -> str:
+    """What the suite `encoders` runs."""
+    return (
+        f"peer: transformers {transformers.__version__} with {attention}; peak memory is what a step holds beyond "
+        "weights and optimizer state; 'of matmul' is useful operations over the rate of a large matrix product here."
     )
 
 
