@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -40,7 +41,7 @@ def load_config(
         return config_class.from_pretrained(source)
     except CtxError:
         raise
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, StrictDataclassError) as error:
         raise CtxError(
             f"No usable model configuration: {_first_line(error)}",
             where=str(source),
@@ -81,7 +82,7 @@ def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any],
         return config_class(**fields)
     except CtxError:
         raise
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, StrictDataclassError) as error:
         raise _no_configuration(config_class, where, error) from error
 
 
@@ -257,4 +258,7 @@ def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str |
 
 
 def _first_line(error: BaseException) -> str:
+    """What the error says; a field or a check of a configuration says it in the error behind its own."""
+    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,5 +1,6 @@
 """Recipes, arguments, summaries, optimizer, checkpoint files, loading guards."""
 
+import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -294,9 +295,16 @@ def test_loading_guards(workspace, tmp_path):
     with pytest.raises(CtxError, match="the tokenizer has 80 tokens, the model embeds 79"):
         check_fit(tokenizer, config, 32, where="here")
 
-    (tmp_path / "config.json").write_text('{"hiden_size": 3}', encoding="utf-8")
-    with pytest.raises(CtxError, match="hiden_size"):
-        load_config_file(CtxBertConfig, tmp_path / "config.json")
+    for fields, message in (
+        ({"hiden_size": 3}, "has no field 'hiden_size'"),
+        ({"hidden_size": "wide"}, "'hidden_size' expected int, got str"),
+        ({"hidden_size": 64, "num_attention_heads": 7}, "hidden_size=64 is not a multiple of num_attention_heads=7"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": "ctx-bert"}), encoding="utf-8")
+        with pytest.raises(CtxError, match=f"Not a configuration of CtxBertConfig: .*{message}"):
+            load_config_file(CtxBertConfig, tmp_path / "config.json")
+        with pytest.raises(CtxError, match=f"No usable model configuration: .*{message}"):
+            load_config(tmp_path)
 
 
 def test_damaged_weights_and_new_heads(workspace, tmp_path, capsys):
