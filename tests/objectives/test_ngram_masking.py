@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ctxmodels.errors import CtxError
@@ -44,6 +44,7 @@ def test_runs_in_a_row_have_the_lengths_drawn(tokenizer):
     assert np.mean(np.array(lengths) > 3) < 0.03, "only where two runs meet"
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=60),
     special=st.sets(st.integers(0, 59)),

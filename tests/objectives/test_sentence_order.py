@@ -105,6 +105,7 @@ def test_the_longer_segment_does_not_betray_the_order(tokenizer):
     assert guessed == pytest.approx(0.5, abs=0.025)
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40),
     target=st.integers(2, 60),
