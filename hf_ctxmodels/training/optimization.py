@@ -27,6 +27,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
     """The optimizer that `arguments.optimizer` names, over `parameter_groups`.
 
+    `transformers.Trainer` takes it too: `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
+
     Raises:
         CtxError: its package is not installed.
     """
