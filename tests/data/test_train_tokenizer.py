@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.data import DataArguments
+from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -31,6 +32,23 @@ def test_a_tokenizer_is_trained_from_a_recipe_and_flags(tmp_path, documents):
     assert "38 documents of" in done.stdout
     assert "held out         2 documents" in done.stdout
     assert "unknown tokens   0.00%" in done.stdout
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_familys_tokenizer_is_trained_and_opened_by_the_auto_class(tmp_path, monkeypatch, documents, family):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join("\n".join(document) for document in documents))
+    flags = ["--family", family, "--dataset", str(text), "--vocab_size", "150", "--options", "model_max_length=64"]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags, "--output_dir", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert stopped.value.code == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert type(tokenizer) is FAMILIES[family].tokenizer
+    assert tokenizer.model_max_length == 64
+    sentence = documents[0][0]
+    assert tokenizer.unk_token_id not in tokenizer(sentence).input_ids
+    assert tokenizer.decode(tokenizer(sentence).input_ids, skip_special_tokens=True).lower().startswith("the cat")
 
 
 @pytest.mark.parametrize(
