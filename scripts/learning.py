@@ -8,6 +8,7 @@ Every stage is one of the other scripts; the commands are printed. Leaves learni
 each number beside what it must beat, learning.json and learning.png in the output directory.
 """
 
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.summary import TrainingSummary
 
 SCRIPTS = Path(__file__).parent
-RECIPES = SCRIPTS / "recipes"
+RECIPES = Path(os.path.relpath(SCRIPTS)) / "recipes"  # relative, as it stands in the commands that are shown
 
 
 @dataclass

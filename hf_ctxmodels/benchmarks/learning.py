@@ -49,7 +49,7 @@ def pretraining_claims(summary: TrainingSummary) -> list[Claim]:
     """
     claims = []
     for name, baseline in summary.baselines.items():
-        value = summary.metrics[f"eval_{name}"]
+        value, baseline = round(summary.metrics[f"eval_{name}"], 3), round(baseline, 3)  # as they are shown
         demand, reached = "", True
         if is_token_loss(name, summary.metrics):
             demand, reached = f"{TOKEN_MARGIN} nat below the baseline", value <= baseline - TOKEN_MARGIN

@@ -28,6 +28,7 @@ def summary(**metrics: float) -> TrainingSummary:
         ),
         ({"eval_pair_accuracy": 0.6, "baseline_pair_accuracy": 0.5}, [False]),
         ({"eval_pair_accuracy": 0.7, "baseline_pair_accuracy": 0.75}, [False]),
+        ({"eval_pair_accuracy": 0.7500001, "baseline_pair_accuracy": 0.75}, [False]),
         ({"eval_replaced_f1": 0.2, "baseline_replaced_f1": 0.1, "eval_replaced_precision": 0.5}, [True]),
         ({"eval_replaced_f1": 0.1, "baseline_replaced_f1": 0.1}, [False]),
     ],
