@@ -101,7 +101,7 @@ def test_recipes_in_the_repository_parse(recipe):
     assert loop.max_steps
     objective = family.objectives[pretraining.objective]
     assert parse_options(objective, pretraining.objective_options).keys() <= objective.option_help().keys()
-    family.config(**family.sizes[pretraining.config], **parse_config_options(pretraining.config_options))
+    family.config(**{**family.sizes[pretraining.config], **parse_config_options(pretraining.config_options)})
 
 
 def test_options_of_a_configuration():
