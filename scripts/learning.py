@@ -16,6 +16,7 @@ from pathlib import Path
 import hf_ctxmodels  # noqa: F401 - registers the families
 from hf_ctxmodels.benchmarks.learning import (
     Claim,
+    detection_by_identity,
     pretraining_claims,
     report,
     save_json,
@@ -51,23 +52,22 @@ class LearningArguments:
     max_steps: int | None = flag(None, "Pretraining steps, instead of the recipe's.")
 
 
-def pretrain(arguments: LearningArguments, output: Path) -> list[str]:
-    """Text -> tokenizer -> pretrained model; gives the commands."""
+def pretrain(arguments: LearningArguments, output: Path) -> tuple[list[str], list[str]]:
+    """Text -> tokenizer -> pretrained model; gives the commands, and the flags of the second."""
     data = ("--dataset", arguments.dataset, "--validation_fraction", arguments.validation_fraction)
     recipe = arguments.pretraining or RECIPES / f"{arguments.family}_learning.yaml"
     length = () if arguments.max_steps is None else ("--max_steps", arguments.max_steps)
     family = ("--family", arguments.family)
     tokenizer, model = output / "tokenizer", output / "pretrained"
-    return [
+    flags = (*("--recipe", recipe), *family, "--tokenizer", tokenizer, *data, *length, "--output_dir", model)
+    commands = [
         run_stage(
             SCRIPTS / "train_tokenizer.py",
             *(*family, "--vocab_size", arguments.vocab_size, *data, "--output_dir", tokenizer),
         ),
-        run_stage(
-            SCRIPTS / "pretrain.py",
-            *("--recipe", recipe, *family, "--tokenizer", tokenizer, *data, *length, "--output_dir", model),
-        ),
+        run_stage(SCRIPTS / "pretrain.py", *flags),
     ]
+    return commands, [str(flag) for flag in flags]
 
 
 def finetune(arguments: LearningArguments, output: Path) -> tuple[Claim, list[str]]:
@@ -97,10 +97,12 @@ def main() -> None:
     output = Path(arguments.output_dir)
     for made in ("tokenizer", "pretrained", *(path.name for path in output.glob("*-[0-9]"))):
         shutil.rmtree(output / made, ignore_errors=True)
-    commands = pretrain(arguments, output)
-    transfer, more = finetune(arguments, output)
+    commands, flags = pretrain(arguments, output)
     summary = TrainingSummary.load(output / "pretrained")
-    claims = [*pretraining_claims(summary), transfer]
+    has_detector = any(name.endswith("_f1") for name in summary.baselines)
+    detection = detection_by_identity(output / "pretrained", flags) if has_detector else None
+    transfer, more = finetune(arguments, output)
+    claims = [*pretraining_claims(summary, detection), transfer]
     save_json(output / "learning.json", claims, summary, [*commands, *more])
     shutil.copyfile(output / "pretrained" / "training_curve.png", output / "learning.png")
     text = report(claims, summary, [*commands, *more[:2]], f"{arguments.family}_learning.png")

@@ -39,6 +39,13 @@ def test_what_must_be_beaten_follows_from_the_kind_of_the_number(metrics, reache
     assert len([claim for claim in claims if claim.demanded]) == 1
 
 
+def test_a_detector_must_also_beat_the_one_that_reads_no_context():
+    metrics = {"eval_replaced_f1": 0.25, "baseline_replaced_f1": 0.2}
+    assert pretraining_claims(summary(**metrics), detection=0.24)[0].reached
+    (missed,) = pretraining_claims(summary(**metrics), detection=0.26)
+    assert (missed.baseline, missed.reached) == ("0.260", False)
+
+
 def test_transfer_is_reached_when_every_seed_is_better():
     assert transfer_claim("SST-2", [0.8, 0.79], [0.7, 0.78]).reached
     overlapping = transfer_claim("SST-2", [0.8, 0.77], [0.7, 0.78])

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from hf_ctxmodels.training.baselines import FrequencyGuesser, Guess, named_guesses
+from hf_ctxmodels.training.baselines import FrequencyGuesser, Guess, TokenDetector, named_guesses
 
 PAD, MASK = 0, 1
 TARGETS = ["labels", "order_label"]
@@ -57,6 +58,23 @@ def test_guesses_stand_under_the_names_of_the_metrics():
     assert named.keys() == {"baseline_mlm_loss", "baseline_order_loss", "baseline_order_accuracy"}
     assert named["baseline_mlm_loss"] == pytest.approx(math.log(4))
     assert named_guesses(guesses, ("labels",), {"eval_loss": 3.0}) == {"baseline_loss": named["baseline_mlm_loss"]}
+
+
+def test_a_detector_by_identity_flags_what_is_replaced_often():
+    detector = TokenDetector(5)
+    read = np.array([1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3])
+    replaced = np.array([1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0], dtype=bool)
+    detector.count(read[:6], replaced[:6])
+    detector.count(read[6:], replaced[6:])
+    # Flagging 1 alone has F1 2 * 3 / (4 + 4), flagging 2 as well 2 * 4 / (8 + 4), everything 2 * 4 / (12 + 4).
+    assert detector.f1(np.array([1, 1, 2, 3, 4]), np.array([True, False, True, False, False])) == pytest.approx(0.5)
+
+
+def test_a_detector_by_identity_flags_everything_when_tokens_do_not_tell():
+    detector = TokenDetector(4)
+    read = np.array([1, 2, 3] * 5)
+    detector.count(read, np.arange(15) < 3)
+    assert detector.f1(read, np.arange(15) < 3) == pytest.approx(2 * 3 / (15 + 3))
 
 
 def test_a_detector_is_compared_with_flagging_everything():
