@@ -20,7 +20,7 @@ def plot_curve(
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats)")
     names = dict.fromkeys(name for record in curve for name in record if name == "loss" or name.endswith("_loss"))
     colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(map(_term, names)))}
@@ -32,7 +32,7 @@ def plot_curve(
     for name in [name for name in colours if name in baselines]:
         axes.axhline(baselines[name], label=f"{name}, by frequency", color=colours[name], linestyle=":")
     if names:
-        axes.legend()
+        figure.legend(loc="outside right upper")
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
     return True
