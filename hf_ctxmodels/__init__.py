@@ -36,6 +36,17 @@ from hf_ctxmodels.models.electra.modeling_electra import (
 )
 from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
 from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
+from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
+from hf_ctxmodels.models.xlnet.modeling_xlnet import (
+    CtxXLNetForMultipleChoice,
+    CtxXLNetForPreTraining,
+    CtxXLNetForQuestionAnswering,
+    CtxXLNetForQuestionAnsweringSimple,
+    CtxXLNetForSequenceClassification,
+    CtxXLNetForTokenClassification,
+    CtxXLNetModel,
+)
+from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import (
     DataCollatorForMaskedLanguageModeling,
     DataCollatorForNextSentencePrediction,
@@ -79,6 +90,15 @@ __all__ = [
     "CtxElectraModel",
     "CtxElectraTokenizer",
     "CtxError",
+    "CtxXLNetConfig",
+    "CtxXLNetForMultipleChoice",
+    "CtxXLNetForPreTraining",
+    "CtxXLNetForQuestionAnswering",
+    "CtxXLNetForQuestionAnsweringSimple",
+    "CtxXLNetForSequenceClassification",
+    "CtxXLNetForTokenClassification",
+    "CtxXLNetModel",
+    "CtxXLNetTokenizer",
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
     "DataCollatorForPermutationLanguageModeling",

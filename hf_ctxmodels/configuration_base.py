@@ -40,6 +40,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     # What Trainer leaves out of the predictions it gathers: counts are no outputs of a row.
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "metrics"]
 
+    # Fields the reference has not; an export leaves them out.
+    own_fields: ClassVar[tuple[str, ...]] = ("unpad",)
     # Reference field -> the values this family computes; any other value in a reference config.json is an error.
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -47,12 +49,16 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         # from_pretrained passes the file's model_type on; kept, it would hide this family's conversion table.
         file_model_type = kwargs.pop("model_type", None)
         kwargs.pop("auto_map", None)
-        unknown = set(kwargs) - _PASSED_THROUGH - _generation_keywords()
+        unknown = set(kwargs) - _PASSED_THROUGH - _generation_keywords() - set(self.attribute_map)
         if file_model_type not in (None, self.model_type):
             self._check_reference_values(file_model_type, kwargs)
         elif unknown:
             raise ValueError(self._unknown_message(unknown))
         super().__post_init__(**{key: value for key, value in kwargs.items() if key not in unknown})
+
+    def reference_name(self, field: str) -> str:
+        """What the reference calls a field of this configuration: the name that `attribute_map` reads it by."""
+        return {own: name for name, own in self.attribute_map.items()}.get(field, field)
 
     def _check_reference_values(self, model_type: str, kwargs: dict[str, Any]) -> None:
         for key, supported in self.supported_reference_values.items():

@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedConfig
 from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming
 
 # Names of the first releases; read, never written.
@@ -20,7 +21,7 @@ class FirstFound(ConversionOps):
     ) -> dict[str, Tensor]:
         """Keep the tensor of the first source that is there."""
         found = next(input_dict[source] for source in source_patterns if source in input_dict)
-        return {target_patterns[0]: found[0] if isinstance(found, list) else found}
+        return {target_patterns[0]: _single(found)}
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -36,8 +37,7 @@ class _Repeated(ConversionOps):
     ) -> dict[str, Tensor]:
         """Copy the tensor for every target: safetensors refuses shared memory."""
         (found,) = input_dict.values()
-        tensor = found[0] if isinstance(found, list) else found
-        return {target: tensor.clone() for target in target_patterns}
+        return {target: _single(found).clone() for target in target_patterns}
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -71,3 +71,92 @@ def fused_projections(attention: str) -> list[WeightConverter]:
         )
         for kind in ("weight", "bias")
     ]
+
+
+class HeadsOutside(ConversionOps):
+    """(in, heads, head_dim) -> (heads * head_dim, in): a projection to heads as the weight of a linear map."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Flatten and transpose every tensor, under its own name or the only target's."""
+        tensors = {name: _single(found).flatten(1).T.contiguous() for name, found in input_dict.items()}
+        return _under_target(tensors, target_patterns)
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Split the output into heads again."""
+        return _SplitOutputs()
+
+
+class HeadsInside(ConversionOps):
+    """(out, heads, head_dim) -> (out, heads * head_dim): a projection from heads as the weight of a linear map."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Flatten every tensor, under its own name or the only target's."""
+        tensors = {name: _single(found).flatten(1) for name, found in input_dict.items()}
+        return _under_target(tensors, target_patterns)
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Split the input into heads again."""
+        return _SplitInputs()
+
+
+class _SplitOutputs(ConversionOps):
+    """(heads * head_dim, in) -> (in, heads, head_dim)."""
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        *,
+        config: PreTrainedConfig,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """By the configuration's number of heads."""
+        heads = config.num_attention_heads
+        tensors = {name: _single(found).T.unflatten(1, (heads, -1)).contiguous() for name, found in input_dict.items()}
+        return _under_target(tensors, target_patterns)
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Flatten again."""
+        return HeadsOutside()
+
+
+class _SplitInputs(ConversionOps):
+    """(out, heads * head_dim) -> (out, heads, head_dim)."""
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        *,
+        config: PreTrainedConfig,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """By the configuration's number of heads."""
+        heads = config.num_attention_heads
+        tensors = {name: _single(found).unflatten(1, (heads, -1)) for name, found in input_dict.items()}
+        return _under_target(tensors, target_patterns)
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Flatten again."""
+        return HeadsInside()
+
+
+def _single(found: Any) -> Tensor:
+    return found[0] if isinstance(found, list) else found
+
+
+def _under_target(tensors: dict[str, Tensor], target_patterns: list[str]) -> dict[str, Tensor]:
+    """One tensor goes to the one target; several keep their names for the operation that joins or parted them."""
+    if len(tensors) == 1 and len(target_patterns) == 1:
+        return dict.fromkeys(target_patterns, next(iter(tensors.values())))
+    return tensors

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         loss_targets: The `forward` arguments a head's loss is computed from, one per term. Every head divides a term's
             sum by the number of its targets; `num_items_in_batch` may give these numbers for a larger batch.
         reference_model_type: `model_type` of the reference implementation in transformers.
+        reference_architecture: Name of the reference's class where it is not this one's without its prefix.
         export_conversion: The invertible part of the family's conversion table.
     """
 
@@ -40,6 +41,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
     loss_targets: ClassVar[tuple[str, ...]] = ()
     reference_model_type: ClassVar[str]
+    reference_architecture: ClassVar[str | None] = None
     export_conversion: ClassVar[list[WeightTransform]]
 
     def save_pretrained(self, save_directory: str | Path, save_original_format: bool = False, **kwargs: Any) -> None:
@@ -69,10 +71,11 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     def reference_config(self) -> dict[str, Any]:
         """This model's configuration as the reference class reads it."""
         values = self.config.to_diff_dict()
-        for own in (*CtxConfig.__annotations__, "auto_map"):
+        for own in (*self.config.own_fields, "auto_map"):
             values.pop(own, None)
+        values = {self.config.reference_name(name): value for name, value in values.items()}
         values["model_type"] = self.reference_model_type
-        values["architectures"] = [type(self).__name__.removeprefix("Ctx")]
+        values["architectures"] = [self.reference_architecture or type(self).__name__.removeprefix("Ctx")]
         return values
 
     def check_encoder_input(
@@ -80,7 +83,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         input_ids: Tensor | None,
         inputs_embeds: Tensor | None,
         attention_mask: Tensor | None,
-        max_length: int,
+        max_length: int | None,
         *,
         sequence_ids: Tensor | None = None,
         wanted: Tensor | None = None,
@@ -91,7 +94,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         Args:
             input_ids: (batch, length), or None with `inputs_embeds` (batch, length, hidden).
             attention_mask: (batch, length) or a ready 4-D mask.
-            max_length: Longest sequence the model can take.
+            max_length: Longest sequence the model can take; None sets no limit.
             sequence_ids: (batch, length), 0 at padding.
             wanted: (batch, length), the positions whose outputs are wanted.
             aligned: Other (batch, length) tensors by their argument name.
@@ -114,7 +117,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             raise CtxError(
                 f"The batch is empty: shape {tuple(given.shape)}. Drop empty batches and texts without tokens."
             )
-        if length > max_length:
+        if max_length is not None and length > max_length:
             raise CtxError(
                 f"The sequence has {length} tokens, this model takes at most max_position_embeddings={max_length}; "
                 f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows."
@@ -127,7 +130,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
                 raise CtxError(f"{name} is {tuple(tensor.shape)}, but the input is ({batch_size}, {length}).")
         if input_ids is not None:
             check_ids("input_ids", input_ids, self.config.vocab_size, "vocab_size")
-        if wanted is not None and not _is_traced(wanted):
+        if wanted is not None and not is_traced(wanted):
             for name, tokens in {"attention_mask": padding_mask, "sequence_ids": sequence_ids}.items():
                 if tokens is not None and bool((misplaced := wanted & (tokens == 0)).any()):
                     raise CtxError(
@@ -153,17 +156,17 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         padding_only = attention_mask is None or (torch.is_tensor(attention_mask) and attention_mask.dim() == 2)
         wants_weights = kwargs.get("output_attentions") or self.config.output_attentions
         exact = padding_only and self.config._attn_implementation == "sdpa" and not wants_weights
-        if self.config.unpad and exact and not _is_traced(words):
+        if self.config.unpad and exact and not is_traced(words):
             return PackedLayout.build(words.shape[0], words.shape[1], attention_mask, sequence_ids, words.device)
         same_sequence = None
         if sequence_ids is not None:
             tokens = (sequence_ids != 0).long()
             attention_mask = tokens if attention_mask is None else attention_mask * tokens
-            same_sequence = _same_sequence(_sequence_starts(sequence_ids).cumsum(1))
+            same_sequence = _same_sequence(sequence_numbers(sequence_ids))
         first = None
         if padding_only and attention_mask is not None:
             tokens = attention_mask != 0
-            if not _is_traced(words):
+            if not is_traced(words):
                 check_row_lengths(tokens.sum(1))
             first = tokens.int().argmax(1)
         like = torch.empty(*words.shape[:2], 0, dtype=self.dtype, device=words.device)
@@ -171,11 +174,18 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         return PaddedLayout(mask, kwargs, first)
 
 
+class RecordedLayout(Protocol):
+    """What an encoder computed on, and how to undo it."""
+
+    def recorded(self, states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """What was recorded in front of every layer, and the encoder's output -> what leaves the encoder."""
+
+
 @dataclass
 class EncoderOutput(BaseModelOutputWithPooling):
     """Output of an encoder; `layout` is for `capture_unpacked_outputs`, which removes it."""
 
-    layout: Layout | None = None
+    layout: RecordedLayout | None = None
 
 
 def default_positions(words: Tensor, position_ids: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
@@ -197,13 +207,18 @@ def _sequence_starts(sequence_ids: Tensor) -> Tensor:
     return starts
 
 
+def sequence_numbers(sequence_ids: Tensor) -> Tensor:
+    """(batch, length) ids of sequences, -> their runs numbered within each row; padding counts as one."""
+    return _sequence_starts(sequence_ids).cumsum(1)
+
+
 def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> None:
     """Raise if an id is outside [0, limit), naming the first one. Skipped while a graph is being traced.
 
     Raises:
         CtxError: The argument, the id, where it stands and the limit.
     """
-    if ids is None or _is_traced(ids):
+    if ids is None or is_traced(ids):
         return
     low, high = torch.aminmax(ids)
     if int(low) >= 0 and int(high) < limit:
@@ -229,10 +244,9 @@ def capture_unpacked_outputs(forward: Callable) -> Callable:
         outputs = captured(self, *args, return_dict=True, **kwargs)
         layout = outputs.layout
         found = {name: value for name, value in outputs.items() if name != "layout"}
-        if found.get("hidden_states") is not None and isinstance(layout, PackedLayout):
-            *states, last = found["hidden_states"]
-            found["hidden_states"] = (*(None if state is None else layout.unpack(state) for state in states), last)
-        outputs = BaseModelOutputWithPooling(**found)
+        if found.get("hidden_states") is not None:
+            found["hidden_states"] = layout.recorded(found["hidden_states"])
+        outputs = type(outputs)(**found)
         return outputs if return_dict is not False else outputs.to_tuple()
 
     return wrapper
@@ -245,6 +259,6 @@ def _same_sequence(numbers: Tensor) -> Callable:
     return mask_function
 
 
-def _is_traced(tensor: Tensor) -> bool:
+def is_traced(tensor: Tensor) -> bool:
     """Whether values cannot be looked at: a graph is being compiled or traced, or there are none."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or tensor.device.type == "meta"

@@ -23,11 +23,16 @@ from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
 from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
 from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
+from hf_ctxmodels.models.xlnet import modeling_xlnet as xlnet
+from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
+from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION
+from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import (
     MaskedLM,
     MaskedLMWithNextSentence,
     MaskedLMWithSentenceOrder,
     Objective,
+    PermutationLM,
     ReplacedTokenDetection,
 )
 
@@ -172,6 +177,32 @@ FAMILIES: dict[str, Family] = {
             },
             conversion=ELECTRA_CONVERSION,
             peers={"AutoModelForPreTraining": electra.CtxElectraForReplacedTokenDetection},
+        ),
+        Family(
+            name="xlnet",
+            paper="Yang et al. 2019, XLNet: Generalized Autoregressive Pretraining for Language Understanding "
+            "(arXiv 1906.08237)",
+            config=CtxXLNetConfig,
+            tokenizer=CtxXLNetTokenizer,
+            models={
+                "AutoModel": xlnet.CtxXLNetModel,
+                "AutoModelForPreTraining": xlnet.CtxXLNetForPreTraining,
+                "AutoModelForCausalLM": xlnet.CtxXLNetForPreTraining,
+                "AutoModelForSequenceClassification": xlnet.CtxXLNetForSequenceClassification,
+                "AutoModelForTokenClassification": xlnet.CtxXLNetForTokenClassification,
+                "AutoModelForQuestionAnswering": xlnet.CtxXLNetForQuestionAnsweringSimple,
+                "AutoModelForMultipleChoice": xlnet.CtxXLNetForMultipleChoice,
+            },
+            objectives={"plm": PermutationLM},
+            # base, large: the released models (appendix A.4); the small ones are BERT's of Turc et al. 2019
+            sizes={
+                "tiny": _encoder_size(128, 2, 2),
+                "mini": _encoder_size(256, 4, 4),
+                "small": _encoder_size(512, 4, 8),
+                "base": _encoder_size(768, 12, 12),
+                "large": _encoder_size(1024, 24, 16),
+            },
+            conversion=XLNET_CONVERSION,
         ),
     ]
 }

@@ -23,6 +23,7 @@ LENGTHS = (12, 7, 1, 9)
 # Fields a family does not have are left out. Wide initialisation makes attention far from uniform.
 TINY = {
     "vocab_size": 61,
+    "pad_token_id": PAD,
     "embedding_size": 16,
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -87,7 +88,10 @@ class Case:
     @property
     def predicts_where_labelled(self) -> bool:
         """Whether the head computes vocabulary logits at labelled positions alone."""
-        return self.auto_name in ("AutoModelForPreTraining", "AutoModelForMaskedLM") and self.has_auto_class
+        return (
+            self.auto_name in ("AutoModelForPreTraining", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+            and self.has_auto_class
+        )
 
     @property
     def detects(self) -> bool:
@@ -98,6 +102,20 @@ class Case:
     def generates(self) -> bool:
         """Whether the head is a pair, of which one part reads what the other wrote."""
         return "token_labels" in getattr(self.model_class, "loss_targets", ())
+
+    @property
+    def padding_side(self) -> str:
+        """Where the family's tokenizer pads: there the reference finds the tokens that it pools."""
+        return self.family.tokenizer.padding_side
+
+    @property
+    def counts_positions(self) -> bool:
+        """Whether positions are numbers with a limit, not distances."""
+        return "max_position_embeddings" in self.family.config.__dataclass_fields__
+
+    @property
+    def has_segments(self) -> bool:
+        return "token_type_ids" in self.family.tokenizer.model_input_names
 
     @property
     def num_labels(self) -> int:
@@ -121,8 +139,11 @@ class Case:
 
     def reference_config(self, **changes: Any) -> PreTrainedConfig:
         """The configuration of the peer in transformers."""
+        values = {**_known_fields(TINY, self.family.config), "num_labels": self.num_labels, **changes}
+        name_of = self.config().reference_name
         reference = transformers.CONFIG_MAPPING[self.family.reference]
-        return reference(**{**_known_fields(TINY, reference), "num_labels": self.num_labels, **changes})
+        known = _known_fields({name_of(name): value for name, value in values.items()}, reference)
+        return reference(**known)
 
     @property
     def reference_class(self) -> type[PreTrainedModel]:
@@ -166,24 +187,25 @@ def make_batch(
     lengths: Sequence[int] = LENGTHS,
     *,
     width: int | None = None,
-    side: str = "right",
+    side: str | None = None,
     seed: int = 0,
     masked: bool = True,
 ) -> Batch:
-    """Random rows of the given lengths, padded to `width` columns at one side.
+    """Random rows of the given lengths, padded to `width` columns at one side, by default the tokenizer's.
 
-    The words depend on the seed and the row alone, not on `width` and `side`. Left padding carries `position_ids`,
-    since positions count columns unless told otherwise, as in transformers.
+    The words depend on the seed and the row alone, not on `width` and `side`. Left padding carries `position_ids`
+    where a family has such, since positions count columns unless told otherwise, as in transformers.
     """
+    side = side or case.padding_side
     repeat = CHOICES if case.has_choices else 1
     lengths = [max(1, length - choice) for length in lengths for choice in range(repeat)]
     width = max(lengths) if width is None else width
     config = case.config()
     shape = (len(lengths), width)
     batch = {"input_ids": torch.full(shape, PAD), "attention_mask": torch.zeros(shape, dtype=torch.long)}
-    if getattr(config, "type_vocab_size", 0) > 1:
+    if case.has_segments:
         batch["token_type_ids"] = torch.zeros(shape, dtype=torch.long)
-    if side == "left":
+    if side == "left" and case.counts_positions:
         batch["position_ids"] = torch.zeros(shape, dtype=torch.long)
     for row, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(1000 * seed + row)

@@ -7,7 +7,9 @@ from hf_ctxmodels.heads.base import (
     cross_entropy_over_targets,
     mean_over_targets,
     right_guesses,
+    vocabulary_loss,
 )
+from hf_ctxmodels.heads.beam_span import ForBeamQuestionAnswering
 from hf_ctxmodels.heads.downstream import (
     ForMultipleChoice,
     ForQuestionAnswering,
@@ -18,6 +20,7 @@ from hf_ctxmodels.heads.pretraining import ForMaskedLM, ForMaskedLMWithPair
 
 __all__ = [
     "IGNORED",
+    "ForBeamQuestionAnswering",
     "ForMaskedLM",
     "ForMaskedLMWithPair",
     "ForMultipleChoice",
@@ -29,4 +32,5 @@ __all__ = [
     "cross_entropy_over_targets",
     "mean_over_targets",
     "right_guesses",
+    "vocabulary_loss",
 ]

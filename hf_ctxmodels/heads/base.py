@@ -5,7 +5,7 @@ processes), so that accumulation is exact: a number for heads with one term (wha
 name to number for all heads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -63,6 +63,29 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, count
     return mean_over_targets(total, targets, name, counts)
 
 
+def vocabulary_loss(
+    summed_loss: Callable[[Tensor, Tensor], Tensor], states: Tensor, labels: Tensor, vocab_size: int, counts: ItemCounts
+) -> Tensor:
+    """Mean cross-entropy in nats of a prediction head at the labelled positions.
+
+    Args:
+        summed_loss: (targets, hidden) states and (targets,) ids -> their summed cross-entropy.
+        states: (targets, hidden) the encoder's output where `labels` is not -100.
+        labels: (...) ids.
+        vocab_size: Number of tokens.
+        counts: As in `mean_over_targets`.
+
+    Raises:
+        CtxError: A label outside the vocabulary.
+    """
+    targets = labels[labels != IGNORED]
+    if not torch.compiler.is_compiling():
+        bad = targets[(targets < 0) | (targets >= vocab_size)]
+        if bad.numel():
+            raise CtxError(f"labels holds {int(bad[0])}, outside [0, vocab_size={vocab_size}).")
+    return mean_over_targets(summed_loss(states, targets), labels, "labels", counts)
+
+
 def right_guesses(logits: Tensor, targets: Tensor) -> Tensor:
     """(2,): how many targets have the largest logit, and how many targets there are: an accuracy, as outputs hold it.
 
@@ -92,9 +115,13 @@ class HeadModel(_Mixin):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        setattr(self, self.base_model_prefix, self.encoder_class(config, add_pooling_layer=self.pools))
+        setattr(self, self.base_model_prefix, self.build_encoder(config))
         self.build_head(config)
         self.post_init()
+
+    def build_encoder(self, config: Any) -> CtxPreTrainedModel:
+        """Create the encoder, with a pooler if the head reads its output."""
+        return self.encoder_class(config, add_pooling_layer=self.pools)
 
     def build_head(self, config: Any) -> None:
         """Create the head's own modules."""

@@ -153,8 +153,8 @@ class ForQuestionAnswering(HeadModel):
         loss = None
         if start_positions is not None and end_positions is not None:
             padding = attention_mask == 0 if attention_mask is not None and attention_mask.dim() == 2 else None
-            start = self._loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
-            end = self._loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
+            start = position_loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
+            end = position_loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
             loss = (start + end) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
@@ -163,18 +163,6 @@ class ForQuestionAnswering(HeadModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    @staticmethod
-    def _loss(scores: Tensor, positions: Tensor, padding: Tensor | None, name: str, counts: ItemCounts) -> Tensor:
-        positions = positions.view(-1)
-        positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORED)
-        if padding is not None:
-            at_padding = padding.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORED)
-            if not torch.compiler.is_compiling() and bool(at_padding.any()):
-                row = int(at_padding.nonzero()[0])
-                raise CtxError(f"{name}[{row}] is {int(positions[row])}, where attention_mask is 0 (padding).")
-            scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
-        return cross_entropy_over_targets(scores, positions, name, counts)
 
 
 class ForMultipleChoice(HeadModel):
@@ -228,3 +216,29 @@ class ForMultipleChoice(HeadModel):
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+
+def position_loss(
+    scores: Tensor, positions: Tensor, excluded: Tensor | None, name: str, counts: ItemCounts, *, why: str = "padding"
+) -> Tensor:
+    """Mean cross-entropy in nats of choosing a position.
+
+    Args:
+        scores: (batch, length).
+        positions: (batch,), those outside the sequence are ignored.
+        excluded: (batch, length) bool, positions that are no candidates, or None.
+        name, counts: As in `mean_over_targets`.
+        why: What excludes them, for the error.
+
+    Raises:
+        CtxError: A target that is no candidate.
+    """
+    positions = positions.view(-1)
+    positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORED)
+    if excluded is not None:
+        misplaced = excluded.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORED)
+        if not torch.compiler.is_compiling() and bool(misplaced.any()):
+            row = int(misplaced.nonzero()[0])
+            raise CtxError(f"{name}[{row}] is {int(positions[row])}, which is no candidate: {why}.")
+        scores = scores.masked_fill(excluded, torch.finfo(scores.dtype).min)
+    return cross_entropy_over_targets(scores, positions, name, counts)

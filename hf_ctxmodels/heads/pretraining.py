@@ -8,14 +8,13 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.heads.base import (
     IGNORED,
     HeadModel,
     ItemCounts,
     cross_entropy_over_targets,
-    mean_over_targets,
     right_guesses,
+    vocabulary_loss,
 )
 from hf_ctxmodels.layers.prediction import MaskedPredictionHead
 
@@ -55,12 +54,7 @@ class ForMaskedLM(HeadModel):
             labels: (batch, length).
             counts: As in `mean_over_targets`.
         """
-        targets = labels[labels != IGNORED]
-        if not torch.compiler.is_compiling():
-            bad = targets[(targets < 0) | (targets >= self.config.vocab_size)]
-            if bad.numel():
-                raise CtxError(f"labels holds {int(bad[0])}, outside [0, vocab_size={self.config.vocab_size}).")
-        return mean_over_targets(self.mlm_head.summed_loss(states, targets), labels, "labels", counts)
+        return vocabulary_loss(self.mlm_head.summed_loss, states, labels, self.config.vocab_size, counts)
 
     @can_return_tuple
     def forward(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_LEVELS = 1 << 16  # an element is dropped by 16 random bits
+DROPOUT_LEVELS = 1 << 16  # an element is dropped by 16 random bits
 
 
 class Dropout(nn.Dropout):
@@ -29,18 +29,28 @@ def dropout(tensor: Tensor, p: float, training: bool) -> Tensor:
     """
     if not training or p == 0:
         return tensor
-    if tensor.device.type != "cpu" or torch.compiler.is_compiling() or round(p * _LEVELS) in (0, _LEVELS):
+    levels = round(p * DROPOUT_LEVELS)
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling() or levels in (0, DROPOUT_LEVELS):
         return F.dropout(tensor, p, training)
-    return _ByteMaskDropout.apply(tensor, round(p * _LEVELS))
+    return _ByteMaskDropout.apply(tensor, levels)
+
+
+def byte_mask(shape: torch.Size, dropped_levels: int) -> Tensor:
+    """1 where an element is kept, 0 where it is dropped, which happens with probability `dropped_levels` / 65536.
+
+    Bytes, since torch multiplies by booleans far more slowly.
+    """
+    elements = shape.numel()
+    draws = torch.empty((elements + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+    kept = draws.view(torch.int16)[:elements] >= dropped_levels - DROPOUT_LEVELS // 2
+    return kept.view(torch.int8).view(shape)
 
 
 class _ByteMaskDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, dropped_levels: int) -> Tensor:
-        draws = torch.empty((tensor.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-        kept = draws.view(torch.int16)[: tensor.numel()] >= dropped_levels - _LEVELS // 2
-        mask = kept.view(torch.int8).view(tensor.shape)  # bytes: torch multiplies by booleans far more slowly
-        ctx.scale = _LEVELS / (_LEVELS - dropped_levels)
+        mask = byte_mask(tensor.shape, dropped_levels)
+        ctx.scale = DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped_levels)
         ctx.save_for_backward(mask)
         return (tensor * mask).mul_(ctx.scale)
 

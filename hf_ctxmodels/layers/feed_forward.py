@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from hf_ctxmodels.layers.dropout import Dropout
+
 
 def make_activation(name: str) -> nn.Module:
     """An activation by transformers' name.
@@ -23,14 +25,16 @@ class FeedForward(nn.Module):
         hidden_size: Width of the input and output.
         intermediate_size: Width between the two maps.
         activation: Name of an activation known to transformers (`gelu`, `relu`, ...).
+        dropout: Dropout between the activation and the second map.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, activation: str) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: str, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.up_proj = nn.Linear(hidden_size, intermediate_size)
         self.activation = make_activation(activation)
+        self.dropout = Dropout(dropout)
         self.down_proj = nn.Linear(intermediate_size, hidden_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., hidden)."""
-        return self.down_proj(self.activation(self.up_proj(hidden_states)))
+        return self.down_proj(self.dropout(self.activation(self.up_proj(hidden_states))))

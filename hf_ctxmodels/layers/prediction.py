@@ -115,7 +115,8 @@ def cross_entropy_and_samples(
             right = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
             samples = sample_rows(logits.softmax(1), numbers)
         return Prediction(F.cross_entropy(logits, targets, reduction="sum"), samples, right)
-    return Prediction(*_ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, numbers))
+    trains = torch.is_grad_enabled()
+    return Prediction(*_ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, numbers, trains))
 
 
 def chunked_cross_entropy(
@@ -136,7 +137,8 @@ def chunked_cross_entropy(
     if torch.compiler.is_compiling():  # the number of rows is data: a loop over chunks would not trace
         total = F.cross_entropy(F.linear(hidden_states, weight, bias).float(), targets, reduction="sum")
     else:
-        total = _ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, None)[0]
+        trains = torch.is_grad_enabled()
+        total = _ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, None, trains)[0]
     return total / max(targets.numel(), 1) if reduction == "mean" else total
 
 
@@ -149,7 +151,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, numbers: Tensor | None
+        ctx: Any,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        numbers: Tensor | None,
+        trains: bool,  # asked for outside: within the function gradients are always off
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         device = hidden_states.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
@@ -158,8 +166,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if numbers is not None:
             samples, right = torch.empty_like(targets), targets.new_zeros(())
             ctx.mark_non_differentiable(samples, right)
+        wanted = ctx.needs_input_grad[:3] if trains else (False, False, False)
         total, ctx.gradients = _loss_and_gradients(
-            hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3], numbers, samples, right
+            hidden_states, weight, bias, targets, ctx.dtype, wanted, numbers, samples, right
         )
         return total, samples, right
 
@@ -171,7 +180,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             hidden_states, weight, bias, targets = ctx.saved_tensors
             wanted = ctx.needs_input_grad[:3]
             gradients = _loss_and_gradients(hidden_states, weight, bias, targets, ctx.dtype, wanted)[1]
-        return (*(None if each is None else each.mul_(grad.to(each.dtype)) for each in gradients), None, None)
+        return (*(None if each is None else each.mul_(grad.to(each.dtype)) for each in gradients), None, None, None)
 
 
 def _loss_and_gradients(

@@ -42,6 +42,10 @@ class PaddedLayout:
 
     query_rows = pack
 
+    def recorded(self, states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """Recorded hidden states, as they are."""
+        return states
+
     def select(self, wanted: Tensor, *, and_first: bool) -> "PaddedLayout":
         """The same layout with outputs wanted at some positions; all are computed, these are picked."""
         return replace(self, wanted=wanted)
@@ -151,6 +155,10 @@ class PackedLayout:
             flat = packed.new_zeros(self.batch_size * self.length, *packed.shape[1:])
             packed = flat.index_copy(0, self.indices, packed)
         return packed.unflatten(0, (self.batch_size, self.length))
+
+    def recorded(self, states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """Recorded hidden states, each but the last (the encoder's output) unpacked."""
+        return (*(None if state is None else self.unpack(state) for state in states[:-1]), states[-1])
 
     def select(self, wanted: Tensor, *, and_first: bool) -> "PackedLayout":
         """The same layout for a last layer whose outputs are wanted at some positions only.

@@ -54,6 +54,11 @@ def packed_layouts(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
     return built
 
 
+def _needs_flex(case: Case) -> None:
+    if not case.model_class._supports_flex_attn:
+        pytest.skip(f"{case} has no flex attention")
+
+
 class TestAttentionPaths:
     @pytest.mark.parametrize("side", ["right", "left"])
     @pytest.mark.parametrize("path", FAST_PATHS)
@@ -74,6 +79,7 @@ class TestAttentionPaths:
 
     @pytest.mark.usefixtures("uncompiled_flex")
     def test_flex(self, case: Case) -> None:
+        _needs_flex(case)
         batch = make_batch(case)
         with torch.no_grad():
             got = case.model(attention="flex_attention")(**batch)
@@ -82,6 +88,7 @@ class TestAttentionPaths:
     @pytest.mark.slow
     def test_flex_compiled(self, base: Case) -> None:
         """As above with the compiled kernel: half a minute of C++."""
+        _needs_flex(base)
         batch = make_batch(base)
         with torch.no_grad():
             got = base.model(attention="flex_attention")(**batch)
@@ -140,7 +147,7 @@ class TestPadding:
         model = case.model(**PATHS[path])
         plain = make_batch(case)
         expected = {name: at_tokens(value, plain["attention_mask"]) for name, value in _logits(model, plain).items()}
-        for options in ({"width": 20}, {"side": "left"}, {"side": "left", "width": 20}):
+        for options in ({"width": 20}, {"side": "right"}, {"side": "left"}, {"side": "left", "width": 20}):
             batch = make_batch(case, **options)
             for name, value in _logits(model, batch).items():
                 assert_close(at_tokens(value, batch["attention_mask"]), expected[name], f"{name} with {options}")
@@ -148,9 +155,9 @@ class TestPadding:
     @pytest.mark.parametrize("path", PATHS)
     def test_losses_do_not_depend_on_padding(self, head: Case, path: str) -> None:
         model = head.model(**PATHS[path])
-        plain = make_batch(head)
+        plain = make_batch(head, side="right")
         targets = make_targets(head, plain)
-        wide = make_batch(head, width=20)
+        wide = make_batch(head, width=20, side="right")
         for name, target in targets.items():
             if target.dim() == 2:
                 target = torch.nn.functional.pad(target, (0, 20 - target.shape[1]), value=-100)
@@ -247,7 +254,7 @@ class TestRecordedOutputs:
 
 def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Short sequences as rows of their own, and the same two to a row with `sequence_ids`."""
-    apart = make_batch(case, lengths, seed=seed)
+    apart = make_batch(case, lengths, seed=seed, side="right")
     pairs = [lengths[i : i + 2] for i in range(0, len(lengths), 2)]
     shape = (len(pairs), max(map(sum, pairs)) + 2)
     together = {name: tensor.new_zeros(shape) for name, tensor in apart.items() if name != "attention_mask"}

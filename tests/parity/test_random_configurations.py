@@ -45,7 +45,7 @@ def random_changes(seed: int) -> dict[str, Any]:
     }
 
 
-def random_batch(case: Case, seed: int, *, side: str = "right", masked: bool = True) -> Batch:
+def random_batch(case: Case, seed: int, *, side: str | None = None, masked: bool = True) -> Batch:
     """Rows of random lengths; pairs (two segments) for even seeds, singles for odd ones."""
     draw = np.random.default_rng(seed + 100)
     lengths = [int(length) for length in draw.integers(1, 18, size=5)]
@@ -69,18 +69,18 @@ def test_outputs(case: Case, seed: int, tmp_path: Any) -> None:
     for masked in (True, False):
         batch = random_batch(case, seed, masked=masked)
         assert_same_outputs(ours(**batch), reference(**batch), batch.get("attention_mask"))
-    left = random_batch(case, seed, side="left")
-    expected, got = tensors_of(reference(**left)), tensors_of(ours(**left))
-    if case.is_base:  # the reference pools column 0, which is padding here; ours pools the first token
+    other = random_batch(case, seed, side="left" if case.padding_side == "right" else "right")
+    expected, got = tensors_of(reference(**other)), tensors_of(ours(**other))
+    if case.is_base:  # the reference pools a column that is padding here; ours pools a token
         expected = {"last_hidden_state": expected["last_hidden_state"]}
-    per_token = {name: value for name, value in expected.items() if value.shape[:2] == left["input_ids"].shape[:2]}
+    per_token = {name: value for name, value in expected.items() if value.shape[:2] == other["input_ids"].shape[:2]}
     per_token = {name: value for name, value in per_token.items() if not case.has_choices}
     for name, value in per_token.items():
-        tokens = left["attention_mask"] == 1
-        assert_close(got[name][tokens], value[tokens], f"{name}, padded on the left")
+        tokens = other["attention_mask"] == 1
+        assert_close(got[name][tokens], value[tokens], f"{name}, padded on the other side")
 
 
-@pytest.mark.parametrize("case", BASES, ids=str)
+@pytest.mark.parametrize("case", [case for case in BASES if hasattr(case.model(), "pooler")], ids=str)
 def test_pooled_output_with_left_padding_is_that_of_the_first_token(case: Case, tmp_path: Any) -> None:
     """Where the reference reads a padding position, ours gives what both give with padding on the right."""
     reference, ours = pair(case, 0, tmp_path)
@@ -106,11 +106,16 @@ def test_losses_and_gradients(case: Case, seed: int, tmp_path: Any) -> None:
     got.backward()
     with torch.no_grad():
         for parameter in ours.parameters():
-            parameter.copy_(parameter.grad)
+            parameter.copy_(_gradient(parameter))
     ours.export_reference(tmp_path / "gradients")
     exported = case.reference_class.from_pretrained(tmp_path / "gradients")
     for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
-        assert_close(gradient, parameter.grad, f"gradient of {name}")
+        assert_close(gradient, _gradient(parameter), f"gradient of {name}")
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Zero where none arrived."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 @pytest.mark.parametrize("case", PEERED, ids=str)
@@ -129,7 +134,7 @@ def test_recorded_states_and_attention(case: Case, tmp_path: Any) -> None:
         assert_close(got.transpose(1, 2)[tokens], wanted.transpose(1, 2)[tokens], f"attention of layer {number}")
 
 
-@pytest.mark.parametrize("case", BASES, ids=str)
+@pytest.mark.parametrize("case", [case for case in BASES if case.reference_class._supports_sdpa], ids=str)
 def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
     """Such masks go to the attention function as they are, on padded rows."""
     reference, ours = pair(case, 2, tmp_path)
@@ -150,7 +155,8 @@ def test_initial_weights_have_the_same_spread(case: Case) -> None:
     ours = case.model_class(case.config(**changes))
     for model in (ours, reference):
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                assert 0.04 < parameter.std() < 0.06, name
+            if parameter.dim() > 1:
+                spread = max(0.2, 4 / (2 * parameter.numel()) ** 0.5)  # four standard errors of so few numbers
+                assert abs(parameter.std() / 0.05 - 1) < spread, name
             else:
                 assert parameter.unique().tolist() in ([0.0], [1.0]), name

@@ -1,0 +1,206 @@
+"""What XLNet refuses, and the one form of permutations and targets that its encoder computes with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.modeling_base import is_traced
+from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
+
+NO_TARGET = -1
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """Who sees whom, and what is predicted.
+
+    Attributes:
+        order: (batch, length) ranks, or None.
+        hidden_pairs: (batch, length, length) bool, row i does not see key j; or None.
+        target_positions: (batch, targets) columns, -1 for none; None without a query stream.
+    """
+
+    order: Tensor | None
+    hidden_pairs: Tensor | None
+    target_positions: Tensor | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every row sees every token and nothing is predicted."""
+        return self.order is None and self.hidden_pairs is None and self.target_positions is None
+
+
+def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> tuple[Tensor, ...] | None:
+    """The memory, or None.
+
+    Raises:
+        CtxError: Not one tensor a layer, or one of another batch size, width or length.
+    """
+    if mems is None or not len(mems):
+        return None
+    if len(mems) != config.num_hidden_layers:
+        raise CtxError(
+            f"mems has {len(mems)} tensors; this model takes one for each of its {config.num_hidden_layers} "
+            "layers, as it returned them."
+        )
+    expected = f"(batch={batch_size}, memory, hidden={config.hidden_size})"
+    length = mems[0].shape[1] if mems[0].dim() == 3 else -1
+    for number, memory in enumerate(mems):
+        if memory.dim() != 3 or memory.shape[0] != batch_size or memory.shape[2] != config.hidden_size:
+            raise CtxError(
+                f"mems[{number}] is {tuple(memory.shape)}; expected {expected}.",
+                mend="give the memory that this model returned for the same rows; a reference model's has the batch "
+                "second: mem.transpose(0, 1).",
+            )
+        if memory.shape[1] != length:
+            raise CtxError(
+                f"mems[{number}] holds {memory.shape[1]} positions, mems[0] {length}; all layers remember the same."
+            )
+    if config.mem_len and length > config.mem_len:
+        raise CtxError(
+            f"mems holds {length} positions, over mem_len={config.mem_len}.",
+            mend="give what this model returned, cut it (memory[:, -mem_len:]), or raise config.mem_len.",
+        )
+    return tuple(mems)
+
+
+def check_permutation(
+    shape: tuple[int, int],
+    *,
+    permutation_order: Tensor | None,
+    target_positions: Tensor | None,
+    perm_mask: Tensor | None,
+    target_mapping: Tensor | None,
+    tokens: Tensor | None,
+) -> Permutation:
+    """Bring either form of a permutation, and of its targets, into one.
+
+    Args:
+        shape: (batch, length) of the input.
+        permutation_order, target_positions, perm_mask, target_mapping: As the encoder takes them.
+        tokens: (batch, length) bool, False at padding; None when there is none.
+
+    Raises:
+        CtxError: Both forms at once, shapes that do not fit the input, or targets that cannot be predicted.
+    """
+    batch_size, length = shape
+    for first, second, names in (
+        (permutation_order, perm_mask, "permutation_order and perm_mask"),
+        (target_positions, target_mapping, "target_positions and target_mapping"),
+    ):
+        if first is not None and second is not None:
+            raise CtxError(f"{names} say the same in two forms; give one of them.")
+    _check_shape("permutation_order", permutation_order, (batch_size, length))
+    _check_shape("perm_mask", perm_mask, (batch_size, length, length))
+    _check_shape("target_mapping", target_mapping, (batch_size, None, length))
+    _check_shape("target_positions", target_positions, (batch_size, None))
+    if target_mapping is not None:
+        target_positions = _positions(target_mapping)
+    elif target_positions is not None:
+        if permutation_order is None and perm_mask is None:
+            raise CtxError(
+                "target_positions without permutation_order: every prediction would see the token it predicts.",
+                mend="give permutation_order (batch, length), as the collator does, or perm_mask.",
+            )
+        _check_positions(target_positions, permutation_order, tokens, length)
+    if permutation_order is not None and not is_traced(permutation_order) and int(permutation_order.min()) < -1:
+        row, column = (permutation_order < -1).nonzero()[0].tolist()
+        raise CtxError(
+            f"permutation_order[{row}, {column}] is {int(permutation_order[row, column])}; ranks are 0, 1, "
+            "..., and -1 for what all see."
+        )
+    hidden_pairs = None if perm_mask is None else perm_mask > 0
+    return Permutation(permutation_order, hidden_pairs, target_positions)
+
+
+def _check_shape(name: str, tensor: Tensor | None, expected: tuple[int | None, ...]) -> None:
+    if tensor is None:
+        return
+    same = len(expected) == tensor.dim() and all(
+        wanted in (None, size) for wanted, size in zip(expected, tensor.shape, strict=True)
+    )
+    if not same:
+        sizes = ", ".join("targets" if size is None else str(size) for size in expected)
+        raise CtxError(f"{name} is {tuple(tensor.shape)}; for this input it must be ({sizes}).")
+
+
+def _positions(target_mapping: Tensor) -> Tensor:
+    """(batch, targets) columns of one-hot rows (batch, targets, length); -1 for rows of zeros."""
+    chosen = target_mapping != 0
+    if not is_traced(target_mapping):
+        bad = (chosen.sum(-1) > 1) | (chosen & (target_mapping != 1)).any(-1)
+        if bool(bad.any()):
+            row, target = bad.nonzero()[0].tolist()
+            raise CtxError(
+                f"target_mapping[{row}, {target}] is not one-hot; each row marks the one position it predicts with 1."
+            )
+    return chosen.long().argmax(-1).masked_fill(~chosen.any(-1), NO_TARGET)
+
+
+def _check_positions(
+    target_positions: Tensor, permutation_order: Tensor | None, tokens: Tensor | None, length: int
+) -> None:
+    if is_traced(target_positions) or not target_positions.numel():
+        return
+    there = target_positions != NO_TARGET
+    problems = {
+        f"outside [0, length={length}) and not -1 (no target)": (target_positions < -1) | (target_positions >= length)
+    }
+    places = target_positions.clamp(0, length - 1)
+    if permutation_order is not None:
+        problems["which has rank -1 in permutation_order: all rows see it"] = permutation_order.gather(1, places) < 0
+    if tokens is not None:
+        problems["where attention_mask is 0 (padding)"] = ~tokens.gather(1, places)
+    for problem, wrong in problems.items():
+        if bool((wrong & there).any()):
+            row, target = (wrong & there).nonzero()[0].tolist()
+            raise CtxError(f"target_positions[{row}, {target}] is {int(target_positions[row, target])}, {problem}.")
+
+
+def check_combination(
+    config: CtxXLNetConfig,
+    words: Tensor,
+    permutation: Permutation,
+    memory: tuple[Tensor, ...] | None,
+    sequence_ids: Tensor | None,
+    wanted: Tensor | None,
+) -> None:
+    """Refuse arguments that do not go together.
+
+    Raises:
+        CtxError: Saying which.
+    """
+    if wanted is not None and permutation.target_positions is not None:
+        raise CtxError("wanted chooses outputs of a single stream; with targets the outputs are theirs.")
+    if sequence_ids is not None and memory is not None:
+        raise CtxError("sequence_ids puts several texts into one row; which of them would mems belong to?")
+    if config.bi_data and len(words) % 2:
+        raise CtxError(
+            f"With bi_data the second half of a batch runs backwards, but this one has {len(words)} rows.",
+            mend="give an even number of rows, or set config.bi_data=False.",
+        )
+
+
+def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_mapping: Tensor | None) -> None:
+    """Refuse labels that do not belong to the targets.
+
+    Raises:
+        CtxError: Labels of another shape, or one where there is no target.
+    """
+    targets = target_positions if target_positions is not None else target_mapping
+    if targets is None:
+        return
+    if labels.shape != targets.shape[:2]:
+        raise CtxError(
+            f"labels is {tuple(labels.shape)}, but there are {tuple(targets.shape[:2])} targets (batch, targets)."
+        )
+    if target_positions is not None and not is_traced(labels):
+        misplaced = (labels != -100) & (target_positions == NO_TARGET)
+        if bool(misplaced.any()):
+            row, target = misplaced.nonzero()[0].tolist()
+            raise CtxError(
+                f"labels[{row}, {target}] is {int(labels[row, target])}, but target_positions is -1 (no "
+                "target) there; use -100."
+            )

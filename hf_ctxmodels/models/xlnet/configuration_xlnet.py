@@ -1,0 +1,124 @@
+"""XLNet configuration (Yang et al. 2019, section 2 and appendix A.4)."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.configuration_base import CtxConfig
+
+
+@strict
+class CtxXLNetConfig(CtxConfig):
+    """Shape, memory and regularisation of an XLNet encoder; the defaults are XLNet-large.
+
+    The reference's names (`d_model`, `n_layer`, `n_head`, `d_inner`, `ff_activation`, `dropout`) are read as well.
+    There is no longest sequence: positions are relative.
+
+    Args:
+        vocab_size: Number of SentencePiece tokens.
+        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`, and even.
+        num_hidden_layers: Number of layers.
+        num_attention_heads: Attention heads per layer.
+        intermediate_size: Width of the feed-forward layer.
+        hidden_act: Activation of the feed-forward layer.
+        hidden_dropout_prob: Dropout after the embeddings, within and after the feed-forward layer, after attention.
+        attention_probs_dropout_prob: Dropout on attention probabilities; `None` means `hidden_dropout_prob`, which is
+            the reference's only rate.
+        initializer_range: Standard deviation of the normal initialisation.
+        layer_norm_eps: Epsilon of every LayerNorm.
+        attn_type: "bi" as in XLNet, or "uni": no row sees what stands behind it, as in Transformer-XL.
+        mem_len: Positions of earlier segments that are remembered; `None` or 0 remembers all.
+        reuse_len: Only the first positions of a segment are remembered; `None` or 0 remembers all.
+        use_mems_eval: Whether the encoder returns memory in evaluation mode.
+        use_mems_train: Whether it does in training mode.
+        bi_data: The second half of every batch holds text that runs backwards: its distances are negated.
+        clamp_len: Distances beyond it count as it; -1 is no limit.
+        same_length: With "uni", all rows see equally far back.
+        summary_type: Which states the sequence and choice heads read: "last", "first" or "mean" of the tokens
+            ("cls_index" is "last").
+        summary_use_proj: Whether a linear map follows.
+        summary_activation: Activation behind it; `None` is none.
+        summary_last_dropout: Dropout before the sequence, choice and token classifiers read it.
+        start_n_top: Candidates for the start of an answer, of the beam-search span head.
+        end_n_top: Candidates for its end, for each start.
+        pad_token_id: Id of the padding token.
+        bos_token_id: Id of the first token of a generated text.
+        eos_token_id: Id (or ids) that ends one.
+        tie_word_embeddings: Share the decoder of the language model with the word embeddings.
+    """
+
+    model_type = "ctx-xlnet"
+    keys_to_ignore_at_inference = [*CtxConfig.keys_to_ignore_at_inference, "mems"]
+    attribute_map: ClassVar[dict[str, str]] = {
+        "d_model": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "d_inner": "intermediate_size",
+        "ff_activation": "hidden_act",
+        "dropout": "hidden_dropout_prob",
+    }
+
+    vocab_size: int = 32000
+    hidden_size: int = 1024
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 16
+    intermediate_size: int = 4096
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int | None = None
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float = 1e-12
+    attn_type: str = "bi"
+    mem_len: int | None = 512
+    reuse_len: int | None = None
+    use_mems_eval: bool = True
+    use_mems_train: bool = False
+    bi_data: bool = False
+    clamp_len: int = -1
+    same_length: bool = False
+    summary_type: str = "last"
+    summary_use_proj: bool = True
+    summary_activation: str | None = "tanh"
+    summary_last_dropout: float | int = 0.1
+    start_n_top: int = 5
+    end_n_top: int = 5
+    pad_token_id: int | None = 5
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    tie_word_embeddings: bool = True
+
+    own_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.own_fields, "attention_probs_dropout_prob")
+    supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"untie_r": (True,)}
+
+    def validate_architecture(self) -> None:
+        """Check what must fit together (called at construction)."""
+        super().validate_architecture()
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
+                f"choose a number of heads that divides it."
+            )
+        if self.hidden_size % 2:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is odd; distances are encoded by pairs of a sine and a cosine."
+            )
+        for name, values in {
+            "attn_type": ("bi", "uni"),
+            "summary_type": ("last", "first", "mean", "cls_index"),
+        }.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name}={getattr(self, name)!r}; use one of {', '.join(map(repr, values))}.")
+        for name in ("mem_len", "reuse_len"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} is negative; None or 0 sets no limit.")
+
+    @property
+    def attention_dropout(self) -> float | int:
+        """Dropout rate on attention probabilities."""
+        own = self.attention_probs_dropout_prob
+        return self.hidden_dropout_prob if own is None else own
+
+    @property
+    def head_dropout(self) -> float | int:
+        """Dropout rate before a task head."""
+        return self.summary_last_dropout

@@ -1,0 +1,39 @@
+"""XLNet weight names: the reference layout of transformers -> the native layout here."""
+
+from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
+
+from hf_ctxmodels.conversion_ops import HeadsInside, HeadsOutside
+
+_RENAMINGS = [
+    WeightRenaming(r"^transformer\.", r"xlnet."),
+    WeightRenaming(r"word_embedding\.", r"word_embeddings."),
+    WeightRenaming(r"mask_emb", r"mask_embedding"),
+    WeightRenaming(r"layer\.", r"layers."),
+    WeightRenaming(r"rel_attn\.layer_norm\.", r"attention_norm."),
+    WeightRenaming(r"ff\.layer_1\.", r"feed_forward.up_proj."),
+    WeightRenaming(r"ff\.layer_2\.", r"feed_forward.down_proj."),
+    WeightRenaming(r"ff\.layer_norm\.", r"feed_forward_norm."),
+    WeightRenaming(r"rel_attn\.r_w_bias", r"attention.content_bias"),
+    WeightRenaming(r"rel_attn\.r_r_bias", r"attention.position_bias"),
+    WeightRenaming(r"rel_attn\.r_s_bias", r"attention.segment_bias"),
+    WeightRenaming(r"rel_attn\.seg_embed", r"attention.segment_embeddings"),
+    WeightRenaming(r"lm_loss\.", r"lm_head."),
+    WeightRenaming(r"end_logits\.LayerNorm\.", r"end_logits.norm."),
+]
+# The reference keeps (hidden, heads, head_dim) everywhere; a linear map keeps (out, in).
+_PROJECTIONS = [
+    WeightConverter(
+        [f"rel_attn.{part}" for part in "qkv"], "attention.qkv_proj.weight", [HeadsOutside(), Concatenate(dim=0)]
+    ),
+    WeightConverter("rel_attn.r", "attention.position_proj.weight", [HeadsOutside()]),
+    WeightConverter("rel_attn.o", "attention.out_proj.weight", [HeadsInside()]),
+]
+# Of the sequence and choice heads alone: their classifier has another name than that of the token head.
+_SUMMARY = [
+    WeightRenaming(r"sequence_summary\.summary\.", r"summary.dense."),
+    WeightRenaming(r"logits_proj\.", r"classifier."),
+]
+
+XLNET_EXPORT: list[WeightTransform] = [*_RENAMINGS, *_PROJECTIONS]
+XLNET_SUMMARY_EXPORT: list[WeightTransform] = [*_SUMMARY, *XLNET_EXPORT]
+XLNET_CONVERSION: list[WeightTransform] = XLNET_SUMMARY_EXPORT

@@ -1,0 +1,254 @@
+"""XLNet (Yang et al. 2019, arXiv 1906.08237): a Transformer-XL trained to predict tokens in random orders.
+
+Its own here: the permutation language model, which also generates text, and the summary that task heads read. The
+encoder is in `encoder_xlnet`; everything else comes from `hf_ctxmodels.layers` and `hf_ctxmodels.heads`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationMixin
+from transformers.activations import ACT2FN
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.models.xlnet.checks_xlnet import check_target_labels
+from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
+from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_SUMMARY_EXPORT
+from hf_ctxmodels.models.xlnet.encoder_xlnet import CtxXLNetModel, CtxXLNetPreTrainedModel
+
+_RECOMPUTED = 2  # known tokens that a step of generation computes anew, as the reference does
+
+__all__ = [
+    "CtxXLNetForMultipleChoice",
+    "CtxXLNetForPreTraining",
+    "CtxXLNetForQuestionAnswering",
+    "CtxXLNetForQuestionAnsweringSimple",
+    "CtxXLNetForSequenceClassification",
+    "CtxXLNetForTokenClassification",
+    "CtxXLNetModel",
+]
+
+
+class CtxXLNetSummary(nn.Module):
+    """What the sequence and choice heads read: one state of a row's tokens, by default the last (<cls>), projected."""
+
+    def __init__(self, config: CtxXLNetConfig) -> None:
+        super().__init__()
+        self.kind = config.summary_type
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_use_proj else nn.Identity()
+        self.activation = ACT2FN[config.summary_activation] if config.summary_activation else nn.Identity()
+
+    def forward(self, states: Tensor, tokens: Tensor | None) -> Tensor:
+        """(batch, length, hidden), and where (batch, length) the tokens are -> (batch, hidden)."""
+        if self.kind == "mean":
+            weights = torch.ones_like(states[..., :1]) if tokens is None else tokens[..., None].to(states.dtype)
+            summary = (states * weights).sum(1) / weights.sum(1)
+        else:
+            place = torch.zeros(len(states), dtype=torch.long, device=states.device)
+            if self.kind != "first":
+                place = place + states.shape[1] - 1
+            if tokens is not None:
+                marks = tokens.int()
+                place = marks.argmax(1) if self.kind == "first" else place - marks.flip(1).argmax(1)
+            summary = states[torch.arange(len(states), device=states.device), place]
+        return self.activation(self.dense(summary))
+
+
+@dataclass
+class CtxXLNetForPreTrainingOutput(ModelOutput):
+    """Output of `CtxXLNetForPreTraining`.
+
+    Attributes:
+        loss: Cross-entropy in nats per target.
+        logits: (batch, targets, vocabulary), or (batch, length, vocabulary) without targets; None with `labels`.
+        mems, hidden_states, attentions: See `CtxXLNetModelOutput`.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    mems: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Any, ...] | None = None
+
+
+class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
+    """Binds the generic heads to XLNet's encoder, with a summary for those that pool."""
+
+    encoder_class = CtxXLNetModel
+
+    def build_encoder(self, config: CtxXLNetConfig) -> CtxXLNetModel:
+        """The encoder; what pools stands beside it."""
+        if self.pools:
+            self.summary = CtxXLNetSummary(config)
+        return CtxXLNetModel(config)
+
+    def encode(self, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """Run the encoder; always returns a model output, without memory unless asked for."""
+        outputs = super().encode(attention_mask=attention_mask, **{"use_mems": False, **kwargs})
+        if self.pools:
+            tokens = None if attention_mask is None else attention_mask != 0
+            outputs.pooler_output = self.summary(outputs.last_hidden_state, tokens)
+        return outputs
+
+
+class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
+    """XLNet's language model: predicts tokens from those before them in a random order (section 2.2), and generates.
+
+    The decoder is tied to the word embeddings. For generation every prompt is followed by one unknown token, whose
+    query row is decoded; earlier text comes from the memory.
+    """
+
+    reference_architecture = "XLNetLMHeadModel"
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    carried_outputs: ClassVar[tuple[str, ...]] = ("mems",)
+    _tied_weights_keys = {"lm_head.weight": "xlnet.word_embeddings.weight"}
+
+    def build_head(self, config: CtxXLNetConfig) -> None:
+        """The decoder."""
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The decoder, tied to the word embeddings unless `config.tie_word_embeddings` is False."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace the decoder (used when the vocabulary is resized)."""
+        self.lm_head = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        mems: Sequence[Tensor] | None = None,
+        permutation_order: Tensor | None = None,
+        target_positions: Tensor | None = None,
+        perm_mask: Tensor | None = None,
+        target_mapping: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_mems: bool | None = None,
+        num_items_in_batch: heads.ItemCounts = None,
+        **kwargs: Any,
+    ) -> CtxXLNetForPreTrainingOutput:
+        """Logits at the targets, or the loss; arguments as in `CtxXLNetModel.forward`.
+
+        Args:
+            labels: (batch, targets) token ids, -100 is ignored; without targets (batch, length), for the content
+                stream. Given, logits are computed where they are asked for alone, and not returned.
+        """
+        two_streams = target_positions is not None or target_mapping is not None
+        asked = None if labels is None else labels != heads.IGNORED
+        if two_streams and labels is not None:
+            check_target_labels(labels, target_positions, target_mapping)
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            mems=mems,
+            permutation_order=permutation_order,
+            target_positions=target_positions,
+            perm_mask=perm_mask,
+            target_mapping=target_mapping,
+            inputs_embeds=inputs_embeds,
+            wanted=None if two_streams else asked,
+            use_mems=use_mems,
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        if labels is None:
+            loss, logits = None, self.lm_head(states)
+        else:
+            states = states[asked] if two_streams else states
+            loss = heads.vocabulary_loss(
+                self._summed_loss, states, labels, self.lm_head.out_features, num_items_in_batch
+            )
+            logits = None
+        return CtxXLNetForPreTrainingOutput(
+            loss=loss,
+            logits=logits,
+            mems=outputs.mems,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
+        return chunked_cross_entropy(states, self.lm_head.weight, self.lm_head.bias, targets, reduction="sum")
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        past_key_values: Sequence[Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        use_mems: bool | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The text so far (after the first step its last two tokens, the memory holding the others) and one unknown.
+
+        The two are what the reference computes anew at every step. Unlike there, padding of the prompt is not seen.
+        """
+        tail = slice(-_RECOMPUTED if past_key_values else None, None)
+        input_ids = F.pad(input_ids[:, tail], (0, 1))
+        order = torch.full_like(input_ids, -1)
+        order[:, -1] = 0
+        inputs: dict[str, Any] = {
+            "input_ids": input_ids,
+            "permutation_order": order,
+            "target_positions": torch.full_like(input_ids[:, :1], input_ids.shape[1] - 1),
+            "use_mems": use_mems,
+        }
+        if attention_mask is not None:
+            inputs["attention_mask"] = F.pad(attention_mask[:, tail], (0, 1), value=1)
+        if token_type_ids is not None:
+            inputs["token_type_ids"] = F.pad(token_type_ids[:, tail].float(), (0, 1), "replicate").long()
+        if past_key_values:
+            inputs["mems"] = tuple(memory[:, :-_RECOMPUTED] for memory in past_key_values)
+        return inputs
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the memory is states, not keys and values
+
+    @staticmethod
+    def _reorder_cache(past_key_values: Sequence[Tensor], beam_idx: Tensor) -> tuple[Tensor, ...]:
+        """The memory of the beams that go on."""
+        return tuple(memory.index_select(0, beam_idx.to(memory.device)) for memory in past_key_values)
+
+
+class CtxXLNetForSequenceClassification(heads.ForSequenceClassification, CtxXLNetHeadModel):
+    """XLNet with a classifier or regressor on the summary."""
+
+    export_conversion = XLNET_SUMMARY_EXPORT
+
+
+class CtxXLNetForTokenClassification(heads.ForTokenClassification, CtxXLNetHeadModel):
+    """XLNet with a classifier on every token, without dropout before it beyond the encoder's."""
+
+    def build_head(self, config: CtxXLNetConfig) -> None:
+        """A linear map from every token's state."""
+        super().build_head(config)
+        self.dropout = Dropout(0.0)
+
+
+class CtxXLNetForQuestionAnsweringSimple(heads.ForQuestionAnswering, CtxXLNetHeadModel):
+    """XLNet with start and end scores."""
+
+
+class CtxXLNetForQuestionAnswering(heads.ForBeamQuestionAnswering, CtxXLNetHeadModel):
+    """XLNet with ends that depend on starts, and with the question whether there is an answer at all."""
+
+
+class CtxXLNetForMultipleChoice(heads.ForMultipleChoice, CtxXLNetHeadModel):
+    """XLNet with one score per choice."""
+
+    export_conversion = XLNET_SUMMARY_EXPORT

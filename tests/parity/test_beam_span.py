@@ -1,0 +1,114 @@
+"""The span head that searches ends by beams equals that of transformers, and leaves padding out."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel, XLNetForQuestionAnswering
+from zoo import Batch, Case, assert_close, make_batch, randomised
+
+from hf_ctxmodels import CtxError, CtxXLNetForQuestionAnswering
+from hf_ctxmodels.registry import FAMILIES
+
+CASE = Case(FAMILIES["xlnet"], "AutoModelForQuestionAnswering")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
+    torch.manual_seed(0)
+    config = CASE.reference_config(start_n_top=3, end_n_top=2)
+    reference = randomised(XLNetForQuestionAnswering(config), 0).eval()
+    reference.save_pretrained(tmp_path)
+    model, report = CtxXLNetForQuestionAnswering.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    return reference, model.eval()
+
+
+def batch_and_mask() -> tuple[Batch, torch.Tensor]:
+    """Rows padded on the left, and what excludes the padding and the first three tokens from the reference."""
+    batch = make_batch(CASE, (12, 7, 9))
+    excluded = torch.arange(12)[None] < 12 - batch["attention_mask"].sum(1, keepdim=True) + 3
+    return batch, excluded.float()
+
+
+def test_export_is_bit_exact(pair: tuple[PreTrainedModel, PreTrainedModel], tmp_path: Path) -> None:
+    reference, ours = pair
+    ours.export_reference(tmp_path / "export")
+    again, report = XLNetForQuestionAnswering.from_pretrained(tmp_path / "export", output_loading_info=True)
+    assert not any(report.values()), report
+    for name, tensor in reference.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("cls_index", [None, torch.tensor([11, 10, 9])])
+def test_search(pair: tuple[PreTrainedModel, PreTrainedModel], cls_index: torch.Tensor | None) -> None:
+    reference, ours = pair
+    batch, excluded = batch_and_mask()
+    with torch.no_grad():
+        expected = reference(**batch, p_mask=excluded, cls_index=cls_index)
+        got = ours(**batch, p_mask=excluded, cls_index=cls_index)
+    for name in ("start_top_log_probs", "end_top_log_probs", "cls_logits"):
+        assert_close(got[name], expected[name], name)
+    for name in ("start_top_index", "end_top_index"):
+        assert torch.equal(got[name], expected[name]), name
+
+
+@pytest.mark.parametrize("answerable", [True, False])
+def test_losses_and_gradients(pair: tuple[PreTrainedModel, PreTrainedModel], answerable: bool) -> None:
+    reference, ours = pair
+    batch, excluded = batch_and_mask()
+    targets = {"start_positions": torch.tensor([4, 9, 8]), "end_positions": torch.tensor([6, 9, 11])}
+    if answerable:
+        targets |= {"is_impossible": torch.tensor([0.0, 1.0, 0.0]), "cls_index": torch.tensor([11, 11, 11])}
+    expected = reference(**batch, p_mask=excluded, **targets).loss
+    got = ours(**batch, p_mask=excluded, **targets).loss
+    assert_close(got, expected, "loss")
+    expected.backward()
+    got.backward()
+    for head in ("start_logits", "end_logits"):
+        own = getattr(ours, head).parameters()
+        for one, other in zip(own, getattr(reference, head).parameters(), strict=True):
+            assert_close(one.grad, other.grad, head)
+    assert_close(ours.xlnet.word_embeddings.weight.grad, reference.transformer.word_embedding.weight.grad)
+
+
+def test_padding_is_no_candidate(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    _, ours = pair
+    alone = make_batch(CASE, (5,))
+    padded = make_batch(CASE, (5,), width=9)
+    with torch.no_grad():
+        expected, got = ours(**alone), ours(**padded)
+    for name in ("start_top_log_probs", "end_top_log_probs", "cls_logits"):
+        assert_close(got[name], expected[name], name)
+    assert torch.equal(got.start_top_index, expected.start_top_index + 4)
+
+
+def test_short_input_has_fewer_candidates(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    _, ours = pair
+    outputs = ours(input_ids=torch.tensor([[7, 8]]))
+    assert outputs.start_top_index.shape == (1, 2)
+    assert outputs.end_top_index.shape == (1, 4)
+
+
+def test_accumulation(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    _, ours = pair
+    batch, _ = batch_and_mask()
+    batch |= {
+        "start_positions": torch.tensor([4, 500, 8]),
+        "end_positions": torch.tensor([6, 500, 11]),
+        "is_impossible": torch.tensor([0.0, 1.0, 0.0]),
+    }
+    counts = {"start_positions": 2, "end_positions": 2, "is_impossible": 3}
+    rows = [{name: value[row : row + 1] for name, value in batch.items()} for row in range(3)]
+    parts = [ours(**row, num_items_in_batch=counts).loss for row in rows]
+    assert_close(torch.stack(parts).sum(), ours(**batch).loss)
+
+
+def test_bad_input(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    _, ours = pair
+    batch, excluded = batch_and_mask()
+    targets = {"start_positions": torch.tensor([4, 9, 8]), "end_positions": torch.tensor([6, 1, 11])}
+    with pytest.raises(CtxError, match=r"end_positions\[1\] is 1"):
+        ours(**batch, **targets)
+    with pytest.raises(CtxError, match="p_mask"):
+        ours(**batch, p_mask=excluded[:, 1:])
