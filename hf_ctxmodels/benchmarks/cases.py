@@ -72,4 +72,11 @@ CASES = [
     Case("albert", "inference", 12, 768, 512, 32, FILL, 3.5, None, _ALBERT),
     Case("albert", "pretraining", 12, 256, 128, 16, 1.0, 3.0, 0.4, _ALBERT),
     Case("albert", "encoder training", 12, 768, 128, 32, FILL, 2.0, 0.3, _ALBERT),
+    Case("xlnet", "evaluation", 4, 256, 128, 16, 1.0, 2.2, 0.6),
+    Case("xlnet", "gradients", 4, 256, 128, 16, 1.0, 1.9, 0.6),
+    Case("xlnet", "evaluation", 4, 256, 256, 8, 1.0, 2.2, 0.6),
+    Case("xlnet", "gradients", 4, 256, 256, 8, 1.0, 1.9, 0.6),
+    Case("xlnet", "inference", 4, 256, 128, 32, FILL, 3.8, None),
+    Case("xlnet", "inference", 4, 256, 512, 32, FILL, 6.0, None),
+    Case("xlnet", "compiled inference", 4, 256, 128, 32, 1.0, None, None),
 ]
