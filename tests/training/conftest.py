@@ -5,13 +5,13 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
-from hf_ctxmodels import CtxBertTokenizer
+from hf_ctxmodels.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "saw", "on", "under", "by", "mat", "tree", "house", "red"]
@@ -23,10 +23,12 @@ class Workspace:
     """Paths of the problem, and how to run `scripts/pretrain.py` on it."""
 
     folder: Path
+    family: str = "bert"
+    more: dict[str, object] = field(default_factory=dict)
 
     def flags(self, output_dir: Path, *more: object, config: str = "dropout.json") -> list[str]:
         fixed = {
-            "family": "bert",
+            "family": self.family,
             "config": self.folder / config,
             "tokenizer": self.folder / "tokenizer",
             "dataset": self.folder / "text.txt",
@@ -35,6 +37,7 @@ class Workspace:
             "lr_scheduler": "constant",
             "logging_steps": 2,
             "output_dir": output_dir,
+            **self.more,
         }
         return [str(part) for name, value in fixed.items() for part in (f"--{name}", value)] + [str(x) for x in more]
 
@@ -58,16 +61,15 @@ class Workspace:
         return process.returncode, errors
 
 
-@pytest.fixture(scope="session")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    folder = tmp_path_factory.mktemp("problem")
+def make_workspace(folder: Path, family: str, **more: object) -> Workspace:
     rng = random.Random(0)
     documents = [
         "\n".join(" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) + "." for _ in range(rng.randint(3, 8)))
         for _ in range(60)
     ]
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    tokenizer = CtxBertTokenizer.train(documents, vocab_size=80, min_frequency=1)
+    options = {"min_frequency": 1} if family == "bert" else {}
+    tokenizer = FAMILIES[family].tokenizer.train(documents, vocab_size=80, **options)
     tokenizer.save_pretrained(folder / "tokenizer")
     for name, dropout in (("dropout.json", 0.1), ("exact.json", 0.0)):
         config = {
@@ -80,8 +82,27 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
             "hidden_dropout_prob": dropout,
             "attention_probs_dropout_prob": dropout,
         }
+        known = FAMILIES[family].config.__dataclass_fields__
+        config = {name: value for name, value in config.items() if name in known}
         (folder / name).write_text(json.dumps(config), encoding="utf-8")
-    return Workspace(folder)
+    return Workspace(folder, family, more)
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return make_workspace(tmp_path_factory.mktemp("problem"), "bert")
+
+
+@pytest.fixture(scope="session")
+def lanes_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A model with a memory, carried along contiguous lanes of text."""
+    return make_workspace(tmp_path_factory.mktemp("lanes"), "xlnet", objective_options="memory_length=20")
+
+
+@pytest.fixture(params=["workspace", "lanes_workspace"])
+def any_workspace(request: pytest.FixtureRequest) -> Workspace:
+    """Rows on their own, and rows with a memory."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

@@ -52,39 +52,39 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
-def test_killed_at_random_and_while_saving_then_resumed(workspace, tmp_path):
+def test_killed_at_random_and_while_saving_then_resumed(any_workspace, tmp_path):
     """Two kills, two resumes: losses, weights and moments are those of a run that nobody killed, bit for bit."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    code, errors = workspace.pretrain(*workspace.flags(whole, *BATCHES, *LENGTH))
+    code, errors = any_workspace.pretrain(*any_workspace.flags(whole, *BATCHES, *LENGTH))
     assert code == 0, errors
 
-    flags = workspace.flags(broken, *BATCHES, *LENGTH)
-    process = workspace.start("scripts/pretrain.py", *flags)
+    flags = any_workspace.flags(broken, *BATCHES, *LENGTH)
+    process = any_workspace.start("scripts/pretrain.py", *flags)
     wait_for(broken / "checkpoint-3", process)
     time.sleep(random.Random(7).uniform(0, 0.1))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
-    process = workspace.start("-c", KILLED_WHILE_SAVING, *flags, "--resume")
+    process = any_workspace.start("-c", KILLED_WHILE_SAVING, *flags, "--resume")
     process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert list(broken.glob("checkpoint-*.writing"))
 
-    code, errors = workspace.pretrain(*flags, "--resume")
+    code, errors = any_workspace.pretrain(*flags, "--resume")
     assert code == 0, errors
     assert "Resuming from" in errors
     assert not list(broken.glob("*.writing"))
     assert_same_run(whole, broken)
 
 
-def test_sigterm_to_the_whole_group_saves_and_resumes_a_stream(workspace, tmp_path):
+def test_sigterm_to_the_whole_group_saves_and_resumes_a_stream(any_workspace, tmp_path):
     """SIGTERM, which reaches data workers too, ends the run after the step; the stream goes on where it was."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    code, errors = workspace.pretrain(*workspace.flags(whole, *BATCHES, *LENGTH, "--streaming"))
+    code, errors = any_workspace.pretrain(*any_workspace.flags(whole, *BATCHES, *LENGTH, "--streaming"))
     assert code == 0, errors
 
-    flags = workspace.flags(broken, *BATCHES, *LENGTH, "--streaming")
-    process = workspace.start("scripts/pretrain.py", *flags)
+    flags = any_workspace.flags(broken, *BATCHES, *LENGTH, "--streaming")
+    process = any_workspace.start("scripts/pretrain.py", *flags)
     wait_for(broken / "checkpoint-3", process)
     os.killpg(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
@@ -93,7 +93,7 @@ def test_sigterm_to_the_whole_group_saves_and_resumes_a_stream(workspace, tmp_pa
     assert "--resume" in errors
     assert "Traceback" not in errors
 
-    code, errors = workspace.pretrain(*flags, "--resume")
+    code, errors = any_workspace.pretrain(*flags, "--resume")
     assert code == 0, errors
     assert_same_run(whole, broken)
 
@@ -142,18 +142,18 @@ def _launch(workspace, config: str, *flags: object) -> str:
 
 
 @pytest.mark.parametrize("config", ["ddp_cpu.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.slow)])
-def test_two_processes_equal_one(workspace, tmp_path, config):
+def test_two_processes_equal_one(any_workspace, tmp_path, config):
     """The same global batch on one process and on two, which are stopped and resumed half-way."""
     one, two = tmp_path / "one", tmp_path / "two"
     common = ("--gradient_accumulation_steps", 2, "--eval_steps", 4, "--validation_fraction", 0.1)
-    flags = workspace.flags(one, *common, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
-    code, errors = workspace.pretrain(*flags)
+    flags = any_workspace.flags(one, *common, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
+    code, errors = any_workspace.pretrain(*flags)
     assert code == 0, errors
 
-    flags = workspace.flags(two, *common, "--per_device_batch_size", 2, config="exact.json")
+    flags = any_workspace.flags(two, *common, "--per_device_batch_size", 2, config="exact.json")
     launch = (config, "--num_processes", 2, "--mixed_precision", "no", "scripts/pretrain.py", *flags)
-    _launch(workspace, *launch, "--max_steps", 4)
-    assert "Resuming from" in _launch(workspace, *launch, "--max_steps", 8, "--resume")
+    _launch(any_workspace, *launch, "--max_steps", 4)
+    assert "Resuming from" in _launch(any_workspace, *launch, "--max_steps", 8, "--resume")
 
     for expected, actual in zip(losses(one), losses(two), strict=True):
         assert actual == pytest.approx(expected, rel=1e-5)
