@@ -66,7 +66,8 @@ def model_card(directory: Path, repo_id: str, *, curve_image: str | None = None)
 def auto_class_of(family: Family, config: PreTrainedConfig) -> tuple[str, str]:
     """The saved model's class and the Auto class that opens it; AutoModel opens every class."""
     model_class = (config.architectures or [family.models["AutoModel"].__name__])[0]
-    names = {model.__name__: auto_class for auto_class, model in family.models.items()}
+    # One class may stand for several Auto classes: the first is what it is for.
+    names = {model.__name__: auto_class for auto_class, model in reversed(family.models.items())}
     return model_class, names.get(model_class, "AutoModel")
 
 
@@ -81,8 +82,9 @@ def loss_curve_png(summary: TrainingSummary) -> bytes | None:
 
 def _card_data(name: str, family: Family, auto_class: str, summary: TrainingSummary | None) -> ModelCardData:
     pipeline = _PIPELINES.get(auto_class)
-    if auto_class == "AutoModelForPreTraining" and "AutoModelForMaskedLM" in family.models:
-        pipeline = "fill-mask"  # the masked-LM head opens a pretraining checkpoint
+    if auto_class == "AutoModelForPreTraining":  # which these heads open as well
+        heads = [name for name in ("AutoModelForMaskedLM", "AutoModelForCausalLM") if name in family.models]
+        pipeline = _PIPELINES[heads[0]] if heads else None
     data = ModelCardData(
         library_name="transformers",
         tags=sorted({"hf_ctxmodels", family.config.model_type, family.name}),

@@ -44,14 +44,14 @@ print(card.data.library_name)
 # In a process that has not imported hf_ctxmodels; what it saves opens again, now without the Hub.
 OPEN_REMOTE_CODE = """
 import sys
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForPreTraining, AutoTokenizer
 assert "hf_ctxmodels" not in sys.modules
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
-model = AutoModelForMaskedLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModelForPreTraining.from_pretrained(sys.argv[1], trust_remote_code=True)
 config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
 for part in (model, tokenizer, config):
     part.save_pretrained(sys.argv[2])
-again = AutoModelForMaskedLM.from_pretrained(sys.argv[2])
+again = AutoModelForPreTraining.from_pretrained(sys.argv[2])
 assert all((again.state_dict()[key] == value).all() for key, value in model.state_dict().items())
 print(type(model).__module__, type(tokenizer).__module__)
 """
