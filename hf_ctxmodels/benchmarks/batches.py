@@ -56,8 +56,9 @@ def random_batches(model: PreTrainedModel, lengths: Tensor, case: Case) -> dict[
         return {"ours": batch | compact, "peer": batch | expanded}
     masked = torch.rand(mask.shape).masked_fill(mask == 0, 2).argsort(1).argsort(1)
     batch["labels"] = batch["input_ids"].where(masked < (lengths[:, None] * _MASKED_SHARE).round(), -100)
-    for pair_target in model.loss_targets[1:]:
-        batch[pair_target] = torch.randint(0, 2, (case.batch,))
+    for target in model.loss_targets[1:]:
+        per_token = target == "token_labels"
+        batch[target] = batch["input_ids"].where(mask == 1, -100) if per_token else torch.randint(0, 2, (case.batch,))
     return {"ours": batch, "peer": batch}
 
 

@@ -24,6 +24,7 @@ class Case:
         speed: Least ratio of the peer's time to ours that was expected before the run, if any.
         memory: Largest ratio of our peak memory to the peer's that was expected before the run, if any.
         config: Further fields of the configuration.
+        wiring: How the peer of a generator/discriminator pair is wired, see `pair`.
     """
 
     family: str
@@ -36,11 +37,14 @@ class Case:
     speed: float | None
     memory: float | None
     config: dict[str, Any] = field(default_factory=dict)
+    wiring: Literal["everywhere", "at masks", "at masks, logits too"] | None = None
 
     @property
     def name(self) -> str:
         """What is run, for the table."""
-        return f"{self.work}, {self.layers}x{self.width}, B={self.batch}, T={self.length}, {self.fill:.0%} filled"
+        shape = f"{self.layers}x{self.width}, B={self.batch}, T={self.length}, {self.fill:.0%} filled"
+        peer = "" if self.wiring is None else f", the peer draws {self.wiring}"
+        return f"{self.work}, {shape}{peer}"
 
     def chosen_by(self, only: str | None) -> bool:
         """Whether `only` stands in the family and name, from the beginning of a word; None chooses every case."""
@@ -58,6 +62,7 @@ class Case:
 
 
 _ALBERT = {"embedding_size": 128}
+_ELECTRA_SMALL = {"embedding_size": 128, "generator_size": 0.25}
 
 CASES = [
     Case("bert", "inference", 4, 256, 128, 32, FILL, 2.5, 0.5),
@@ -72,6 +77,9 @@ CASES = [
     Case("albert", "inference", 12, 768, 512, 32, FILL, 3.5, None, _ALBERT),
     Case("albert", "pretraining", 12, 256, 128, 16, 1.0, 3.0, 0.4, _ALBERT),
     Case("albert", "encoder training", 12, 768, 128, 32, FILL, 2.0, 0.3, _ALBERT),
+    Case("electra", "pretraining", 12, 256, 128, 16, 1.0, 4.5, 0.45, _ELECTRA_SMALL, "everywhere"),
+    Case("electra", "pretraining", 12, 256, 128, 16, 1.0, 1.6, None, _ELECTRA_SMALL, "at masks"),
+    Case("electra", "pretraining", 12, 256, 128, 16, 1.0, None, None, _ELECTRA_SMALL, "at masks, logits too"),
     Case("xlnet", "evaluation", 4, 256, 128, 16, 1.0, 2.2, 0.6),
     Case("xlnet", "gradients", 4, 256, 128, 16, 1.0, 1.9, 0.6),
     Case("xlnet", "evaluation", 4, 256, 256, 8, 1.0, 2.2, 0.6),

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import transformers
@@ -12,7 +13,10 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.benchmarks.batches import predicted_tokens, random_batches, random_lengths
 from hf_ctxmodels.benchmarks.cases import CASES, Case, Work
 from hf_ctxmodels.benchmarks.measure import Measurement, Step, matmul_flops, measure
+from hf_ctxmodels.benchmarks.pair import ReferencePair
 from hf_ctxmodels.registry import FAMILIES
+
+_Model: TypeAlias = PreTrainedModel | ReferencePair
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,11 @@ def _auto_name(case: Case) -> str:
     return "AutoModelForPreTraining" if case.pretrains else "AutoModel"
 
 
-def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, _Model]:
     """Our model and the peer opened from its export."""
     ours = build_model(case)
+    if case.wiring is not None:
+        return ours, ReferencePair(ours, case.wiring, attention)
     with tempfile.TemporaryDirectory() as folder:
         ours.export_reference(folder)
         reference = transformers.AutoConfig.from_pretrained(folder)
@@ -109,7 +115,9 @@ def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, PreTrain
     return ours, peer
 
 
-def _inference_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
+def _inference_step(
+    model: PreTrainedModel | ReferencePair, batch: dict[str, Tensor], dtype: torch.dtype, work: Work
+) -> Step:
     model.eval()
 
     @torch.inference_mode()
@@ -119,7 +127,7 @@ def _inference_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: tor
     return step
 
 
-def training_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
+def training_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
     """Forward, backward and, but for "gradients", a fused AdamW update; half precision by autocast, as in training."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -140,10 +148,12 @@ def training_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch
 
 
 @torch.no_grad()
-def _difference(ours: PreTrainedModel, peer: PreTrainedModel, batches: dict[str, dict[str, Tensor]]) -> float:
+def _difference(ours: PreTrainedModel, peer: _Model, batches: dict[str, dict[str, Tensor]]) -> float:
     """Largest difference between the two sides with dropout off, before they are timed."""
     ours.eval(), peer.eval()
-    a, b = ours(**batches["ours"]), peer(**batches["peer"])
+    a = ours(**batches["ours"])
+    drawn = {"corrupted_ids": a.corrupted_ids} if "corrupted_ids" in a else {}
+    b = peer(**batches["peer"], **drawn)
     if "loss" in a:
         return abs(a.loss.item() - b.loss.item())
     real = batches["ours"]["attention_mask"].bool()
@@ -155,8 +165,11 @@ def _model_flops(vocab_size: int, lengths: Tensor, case: Case) -> float:
 
     The vocabulary is counted at the predicted positions only: what need not be computed does not count as useful.
     """
-    per_layer = 12 * case.width**2  # projections (4) and feed-forward (8)
     tokens, pairs = lengths.sum().item(), (lengths**2).sum().item()
-    flops = case.layers * (2 * per_layer * tokens + 4 * case.width * pairs)
+    flops = 0.0
+    for share in [1.0] if case.wiring is None else [1.0, case.config["generator_size"]]:  # a pair has two encoders
+        width = case.width * share
+        per_layer = 12 * width**2  # projections (4) and feed-forward (8)
+        flops += case.layers * (2 * per_layer * tokens + 4 * width * pairs)
     flops += 2 * case.config.get("embedding_size", case.width) * vocab_size * predicted_tokens(lengths, case)
     return 3 * flops if case.trains else flops

@@ -206,6 +206,8 @@ def test_options_change_the_configuration(folder, monkeypatch, capsys) -> None:
     flags = [*new_run(folder), "--max_steps", 1, "--config_options", "num_hidden_layers=1"]
     assert pretrain(monkeypatch, *flags, "hidden_sise=8") == 2
     assert "Not a configuration of" in capsys.readouterr().err
+    assert pretrain(monkeypatch, *flags, "num_attention_heads=7") == 2
+    assert "Not a configuration of CtxBertConfig: hidden_size=32 is not a multiple of" in capsys.readouterr().err
     assert pretrain(monkeypatch, *flags) == 0
     assert json.loads((folder / "out" / "config.json").read_text())["num_hidden_layers"] == 1
     assert pretrain(monkeypatch, *flags, "--config", "tiny", "--output_dir", folder / "out2") == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 from transformers.utils import ModelOutput, logging
@@ -91,7 +92,6 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if config.discriminator_task == "all_tokens_mlm":
             self.copy_gate = nn.Linear(config.hidden_size, 1)
         self.generator = CtxElectraForMaskedLM(config.generator_config())
-        self.generator.requires_grad_(not config.freeze_generator)
         shared = {
             "none": [],
             "embeddings": _TABLES,
@@ -106,6 +106,12 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys)
+
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Tie, and freeze: called whenever weights were put in place, which makes them trainable."""
+        super().tie_weights(*args, **kwargs)
+        if self.config.freeze_generator:
+            self.generator.requires_grad_(False)
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The discriminator's decoder, for a task over the vocabulary."""
@@ -366,7 +372,5 @@ def _pair_config(
     """
     try:
         return reader.with_generator(writer, tie_generator=tie_generator, **changes)
-    except CtxError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise CtxError(str(error)) from error
+    except StrictDataclassError as error:
+        raise CtxError(str(error.__cause__ or error)) from error
