@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.attention import SelfAttention, eager_attention_forward
-from hf_ctxmodels.layers.dropout import dropout
+from hf_ctxmodels.layers.dropped_attention import dropped_attention
 
 
 @dataclass(frozen=True)
@@ -238,11 +238,8 @@ def _attend_batch(
 ) -> Tensor:
     """SDPA on (batch, length, heads, head_dim) tensors."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    if rate and query.device.type == "cpu":  # no kernel drops out there: torch would write the formula out too
-        scores = (query * scaling) @ key.transpose(2, 3)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf"))
-        context = dropout(torch.softmax(scores, dim=-1), rate, training=True) @ value
+    if 0 < rate < 1 and query.device.type == "cpu":  # no kernel drops out there: torch would write the formula out
+        context = dropped_attention(query, key, value, mask, scaling=scaling, rate=rate)
     else:
         context = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rate, scale=scaling)
     return context.transpose(1, 2)

@@ -1,0 +1,63 @@
+"""Attention with dropout on the CPU equals the formula with the same draws, in values and gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_ctxmodels.layers.dropout import dropout
+from hf_ctxmodels.layers.dropped_attention import dropped_attention
+
+SCALING = 0.3
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Views of one (batch, length, 3, heads, head_dim) buffer, as a fused projection gives them."""
+    fused = torch.randn(2, 7, 3, 4, 6, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    return fused, *(part.transpose(1, 2) for part in fused.unbind(2))
+
+
+def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rate: float) -> Tensor:
+    scores = (query * SCALING) @ key.transpose(2, 3)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return dropout(torch.softmax(scores, -1), rate, training=True) @ value
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("rate", [0.1, 0.6])
+def test_equals_the_formula(rate: float, masked: bool) -> None:
+    fused, query, key, value = inputs()
+    mask = torch.ones(2, 1, 1, 7, dtype=torch.bool)
+    mask[1, ..., 4:] = False
+    visible = mask if masked else None
+    results = []
+    for attend in (
+        lambda: formula(query, key, value, visible, rate),
+        lambda: dropped_attention(query, key, value, visible, scaling=SCALING, rate=rate),
+    ):
+        torch.manual_seed(3)
+        context = attend()
+        (gradient,) = torch.autograd.grad((context * torch.arange(6)).sum(), fused, retain_graph=True)
+        results.append((context, gradient))
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_bfloat16_is_near_single_precision() -> None:
+    """Also what autocast gives it: half-precision inputs, with the softmax in single precision."""
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        fused, query, key, value = inputs(dtype)
+        torch.manual_seed(3)
+        context = dropped_attention(query, key, value, None, scaling=SCALING, rate=0.1)
+        assert context.dtype is dtype
+        (gradient,) = torch.autograd.grad(context.float().square().sum(), fused)
+        results.append((context.float(), gradient.float()))
+    for expected, got in zip(*results, strict=True):
+        assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+def test_rows_leave_without_a_copy() -> None:
+    _, query, key, value = inputs()
+    context = dropped_attention(query, key, value, None, scaling=SCALING, rate=0.1).transpose(1, 2)
+    assert context.is_contiguous()
