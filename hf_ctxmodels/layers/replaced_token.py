@@ -107,7 +107,7 @@ def detection_counts(logits: Tensor, replaced: Tensor) -> dict[str, Tensor]:
 def copy_or_predict_loss(
     head: MaskedPredictionHead, gate_logits: Tensor, states: Tensor, read_ids: Tensor, original_ids: Tensor
 ) -> Tensor:
-    """Summed cross-entropy in nats of all original tokens, where a token may be copied (section 3.4, "All-Tokens MLM").
+    """Summed cross-entropy in nats of all original tokens, where a token may be copied (section 3.5, "All-Tokens MLM").
 
     The distribution is D on the token read, and 1 - D times the head's distribution over the vocabulary.
 

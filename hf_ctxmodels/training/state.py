@@ -19,13 +19,14 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """The model's state, gathered where it is sharded; tied weights stay tied. Every process must call this."""
     gathered: dict[int, torch.Tensor] = {}
     weights = {}
-    for name, value in model.state_dict().items():
-        if isinstance(value, DTensor):
-            key = value.to_local().data_ptr()
-            if key not in gathered:
-                gathered[key] = value.full_tensor().cpu()
-            value = gathered[key]
-        weights[name] = value
+    # Tied weights are one parameter. Their memory would not tell: a process may hold no row of several small ones.
+    for name, value in model.state_dict(keep_vars=True).items():
+        whole = value.detach()
+        if isinstance(whole, DTensor):
+            if id(value) not in gathered:
+                gathered[id(value)] = whole.full_tensor().cpu()
+            whole = gathered[id(value)]
+        weights[name] = whole
     return weights
 
 

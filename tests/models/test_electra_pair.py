@@ -271,7 +271,7 @@ class TestTasks:
 
     @pytest.mark.parametrize("task", TASKS)
     def test_loss(self, task: str, tmp_path: Path) -> None:
-        """Against the same model's logits on what it read, by the formulas of the paper's section 3.4."""
+        """Against the same model's logits on what it read, by the formulas of the paper's section 3.5."""
         batch = labelled_batch()
         model = CASE.model(discriminator_task=task)
         outputs = model(**batch)

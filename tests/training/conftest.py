@@ -105,6 +105,18 @@ def any_workspace(request: pytest.FixtureRequest) -> Workspace:
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(scope="session")
+def pair_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Two encoders in one model, of which one reads what the other draws."""
+    return make_workspace(tmp_path_factory.mktemp("pair"), "electra")
+
+
+@pytest.fixture(params=["workspace", "lanes_workspace", "pair_workspace"])
+def every_workspace(request: pytest.FixtureRequest) -> Workspace:
+    """These, and a pair of models."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture
 def fresh_accelerate() -> None:
     """Let a test make an Accelerator with settings of its own."""

@@ -142,18 +142,20 @@ def _launch(workspace, config: str, *flags: object) -> str:
 
 
 @pytest.mark.parametrize("config", ["ddp_cpu.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.slow)])
-def test_two_processes_equal_one(any_workspace, tmp_path, config):
+def test_two_processes_equal_one(every_workspace, tmp_path, config):
     """The same global batch on one process and on two, which are stopped and resumed half-way."""
     one, two = tmp_path / "one", tmp_path / "two"
-    common = ("--gradient_accumulation_steps", 2, "--eval_steps", 4, "--validation_fraction", 0.1)
-    flags = any_workspace.flags(one, *common, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
-    code, errors = any_workspace.pretrain(*flags)
+    common = ["--gradient_accumulation_steps", 2, "--eval_steps", 4, "--validation_fraction", 0.1]
+    if config == "fsdp2.yaml" and every_workspace.family == "electra":
+        common += ["--config_options", "tie_generator=none"]  # torch shards no weight that two groups of modules share
+    flags = every_workspace.flags(one, *common, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
+    code, errors = every_workspace.pretrain(*flags)
     assert code == 0, errors
 
-    flags = any_workspace.flags(two, *common, "--per_device_batch_size", 2, config="exact.json")
+    flags = every_workspace.flags(two, *common, "--per_device_batch_size", 2, config="exact.json")
     launch = (config, "--num_processes", 2, "--mixed_precision", "no", "scripts/pretrain.py", *flags)
-    _launch(any_workspace, *launch, "--max_steps", 4)
-    assert "Resuming from" in _launch(any_workspace, *launch, "--max_steps", 8, "--resume")
+    _launch(every_workspace, *launch, "--max_steps", 4)
+    assert "Resuming from" in _launch(every_workspace, *launch, "--max_steps", 8, "--resume")
 
     for expected, actual in zip(losses(one), losses(two), strict=True):
         assert actual == pytest.approx(expected, rel=1e-5)

@@ -37,12 +37,12 @@ class CtxElectraConfig(CtxConfig):
         generator_overrides: Fields in which the generator differs from that.
         tie_generator: What the two share (section 3.2): the "embeddings" (token, position, segment, and their
             LayerNorm), "all" of the encoder (needs generators of the discriminator's size), or "none".
-        freeze_generator: Do not train the generator: stage two of two-stage training (section 3.3). Needs
+        freeze_generator: Do not train the generator: stage two of two-stage training (section 3.2). Needs
             `tie_generator="none"`.
-        discriminator_task: What the discriminator learns (section 3.4): "detection" of replaced tokens among all;
+        discriminator_task: What the discriminator learns (section 3.5): "detection" of replaced tokens among all;
             "detection_masked", among the masked ones alone ("ELECTRA 15%"); "replace_mlm", to predict the masked tokens
             from the generator's; "all_tokens_mlm", to predict all, with a copy gate.
-        discriminator_weight: Weight of the discriminator's loss beside the generator's (equation 3, lambda).
+        discriminator_weight: Weight of the discriminator's loss beside the generator's (section 2, lambda).
     """
 
     model_type = "ctx-electra"

@@ -47,7 +47,7 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
     """Output of `CtxElectraForPreTraining`.
 
     Attributes:
-        loss: mlm_loss + discriminator_weight x rtd_loss (equation 3).
+        loss: mlm_loss + discriminator_weight x rtd_loss (section 2).
         logits: Without `labels`, the discriminator's on the input as it is: (batch, length), positive where a token
             looks replaced; of a task over the vocabulary (batch, length, vocabulary).
         mlm_loss: The generator's cross-entropy in nats, detached.
@@ -263,7 +263,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         Args:
             generator: Directory or Hub id of a masked-LM checkpoint.
             discriminator: Directory or Hub id of a discriminator. Any other head will do, the generator itself as well
-                (two-stage training, section 3.3): the detection head then starts anew.
+                (two-stage training, section 3.2): the detection head then starts anew.
             tie_generator: As in the configuration. None shares the embeddings where they are equal in both checkpoints,
                 and nothing (with a warning) where they are not.
             changes: Other fields of the configuration, for example `discriminator_weight` or `freeze_generator`.
