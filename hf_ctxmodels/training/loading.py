@@ -164,8 +164,8 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_
             where=f"--max_length {max_length}",
             mend=f"use --max_length {special + 1} or more.",
         )
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and max_length > limit:
+    limit = getattr(config, "max_position_embeddings", None)  # a model of relative positions has none, or -1
+    if limit is not None and 0 < limit < max_length:
         raise CtxError(
             f"Inputs of {max_length} tokens are over the model's limit of {limit} positions (max_position_embeddings).",
             where=f"--max_length {max_length}",

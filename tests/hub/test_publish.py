@@ -75,10 +75,11 @@ def command(model: Path, repo_id: str, *flags: str) -> list[str]:
 @pytest.fixture(scope="module")
 def published(run, saved_model: Path) -> str:
     """The name of a repository that holds `saved_model`."""
-    pushed = run(*command(saved_model, REPO))
+    repo_id = f"zoo/{saved_model.name}"
+    pushed = run(*command(saved_model, repo_id))
     assert pushed.returncode == 0, pushed.stderr
-    assert REPO in pushed.stdout
-    return REPO
+    assert repo_id in pushed.stdout
+    return repo_id
 
 
 def test_push_sends_everything_in_one_commit(hub: HubServer, published: str, saved_model: Path) -> None:

@@ -33,6 +33,7 @@ def test_pretraining_beats_guessing_by_frequency(family: Family, tmp_path) -> No
         "max_length": 64,
         "per_device_batch_size": 32,
         "max_steps": 400,
+        "lr_scheduler": "constant",
         "dataloader_workers": 0,
         "output_dir": tmp_path / "out",
     }

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, pipeline
-from zoo import TINY
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from zoo import tiny_config
 
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -26,20 +26,20 @@ QUICK = ["--max_steps", "50", "--learning_rate", "5e-3", "--per_device_batch_siz
 def save_tiny(directory: Path, family, upstream: bool) -> str:
     """A tiny random model with a vocabulary of the words above."""
     tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)] * 20, vocab_size=150)
-    config_class = transformers.CONFIG_MAPPING[family.reference] if upstream else family.config
-    known = (*config_class.__dataclass_fields__,)
-    sizes = {name: value for name, value in TINY.items() if name in known}
-    sizes |= {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
     torch.manual_seed(0)
-    mapping = transformers.AutoModelForMaskedLM._model_mapping
-    model: PreTrainedModel = mapping[config_class](config_class(**sizes))
-    model.save_pretrained(directory)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
+    known = {name: size for name, size in sizes.items() if name in family.config.__dataclass_fields__}
+    model = family.models["AutoModel"](tiny_config(family, num_labels=2, **known))
     tokenizer.save_pretrained(directory)
     if upstream:
-        # The peer's own tokenizer class, as in a checkpoint that somebody else published.
+        # The peer's own classes, as in a checkpoint that somebody else published.
+        model.export_reference(directory)
         settings = directory / "tokenizer_config.json"
-        peer = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING[config_class].__name__
+        peer_config = transformers.CONFIG_MAPPING[family.reference]
+        peer = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING[peer_config].__name__
         settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": peer}))
+    else:
+        model.save_pretrained(directory)
     return str(directory)
 
 
