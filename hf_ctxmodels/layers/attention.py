@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from hf_ctxmodels.layers.linear import Linear, linear
+
 if TYPE_CHECKING:
     from hf_ctxmodels.layers.varlen import Layout
 
@@ -34,8 +36,8 @@ class SelfAttention(nn.Module):
         self.num_heads = num_heads
         self.scaling = (hidden_size // num_heads) ** -0.5
         self.attention_dropout = dropout
-        self.qkv_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=bias)
-        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.qkv_proj = Linear(hidden_size, 3 * hidden_size, bias=bias)
+        self.out_proj = Linear(hidden_size, hidden_size, bias=bias)
 
     def forward(self, hidden_states: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
         """Attend within the sequences of `layout`.
@@ -54,8 +56,8 @@ class SelfAttention(nn.Module):
             width = self.out_proj.in_features
             weight, bias = self.qkv_proj.weight, self.qkv_proj.bias
             query_bias, key_value_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-            (query,) = self._split_heads(F.linear(queries, weight[:width], query_bias), 1)
-            key, value = self._split_heads(F.linear(hidden_states, weight[width:], key_value_bias), 2)
+            (query,) = self._split_heads(linear(queries, weight[:width], query_bias), 1)
+            key, value = self._split_heads(linear(hidden_states, weight[width:], key_value_bias), 2)
         context, probabilities = layout.attend(self, query, key, value)
         return self.out_proj(context.flatten(-2)), probabilities
 

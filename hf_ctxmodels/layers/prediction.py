@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.linear import Linear, linear, multiplies_fast, product
 from hf_ctxmodels.layers.sampling import sample_rows
 
 # Logits held at a time; larger chunks were no faster, smaller ones waste the matrix units.
@@ -30,7 +31,7 @@ class MaskedPredictionHead(nn.Module):
         self, hidden_size: int, embedding_size: int, vocab_size: int, *, activation: str, layer_norm_eps: float
     ) -> None:
         super().__init__()
-        self.dense = nn.Linear(hidden_size, embedding_size)
+        self.dense = Linear(hidden_size, embedding_size)
         self.activation = make_activation(activation)
         self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
         self.decoder = nn.Linear(embedding_size, vocab_size)
@@ -76,7 +77,7 @@ class ProjectedHead(nn.Module):
 
     def __init__(self, hidden_size: int, scores: int, *, activation: str, dropout: float = 0.0) -> None:
         super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense = Linear(hidden_size, hidden_size)
         self.activation = make_activation(activation)
         self.dropout = Dropout(dropout)
         self.out_proj = nn.Linear(hidden_size, scores)
@@ -198,8 +199,8 @@ def _loss_and_gradients(
 
     Given `numbers`, it fills `samples` and adds to `right`, see `Prediction`.
 
-    One buffer holds the logits of every chunk, and their gradient after them: on a CPU, fresh memory of that size costs
-    as much as the arithmetic on it.
+    One buffer holds the logits of every chunk, and their gradient after them, but where oneDNN multiplies: on a CPU,
+    fresh memory of that size costs as much as the arithmetic on it.
     """
     wants_hidden, wants_weight, wants_bias = wanted
     hidden_grad = torch.empty_like(hidden_states) if wants_hidden else None
@@ -211,37 +212,39 @@ def _loss_and_gradients(
     with torch.autocast(hidden_states.device.type, enabled=False):
         cast_weight = weight.to(dtype)
         cast_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias.to(dtype)
-        buffer = torch.empty(size, weight.shape[0], dtype=dtype, device=weight.device)
+        buffer = None  # oneDNN writes where it likes
+        if not multiplies_fast(cast_weight):
+            buffer = torch.empty(size, weight.shape[0], dtype=dtype, device=weight.device)
         for start in range(0, targets.numel(), size):
             rows = hidden_states[start : start + size].to(dtype)
             row_targets = targets[start : start + size, None]
-            logits = torch.addmm(cast_bias, rows, cast_weight.T, out=buffer[: len(rows)]).float()
-            log_probabilities = torch.log_softmax(logits, -1, out=logits)
-            target_logs = log_probabilities.gather(1, row_targets)
+            if buffer is None:
+                values = linear(rows, cast_weight, cast_bias)
+            else:
+                values = torch.addmm(cast_bias, rows, cast_weight.T, out=buffer[: len(rows)]).float()
+            torch.log_softmax(values, -1, out=values)
+            target_logs = values.gather(1, row_targets)
             total -= target_logs.sum()
             if right is not None:
-                right += (log_probabilities.amax(1, keepdim=True) == target_logs).sum()
-            if numbers is None and not any(wanted):
-                continue
-            logits_grad = log_probabilities.exp_()
+                right += (values.amax(1, keepdim=True) == target_logs).sum()
+            if numbers is not None or any(wanted):
+                values.exp_()
             if numbers is not None and samples is not None:
-                samples[start : start + size] = sample_rows(logits_grad, numbers[start : start + size])
-            if not any(wanted):
-                continue
-            logits_grad.scatter_add_(1, row_targets, logits_grad.new_full((1, 1), -1.0).expand_as(row_targets))
+                samples[start : start + size] = sample_rows(values, numbers[start : start + size])
+            if any(wanted):  # the gradient of the logits
+                values.scatter_add_(1, row_targets, values.new_full((1, 1), -1.0).expand_as(row_targets))
             if bias_grad is not None:
-                bias_grad += logits_grad.sum(0)
-            logits_grad = logits_grad.to(dtype)
+                bias_grad += values.sum(0)
+            values = values.to(dtype)
             if hidden_grad is not None:
-                hidden_grad[start : start + size] = logits_grad @ cast_weight
-            if not wants_weight:
-                continue
-            if weight_grad is None:
-                weight_grad = (logits_grad.T @ rows).to(weight.dtype)
-            elif weight_grad.dtype == dtype:
-                weight_grad.addmm_(logits_grad.T, rows)
-            else:
-                weight_grad += logits_grad.T @ rows
+                hidden_grad[start : start + size] = product(values, cast_weight.T)
+            if wants_weight and weight_grad is None:
+                weight_grad = product(values.T, rows.T).to(weight.dtype)
+            elif weight_grad is not None and weight_grad.dtype == dtype:
+                weight_grad.addmm_(values.T, rows)
+            elif weight_grad is not None:
+                weight_grad += values.T @ rows
+            del values  # before the next chunk's are made
         if wants_weight and weight_grad is None:  # no target at all
             weight_grad = torch.zeros_like(weight)
     return total, (hidden_grad, weight_grad, bias_grad)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from hf_ctxmodels.layers.linear import Linear, linear
 from hf_ctxmodels.layers.relative_attention import (
     Biases,
     Piece,
@@ -47,9 +48,9 @@ class RelativeAttention(nn.Module):
         self.num_heads = num_heads
         self.scaling = (hidden_size // num_heads) ** -0.5
         self.attention_dropout = dropout
-        self.qkv_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
-        self.position_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.qkv_proj = Linear(hidden_size, 3 * hidden_size, bias=False)
+        self.position_proj = Linear(hidden_size, hidden_size, bias=False)
+        self.out_proj = Linear(hidden_size, hidden_size, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
         self.segment_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
@@ -80,8 +81,8 @@ class RelativeAttention(nn.Module):
         if queries is keys:
             query, key, value = self._split_heads(self.qkv_proj(keys), 3)
         else:
-            (query,) = self._split_heads(F.linear(queries, self.qkv_proj.weight[:width]), 1)
-            key, value = self._split_heads(F.linear(keys, self.qkv_proj.weight[width:]), 2)
+            (query,) = self._split_heads(linear(queries, self.qkv_proj.weight[:width]), 1)
+            key, value = self._split_heads(linear(keys, self.qkv_proj.weight[width:]), 2)
         (relative,) = self._split_heads(self.position_proj(streams.encodings), 1)
         context, probabilities = streams.attend(self, query, key, value, relative)
         return self.out_proj(context.flatten(-2)), probabilities

@@ -1,0 +1,80 @@
+"""Linear maps that run at a CPU's full rate.
+
+`torch.nn.functional.linear` hands single-precision products on a CPU to the BLAS library torch was built with. That is
+MKL, which uses half the width of the vector units of processors that are not Intel's. torch ships oneDNN as well, and
+uses it for half precision and in compiled graphs; here it multiplies in single precision too.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_FEWEST_ROWS = 8  # below, the call costs more than it saves
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear` by `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return linear(input, self.weight, self.bias)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, by oneDNN on a CPU in single precision.
+
+    Args:
+        input: (..., in).
+        weight: (out, in).
+        bias: (out,) or None.
+
+    Returns:
+        (..., out).
+    """
+    rows = input.numel() // max(1, input.shape[-1])
+    if rows < _FEWEST_ROWS or not multiplies_fast(input, weight):
+        return F.linear(input, weight, bias)
+    product = _product(input.reshape(-1, input.shape[-1]), weight, bias)
+    return product.view(*input.shape[:-1], -1)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """(rows, inner) times the transpose of (columns, inner), for code that makes its gradients itself."""
+    if not multiplies_fast(left, right):
+        return left @ right.T
+    return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
+
+
+def multiplies_fast(*tensors: Tensor) -> bool:
+    """Whether oneDNN takes them: on a CPU, in single precision, outside of graphs being compiled and of autocast."""
+    if not _HAS_ONEDNN or torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+        return False
+    return all(each.device.type == "cpu" and each.dtype is torch.float32 and each.numel() > 0 for each in tensors)
+
+
+def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (left, right, bias)):
+        return _Product.apply(left, right, bias)
+    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+
+
+class _Product(torch.autograd.Function):
+    """left @ right.T + bias; its gradients are such products too, so that they have gradients in turn."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        wants_left, wants_right, wants_bias = ctx.needs_input_grad
+        return (
+            _product(grad, right.T, None) if wants_left else None,
+            _product(grad.T, left.T, None) if wants_right else None,
+            grad.sum(0) if wants_bias else None,
+        )
