@@ -1,0 +1,77 @@
+"""Linear maps by oneDNN against torch's own: values, gradients, gradients of gradients, and where torch's is used."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_ctxmodels.layers import linear as module
+from hf_ctxmodels.layers.linear import Linear, linear, multiplies_fast, product
+
+SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
+
+
+def results(apply: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """Values, gradients, and gradients of the gradients' squares."""
+    output = apply(*inputs)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    gradients = torch.autograd.grad((output**3 * weights).sum(), inputs, create_graph=True)
+    second = torch.autograd.grad(sum((gradient**2).sum() for gradient in gradients), inputs)
+    return [output, *gradients, *second]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_equal_to_torch_in_double_precision(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape), torch.randn(9, 16), *([torch.randn(9)] if bias else [])]
+    exact = results(F.linear, *(tensor.double().requires_grad_() for tensor in inputs))
+    found = results(linear, *(tensor.requires_grad_() for tensor in inputs))
+    for got, expected in zip(found, exact, strict=True):
+        assert got.shape == expected.shape
+        torch.testing.assert_close(got.double(), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_gradients_only_where_asked_for(frozen: int) -> None:
+    inputs = [torch.randn(20, 16), torch.randn(9, 16), torch.randn(9)]
+    for number, tensor in enumerate(inputs):
+        tensor.requires_grad_(number != frozen)
+    linear(*inputs).sum().backward()
+    assert [tensor.grad is None for tensor in inputs] == [number == frozen for number in range(3)]
+
+
+def test_views_and_transposes() -> None:
+    left, right = torch.randn(16, 40).T, torch.randn(3, 9, 16)[1]
+    torch.testing.assert_close(product(left, right), left @ right.T, atol=1e-5, rtol=1e-5)
+    rows = torch.randn(4, 9, 16)[:, 2:7]
+    torch.testing.assert_close(linear(rows, right), F.linear(rows, right), atol=1e-5, rtol=1e-5)
+
+
+def test_the_layer_is_torchs_but_for_its_product() -> None:
+    torch.manual_seed(0)
+    ours = Linear(16, 9)
+    torch.manual_seed(0)
+    theirs = torch.nn.Linear(16, 9)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    batch = torch.randn(3, 7, 16)
+    torch.testing.assert_close(ours(batch), theirs(batch), atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, batch = torch.randn(9, 16), torch.randn(20, 16)
+    assert torch.equal(linear(batch.bfloat16(), weight.bfloat16()), F.linear(batch.bfloat16(), weight.bfloat16()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(batch, weight).dtype is torch.bfloat16
+    monkeypatch.setattr(module, "_HAS_ONEDNN", False)
+    assert not multiplies_fast(weight)
+    assert torch.equal(linear(batch, weight), F.linear(batch, weight))
+
+
+def test_compiled() -> None:
+    layer, batch = Linear(16, 9), torch.randn(20, 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(batch), layer(batch), atol=1e-5, rtol=1e-5)
