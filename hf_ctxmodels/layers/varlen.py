@@ -170,6 +170,8 @@ class PackedLayout:
         rows = self.pack(wanted)
         computed = rows.index_fill(0, self.first_rows, True) if and_first else rows
         query = computed.nonzero().squeeze(1)
+        if len(query) == len(rows):  # nothing to leave out: one product gives queries, keys and values as elsewhere
+            return replace(self, wanted=rows)
         ends = torch.tensor(self.lengths).cumsum(0)
         counts = torch.searchsorted(query.cpu(), ends).diff(prepend=ends.new_zeros(1))
         return replace(self, query=query, query_lengths=tuple(counts.tolist()), wanted=rows[query])

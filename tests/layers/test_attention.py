@@ -87,6 +87,17 @@ def test_wanted_rows_equal_all_rows(bias: bool) -> None:
     torch.testing.assert_close(some, selected.query_rows(everything), atol=1e-5, rtol=1e-5)
 
 
+def test_all_rows_wanted_is_no_selection() -> None:
+    module = attention()
+    layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
+    packed = layout.pack(states())
+    selected = layout.select(MASK == 1, and_first=False)
+    assert selected.query_rows(packed) is packed
+    everything, _ = module(packed, layout)
+    some, _ = module(packed, selected)
+    assert torch.equal(selected.output(some), everything)
+
+
 def test_eager_is_the_formula() -> None:
     generator = torch.Generator().manual_seed(2)
     query, key, value = (torch.randn(2, HEADS, 4, 5, generator=generator) for _ in range(3))
