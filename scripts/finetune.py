@@ -14,10 +14,17 @@ from typing import Any, Literal
 import hf_ctxmodels  # noqa: F401 - registers the families
 from hf_ctxmodels.data.tasks import TASKS, Task, TaskArguments
 from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.flags import flag
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.counted_loss import count_loss_targets
-from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import (
+    check_fit,
+    load_config,
+    load_model,
+    load_tokenizer,
+    parse_config_options,
+)
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.task_evaluation import TaskEvaluation
@@ -38,9 +45,8 @@ class FinetuneArguments:
         }
     )
     validation_file: str = field(metadata={"help": "Held-out examples in the same form, or `demo`."})
-    predictions_file: str | None = field(
-        default=None, metadata={"help": "Write the final predictions for the validation file here, as .jsonl."}
-    )
+    config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
+    predictions_file: str | None = flag(None, "Write the final predictions for the validation file here, as .jsonl.")
 
 
 @dataclass
@@ -79,7 +85,7 @@ def main() -> None:
     )
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
-    config = load_config(arguments.model)
+    config = load_config(arguments.model, changes=parse_config_options(arguments.config_options))
     tokenizer = load_tokenizer(arguments.model, split_words=task.split_words)
     check_fit(tokenizer, config, task_arguments.max_length, where=arguments.model)
     task.configure(config, training, validation)
@@ -99,7 +105,12 @@ def main() -> None:
         accelerator,
         tokenizer=tokenizer,
         evaluate=evaluation,
-        identity={"task": arguments.task, "train_file": arguments.train_file, **asdict(task_arguments)},
+        identity={
+            "task": arguments.task,
+            "train_file": arguments.train_file,
+            "config_options": arguments.config_options,
+            **asdict(task_arguments),
+        },
     )
 
     if accelerator.is_main_process:

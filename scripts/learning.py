@@ -1,11 +1,12 @@
 r"""Show that a family learns: tokenizer, pretraining by its recipe, fine-tuning from what came of it and from noise.
 
     python scripts/learning.py --family bert --dataset '../shared/data/corpus/[!t]*.txt.gz' \
-        --train_file ../shared/data/glue_like/SST-2/train.tsv.gz --test_file ../shared/data/glue_like/SST-2/test.tsv \
-        --text_column sentence --output_dir runs/bert
+        --train_file ../shared/data/glue_like/SST-2/train.tsv.gz --dev_file ../shared/data/glue_like/SST-2/dev.tsv \
+        --test_file ../shared/data/glue_like/SST-2/test.tsv --text_column sentence --output_dir runs/bert
 
-Every stage is one of the other scripts; the commands are printed. Leaves learning.md, the section of a model card with
-each number beside what it must beat, learning.json and learning.png in the output directory.
+Every stage is one of the other scripts; the commands are printed. Fine-tuning from either start has the learning rate
+that serves it best on the dev file; the test file is read with that one alone. Leaves learning.md, the section of a
+model card with each number beside what it must beat, learning.json and learning.png in the output directory.
 """
 
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 import hf_ctxmodels  # noqa: F401 - registers the families
 from hf_ctxmodels.benchmarks.learning import (
     Claim,
+    Transfer,
     detection_by_identity,
     pretraining_claims,
     report,
@@ -44,10 +46,12 @@ class LearningArguments:
     finetuning: str = flag(str(RECIPES / "polarity_learning.yaml"), "Recipe of finetune.py.")
     dataset: str = flag("demo", "Documents to pretrain on, as pretrain.py takes them.")
     train_file: str = flag("demo", "Labelled sentences to fine-tune on, as finetune.py takes them.")
+    dev_file: str = flag("demo", "Labelled sentences to choose the learning rate of either start on.")
     test_file: str = flag("demo", "Labelled sentences to measure the accuracy on.")
     text_column: str = flag("text", "Column of the labelled sentences.")
     validation_fraction: float = flag(0.02, "Share of the documents held out from tokenizer and pretraining.")
     vocab_size: int = flag(8000, "Tokens of the tokenizer.")
+    learning_rates: list[float] = flag((3e-4, 1e-3, 2e-3), "Rates of fine-tuning to choose from.")
     seeds: int = flag(3, "Fine-tuning runs from either start, with the seeds 0, 1, ...")
     max_steps: int | None = flag(None, "Pretraining steps, instead of the recipe's.")
 
@@ -71,31 +75,43 @@ def pretrain(arguments: LearningArguments, output: Path) -> tuple[list[str], lis
 
 
 def finetune(arguments: LearningArguments, output: Path) -> tuple[Claim, list[str]]:
-    """Accuracies from the pretrained weights and from random ones, by one recipe; and a command of either."""
-    accuracies: dict[str, list[float]] = {"pretrained": [], "random": []}
-    commands = {}
-    for seed in range(arguments.seeds):
-        save_random_model(output / "pretrained", output / f"random-{seed}", seed)
-        for start, model in (("pretrained", output / "pretrained"), ("random", output / f"random-{seed}")):
-            result = output / f"finetuned-{start}-{seed}"
-            commands[start, seed] = run_stage(
-                SCRIPTS / "finetune.py",
-                *("--recipe", arguments.finetuning, "--model", model, "--seed", seed, "--output_dir", result),
-                *("--train_file", arguments.train_file, "--validation_file", arguments.test_file),
-                *("--text_columns", arguments.text_column),
-            )
-            accuracies[start].append(TrainingSummary.load(result).metrics["eval_accuracy"])
+    """Accuracies from the pretrained weights and from random ones, by one recipe; and the commands."""
+    commands: list[str] = []
+
+    def accuracy(model: Path, file: str, rate: float, seed: int) -> float:
+        result = output / "finetuned" / f"{model.name}-{Path(file).stem}-{rate:g}-{seed}"
+        command = run_stage(
+            SCRIPTS / "finetune.py",
+            *("--recipe", arguments.finetuning, "--model", model, "--learning_rate", rate, "--seed", seed),
+            *("--train_file", arguments.train_file, "--validation_file", file),
+            *("--text_columns", arguments.text_column, "--output_dir", result),
+        )
+        commands.append(command)
+        return TrainingSummary.load(result).metrics["eval_accuracy"]
+
+    outcomes = []
+    for start in ("pretrained", "random"):
+        models = [output / start] * arguments.seeds
+        if start == "random":
+            models = [output / f"random-{seed}" for seed in range(arguments.seeds)]
+            for seed, model in enumerate(models):
+                save_random_model(output / "pretrained", model, seed)
+        tried = {rate: accuracy(models[0], arguments.dev_file, rate, 0) for rate in arguments.learning_rates}
+        rate = max(tried, key=lambda each: tried[each])
+        values = [accuracy(model, arguments.test_file, rate, seed) for seed, model in enumerate(models)]
+        outcomes.append(Transfer(rate, tried, values))
     name = "demo" if arguments.train_file == "demo" else Path(arguments.train_file).parent.name
-    return transfer_claim(name, accuracies["pretrained"], accuracies["random"]), list(commands.values())
+    return transfer_claim(name, *outcomes), commands
 
 
 def main() -> None:
     """Run every stage; write and print the table."""
     (arguments,) = parse_arguments(LearningArguments, description=__doc__)
-    if arguments.seeds < 1:
-        raise CtxError("Nothing is to be fine-tuned.", where=f"--seeds {arguments.seeds}", mend="give 1 or more.")
+    if arguments.seeds < 1 or not arguments.learning_rates:
+        given = f"--seeds {arguments.seeds} --learning_rates {' '.join(map(str, arguments.learning_rates))}"
+        raise CtxError("Nothing is to be fine-tuned.", where=given, mend="give 1 or more of either.")
     output = Path(arguments.output_dir)
-    for made in ("tokenizer", "pretrained", *(path.name for path in output.glob("*-[0-9]"))):
+    for made in ("tokenizer", "pretrained", "finetuned", *(path.name for path in output.glob("random-[0-9]*"))):
         shutil.rmtree(output / made, ignore_errors=True)
     commands, flags = pretrain(arguments, output)
     summary = TrainingSummary.load(output / "pretrained")
@@ -105,7 +121,7 @@ def main() -> None:
     claims = [*pretraining_claims(summary, detection), transfer]
     save_json(output / "learning.json", claims, summary, [*commands, *more])
     shutil.copyfile(output / "pretrained" / "training_curve.png", output / "learning.png")
-    text = report(claims, summary, [*commands, *more[:2]], f"{arguments.family}_learning.png")
+    text = report(claims, summary, commands, f"{arguments.family}_learning.png")
     (output / "learning.md").write_text(text, encoding="utf-8")
     print(f"\n{text}")
 

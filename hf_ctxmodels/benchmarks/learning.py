@@ -116,19 +116,34 @@ def detection_by_identity(pretrained: Path, flags: Sequence[str]) -> float | Non
     return detector.f1(*sides[1])
 
 
-def transfer_claim(task: str, pretrained: Sequence[float], random: Sequence[float]) -> Claim:
-    """Fine-tuning from the pretrained weights against fine-tuning from random ones: accuracies, one per seed."""
+@dataclass(frozen=True)
+class Transfer:
+    """Fine-tuning from one start.
+
+    Attributes:
+        rate: learning rate, the best on the dev file of those tried.
+        tried: rate -> accuracy on the dev file.
+        accuracies: on the test file, one per seed.
+    """
+
+    rate: float
+    tried: Mapping[float, float]
+    accuracies: Sequence[float]
+
+    def __str__(self) -> str:
+        seeds = " ".join(f"{value:.3f}" for value in self.accuracies)
+        return f"{mean(self.accuracies):.3f} ({seeds}), rate {self.rate:g}"
+
+
+def transfer_claim(task: str, pretrained: Transfer, random: Transfer) -> Claim:
+    """Fine-tuning from the pretrained weights against fine-tuning from random ones."""
     return Claim(
         f"{task} accuracy",
-        _spread(pretrained),
-        f"{_spread(random)} from random weights",
+        str(pretrained),
+        f"{random} from random weights",
         "every seed above every seed from random weights",
-        min(pretrained) > max(random),
+        min(pretrained.accuracies) > max(random.accuracies),
     )
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{mean(values):.3f} ({' '.join(f'{value:.3f}' for value in values)})"
 
 
 def save_random_model(pretrained: Path, directory: Path, seed: int) -> None:

@@ -26,19 +26,31 @@ _TOKENIZER_FILES = (
 
 
 def load_config(
-    source: str | Path, config_class: type[PreTrainedConfig] | type[AutoConfig] = AutoConfig
+    source: str | Path,
+    config_class: type[PreTrainedConfig] | type[AutoConfig] = AutoConfig,
+    changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> PreTrainedConfig:
     """The configuration of a checkpoint directory or Hub id.
 
     Args:
         source: directory or Hub id.
         config_class: what opens it; a family's own class opens reference checkpoints too.
+        changes: fields that take the place of the checkpoint's, such as the dropout.
 
     Raises:
-        CtxError: there is no such checkpoint, or its `config.json` cannot be used.
+        CtxError: there is no such checkpoint, its `config.json` cannot be used, or it has no such fields.
     """
     try:
-        return config_class.from_pretrained(source)
+        config = config_class.from_pretrained(source)
+        for name, value in changes.items():
+            if not hasattr(config, name):
+                raise CtxError(
+                    f"{type(config).__name__} has no field {name}.",
+                    where=str(source),
+                    mend=f"use one of {', '.join(sorted(type(config).__dataclass_fields__))}.",
+                )
+            setattr(config, name, value)
+        return config
     except CtxError:
         raise
     except (OSError, ValueError, TypeError, StrictDataclassError) as error:
@@ -70,6 +82,24 @@ def load_config_file(
     except (ValueError, AttributeError) as error:
         raise _no_configuration(config_class, file, error) from error
     return make_config(config_class, {**fields, **changes}, where=str(file))
+
+
+def parse_config_options(texts: list[str]) -> dict[str, Any]:
+    """`["hidden_dropout_prob=0", "hidden_act=relu"]` as `{"hidden_dropout_prob": 0, "hidden_act": "relu"}`.
+
+    Raises:
+        CtxError: not `key=value`.
+    """
+    fields = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise CtxError(f"{text!r} is not of the form key=value.", where="--config_options", mend="write it so.")
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            fields[name] = value  # a plain word
+    return fields
 
 
 def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any], *, where: str) -> PreTrainedConfig:

@@ -1,6 +1,5 @@
 """Pretraining of any registered family from raw text: what `scripts/pretrain.py` runs."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -29,6 +28,7 @@ from hf_ctxmodels.training.loading import (
     load_model,
     load_tokenizer,
     make_config,
+    parse_config_options,
 )
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -50,13 +50,11 @@ class PretrainingArguments(DataArguments):
     model: str | None = flag(
         None, "Continue from these weights (directory or Hub id), of this package or the reference, not --config."
     )
-    config_options: list[str] = field(
-        default_factory=list, metadata={"help": "Fields of the configuration that differ from --config, as key=value."}
+    config_options: list[str] = flag(
+        (), "Fields of the configuration that differ from --config or --model, as key=value."
     )
     objective: str | None = flag(None, "Pretraining objective; by default the family's own.")
-    objective_options: list[str] = field(
-        default_factory=list, metadata={"help": "Options of the objective as key=value; an unknown key lists them."}
-    )
+    objective_options: list[str] = flag((), "Options of the objective as key=value; an unknown key lists them.")
     packing: bool = flag(False, "Short for --objective_options packing=true: several documents in one row.")
     max_length: int = flag(128, "Longest input in tokens.")
     validation_fraction: float = flag(0.0, "Share of the documents held out to evaluate on; 0 does not evaluate.")
@@ -196,12 +194,8 @@ def make_model(
     source = arguments.model or arguments.config
     if arguments.model is None:
         config = new_config(family, tokenizer, arguments)
-    elif arguments.config_options:
-        raise CtxError(
-            "A model to go on from has its own configuration.", where="--config_options", mend="leave it out."
-        )
     else:
-        config = load_config(arguments.model, family.config)
+        config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
     check_fit(tokenizer, config, arguments.max_length, where=source)
     for name, value in objective.config_fields.items():
         if not hasattr(config, name):
@@ -234,24 +228,6 @@ def new_config(family: Family, tokenizer: PreTrainedTokenizerBase, arguments: Pr
     own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     fields = {**family.sizes[arguments.config], **own, **changes}
     return make_config(family.config, fields, where=" ".join([arguments.config, *arguments.config_options]))
-
-
-def parse_config_options(texts: list[str]) -> dict[str, Any]:
-    """`["hidden_dropout_prob=0", "hidden_act=relu"]` as `{"hidden_dropout_prob": 0, "hidden_act": "relu"}`.
-
-    Raises:
-        CtxError: not `key=value`.
-    """
-    fields = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise CtxError(f"{text!r} is not of the form key=value.", where="--config_options", mend="write it so.")
-        try:
-            fields[name] = json.loads(value)
-        except ValueError:
-            fields[name] = value  # a plain word
-    return fields
 
 
 def make_examples(

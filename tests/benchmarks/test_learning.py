@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_ctxmodels.benchmarks.learning import Claim, pretraining_claims, report, transfer_claim
+from hf_ctxmodels.benchmarks.learning import Claim, Transfer, pretraining_claims, report, transfer_claim
 from hf_ctxmodels.training.summary import TrainingSummary
 
 
@@ -46,13 +46,17 @@ def test_a_detector_must_also_beat_the_one_that_reads_no_context():
     assert (missed.baseline, missed.reached) == ("0.260", False)
 
 
+def transfer(*accuracies: float) -> Transfer:
+    return Transfer(1e-3, {3e-4: 0.7, 1e-3: 0.75}, accuracies)
+
+
 def test_transfer_is_reached_when_every_seed_is_better():
-    assert transfer_claim("SST-2", [0.8, 0.79], [0.7, 0.78]).reached
-    overlapping = transfer_claim("SST-2", [0.8, 0.77], [0.7, 0.78])
+    assert transfer_claim("SST-2", transfer(0.8, 0.79), transfer(0.7, 0.78)).reached
+    overlapping = transfer_claim("SST-2", transfer(0.8, 0.77), transfer(0.7, 0.78))
     assert not overlapping.reached
     assert (overlapping.value, overlapping.baseline) == (
-        "0.785 (0.800 0.770)",
-        "0.740 (0.700 0.780) from random weights",
+        "0.785 (0.800 0.770), rate 0.001",
+        "0.740 (0.700 0.780), rate 0.001 from random weights",
     )
 
 

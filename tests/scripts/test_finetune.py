@@ -169,6 +169,15 @@ def test_a_recipe_gives_defaults_and_flags_win(own_checkpoint, tmp_path, monkeyp
     assert (summary.steps, summary.hyperparameters["learning_rate"]) == (2, 1e-3)
 
 
+def test_fields_of_the_configuration_can_be_changed(own_checkpoint, tmp_path, monkeypatch, capsys):
+    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
+    flags += ["--max_steps", "1", "--max_length", "24", "--output_dir", tmp_path / "out", "--config_options"]
+    assert finetune(monkeypatch, *flags, "hidden_dropout_prob=0.25") == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_dropout_prob"] == 0.25
+    assert finetune(monkeypatch, *flags, "hiden_dropout_prob=0.25") == 2
+    assert "has no field hiden_dropout_prob" in capsys.readouterr().err
+
+
 def test_resuming_gives_the_weights_of_an_uninterrupted_run(own_checkpoint, tmp_path, monkeypatch):
     flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
     flags += ["--max_steps", "6", "--save_steps", "2", "--max_length", "24", "--keep_checkpoints", "9"]

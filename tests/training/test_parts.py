@@ -22,9 +22,10 @@ from hf_ctxmodels.training.loading import (
     load_config_file,
     load_model,
     load_tokenizer,
+    parse_config_options,
 )
 from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
-from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_config_options, parse_options
+from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_options
 from hf_ctxmodels.training.progress import read_log
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.state import load_random_state, save_random_state
