@@ -51,7 +51,7 @@ class LearningArguments:
     text_column: str = flag("text", "Column of the labelled sentences.")
     validation_fraction: float = flag(0.02, "Share of the documents held out from tokenizer and pretraining.")
     vocab_size: int = flag(8000, "Tokens of the tokenizer.")
-    learning_rates: list[float] = flag((3e-4, 1e-3, 2e-3), "Rates of fine-tuning to choose from.")
+    learning_rates: list[float] = flag((3e-4, 5e-4, 1e-3), "Rates of fine-tuning to choose from.")
     seeds: int = flag(3, "Fine-tuning runs from either start, with the seeds 0, 1, ...")
     max_steps: int | None = flag(None, "Pretraining steps, instead of the recipe's.")
 
