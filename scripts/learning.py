@@ -18,12 +18,11 @@ import hf_ctxmodels  # noqa: F401 - registers the families
 from hf_ctxmodels.benchmarks.learning import (
     Claim,
     Transfer,
-    detection_by_identity,
-    pretraining_claims,
+    judge_pretraining,
     report,
     save_json,
     save_random_model,
-    transfer_claim,
+    transfer_claims,
 )
 from hf_ctxmodels.benchmarks.stages import run_stage
 from hf_ctxmodels.errors import CtxError, run_script
@@ -74,7 +73,7 @@ def pretrain(arguments: LearningArguments, output: Path) -> tuple[list[str], lis
     return commands, [str(flag) for flag in flags]
 
 
-def finetune(arguments: LearningArguments, output: Path) -> tuple[Claim, list[str]]:
+def finetune(arguments: LearningArguments, output: Path) -> tuple[list[Claim], list[str]]:
     """Accuracies from the pretrained weights and from random ones, by one recipe; and the commands."""
     commands: list[str] = []
 
@@ -101,7 +100,7 @@ def finetune(arguments: LearningArguments, output: Path) -> tuple[Claim, list[st
         values = [accuracy(model, arguments.test_file, rate, seed) for seed, model in enumerate(models)]
         outcomes.append(Transfer(rate, tried, values))
     name = "demo" if arguments.train_file == "demo" else Path(arguments.train_file).parent.name
-    return transfer_claim(name, *outcomes), commands
+    return transfer_claims(name, *outcomes), commands
 
 
 def main() -> None:
@@ -115,10 +114,9 @@ def main() -> None:
         shutil.rmtree(output / made, ignore_errors=True)
     commands, flags = pretrain(arguments, output)
     summary = TrainingSummary.load(output / "pretrained")
-    has_detector = any(name.endswith("_f1") for name in summary.baselines)
-    detection = detection_by_identity(output / "pretrained", flags) if has_detector else None
+    claims = judge_pretraining(output / "pretrained", flags)
     transfer, more = finetune(arguments, output)
-    claims = [*pretraining_claims(summary, detection), transfer]
+    claims += transfer
     save_json(output / "learning.json", claims, summary, [*commands, *more])
     shutil.copyfile(output / "pretrained" / "training_curve.png", output / "learning.png")
     text = report(claims, summary, commands, f"{arguments.family}_learning.png")

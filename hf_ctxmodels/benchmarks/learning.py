@@ -116,6 +116,13 @@ def detection_by_identity(pretrained: Path, flags: Sequence[str]) -> float | Non
     return detector.f1(*sides[1])
 
 
+def judge_pretraining(pretrained: Path, flags: Sequence[str]) -> list[Claim]:
+    """The claims about a checkpoint that pretrain.py left, given the command line that it had."""
+    summary = TrainingSummary.load(pretrained)
+    detects = any(name.endswith("_f1") for name in summary.baselines)
+    return pretraining_claims(summary, detection_by_identity(pretrained, flags) if detects else None)
+
+
 @dataclass(frozen=True)
 class Transfer:
     """Fine-tuning from one start.
@@ -132,18 +139,23 @@ class Transfer:
 
     def __str__(self) -> str:
         seeds = " ".join(f"{value:.3f}" for value in self.accuracies)
-        return f"{mean(self.accuracies):.3f} ({seeds}), rate {self.rate:g}"
+        return f"{mean(self.accuracies):.3f} ({seeds}) at {self.rate:g}"
 
 
-def transfer_claim(task: str, pretrained: Transfer, random: Transfer) -> Claim:
-    """Fine-tuning from the pretrained weights against fine-tuning from random ones."""
-    return Claim(
-        f"{task} accuracy",
-        str(pretrained),
-        f"{random} from random weights",
-        "every seed above every seed from random weights",
-        min(pretrained.accuracies) > max(random.accuracies),
-    )
+def transfer_claims(task: str, pretrained: Transfer, random: Transfer) -> list[Claim]:
+    """Fine-tuning from the pretrained weights against fine-tuning from random ones: choice of rates, and test."""
+    tried = [" ".join(f"{value:.3f}" for value in start.tried.values()) for start in (pretrained, random)]
+    rates = ", ".join(f"{rate:g}" for rate in pretrained.tried)
+    return [
+        Claim(f"{task} dev accuracy at the rates {rates}", tried[0], f"{tried[1]} from random weights"),
+        Claim(
+            f"{task} test accuracy",
+            str(pretrained),
+            f"{random} from random weights",
+            "every seed above every seed from random weights",
+            min(pretrained.accuracies) > max(random.accuracies),
+        ),
+    ]
 
 
 def save_random_model(pretrained: Path, directory: Path, seed: int) -> None:

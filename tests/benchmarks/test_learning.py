@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_ctxmodels.benchmarks.learning import Claim, Transfer, pretraining_claims, report, transfer_claim
+from hf_ctxmodels.benchmarks.learning import Claim, Transfer, pretraining_claims, report, transfer_claims
 from hf_ctxmodels.training.summary import TrainingSummary
 
 
@@ -51,12 +51,14 @@ def transfer(*accuracies: float) -> Transfer:
 
 
 def test_transfer_is_reached_when_every_seed_is_better():
-    assert transfer_claim("SST-2", transfer(0.8, 0.79), transfer(0.7, 0.78)).reached
-    overlapping = transfer_claim("SST-2", transfer(0.8, 0.77), transfer(0.7, 0.78))
+    assert transfer_claims("SST-2", transfer(0.8, 0.79), transfer(0.7, 0.78))[1].reached
+    tried, overlapping = transfer_claims("SST-2", transfer(0.8, 0.77), transfer(0.7, 0.78))
+    assert (tried.name, tried.value) == ("SST-2 dev accuracy at the rates 0.0003, 0.001", "0.700 0.750")
+    assert not tried.demanded
     assert not overlapping.reached
     assert (overlapping.value, overlapping.baseline) == (
-        "0.785 (0.800 0.770), rate 0.001",
-        "0.740 (0.700 0.780), rate 0.001 from random weights",
+        "0.785 (0.800 0.770) at 0.001",
+        "0.740 (0.700 0.780) at 0.001 from random weights",
     )
 
 

@@ -5,42 +5,60 @@ from pathlib import Path
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
-from hf_ctxmodels.benchmarks.learning import is_token_loss
+from hf_ctxmodels.benchmarks.learning import is_token_loss, judge_pretraining
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import FAMILIES, Family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.summary import TrainingSummary
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
+TEXT = {"albert": "news_*.txt.gz"}  # the order of segments shows in short documents; others learn from everything
 MARGIN = 0.1  # nats below guessing by frequency: more than a model can gain that does not look at the context
+
+
+def learn(
+    family: Family, folder: Path, dataset: str, vocab_size: int, **changes: object
+) -> tuple[TrainingSummary, list[str]]:
+    """Pretrain in this process by the recipe of scripts/learning.py; gives the command line, too."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    training, _ = load_documents(dataset).split(HELD_OUT)
+    family.tokenizer.train(training.texts(), vocab_size=vocab_size).save_pretrained(folder / "tokenizer")
+    flags = {
+        "recipe": RECIPES / f"{family.name}_learning.yaml",
+        "tokenizer": folder / "tokenizer",
+        "dataset": dataset,
+        "validation_fraction": HELD_OUT,
+        "dataloader_workers": 0,
+        "output_dir": folder / "out",
+        **changes,
+    }
+    argv = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
+    return pretrain(*parse_arguments(PretrainingArguments, LoopArguments, argv=argv)), argv
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_pretraining_beats_guessing_by_frequency(family: Family, tmp_path) -> None:
     """By the recipe of scripts/learning.py, cut short to a minute or two."""
     pytest.importorskip("gensim", reason="the demo text is part of gensim (extra `demo`)")
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    training, _ = load_documents("demo").split(HELD_OUT)
-    family.tokenizer.train(training.texts(), vocab_size=1000).save_pretrained(tmp_path / "tokenizer")
-    flags = {
-        "recipe": RECIPES / f"{family.name}_learning.yaml",
-        "tokenizer": tmp_path / "tokenizer",
-        "dataset": "demo",
-        "validation_fraction": HELD_OUT,
-        "max_length": 64,
-        "per_device_batch_size": 32,
-        "max_steps": 600,
-        "lr_scheduler": "constant",
-        "dataloader_workers": 0,
-        "output_dir": tmp_path / "out",
-    }
-    argv = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
-    summary = pretrain(*parse_arguments(PretrainingArguments, LoopArguments, argv=argv))
+    cut = {"max_length": 64, "per_device_batch_size": 32, "max_steps": 600, "lr_scheduler": "constant"}
+    summary, _ = learn(family, tmp_path, "demo", 1000, **cut)
     judged = [name for name in summary.baselines if is_token_loss(name, summary.metrics)]
     assert judged
     for name in judged:
         loss, guess = summary.metrics[f"eval_{name}"], summary.baselines[name]
         assert loss < guess - MARGIN, f"{name} {loss:.3f}, guessing by frequency gets {guess:.3f}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_the_recipe_reaches_what_is_demanded(family: Family, shared_data: Path, tmp_path) -> None:
+    """The whole recipe, up to half an hour: every demand of scripts/learning.py on pretraining is met."""
+    text = str(shared_data / "corpus" / TEXT.get(family.name, "[!t]*.txt.gz"))
+    _, flags = learn(family, tmp_path, text, 8000)
+    claims = judge_pretraining(tmp_path / "out", flags)
+    assert any(claim.demanded for claim in claims)
+    assert [claim for claim in claims if not claim.reached] == []
