@@ -37,15 +37,17 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = input.numel() // max(1, input.shape[-1])
     if rows < _FEWEST_ROWS or not multiplies_fast(input, weight):
         return F.linear(input, weight, bias)
-    product = _product(input.reshape(-1, input.shape[-1]), weight, bias)
-    return product.view(*input.shape[:-1], -1)
+    multiply = _Product.apply if _differentiable(input, weight, bias) else _multiply
+    return multiply(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """(rows, inner) times the transpose of (columns, inner), for code that makes its gradients itself."""
     if not multiplies_fast(left, right):
         return left @ right.T
-    return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
+    if not left.is_contiguous() and right.numel() < left.numel():  # oneDNN copies a left one to have its rows in order
+        return _multiply(right, left).T
+    return _multiply(left, right)
 
 
 def multiplies_fast(*tensors: Tensor) -> bool:
@@ -55,10 +57,12 @@ def multiplies_fast(*tensors: Tensor) -> bool:
     return all(each.device.type == "cpu" and each.dtype is torch.float32 and each.numel() > 0 for each in tensors)
 
 
-def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (left, right, bias)):
-        return _Product.apply(left, right, bias)
+def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+
+
+def _differentiable(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
 class _Product(torch.autograd.Function):
@@ -67,14 +71,18 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(left, right)
-        return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+        return _multiply(left, right, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         left, right = ctx.saved_tensors
         wants_left, wants_right, wants_bias = ctx.needs_input_grad
+
+        def multiply(first: Tensor, second: Tensor) -> Tensor:
+            return _Product.apply(first, second, None) if _differentiable(first, second) else product(first, second)
+
         return (
-            _product(grad, right.T, None) if wants_left else None,
-            _product(grad.T, left.T, None) if wants_right else None,
+            multiply(grad, right.T) if wants_left else None,
+            multiply(grad.T, left.T) if wants_right else None,
             grad.sum(0) if wants_bias else None,
         )
