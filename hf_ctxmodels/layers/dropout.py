@@ -35,15 +35,24 @@ def dropout(tensor: Tensor, p: float, training: bool) -> Tensor:
     return _ByteMaskDropout.apply(tensor, levels)
 
 
+def signs(shape: torch.Size, dropped_levels: int) -> Tensor:
+    """Positive where an element is kept, negative where it is dropped: with probability `dropped_levels` / 65536."""
+    return _draws(shape) + (DROPOUT_LEVELS // 2 - dropped_levels + 0.5)
+
+
 def byte_mask(shape: torch.Size, dropped_levels: int) -> Tensor:
     """1 where an element is kept, 0 where it is dropped, which happens with probability `dropped_levels` / 65536.
 
     Bytes, since torch multiplies by booleans far more slowly.
     """
+    return (_draws(shape) >= dropped_levels - DROPOUT_LEVELS // 2).view(torch.int8)
+
+
+def _draws(shape: torch.Size) -> Tensor:
+    """int16, uniform over all its values."""
     elements = shape.numel()
     draws = torch.empty((elements + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-    kept = draws.view(torch.int16)[:elements] >= dropped_levels - DROPOUT_LEVELS // 2
-    return kept.view(torch.int8).view(shape)
+    return draws.view(torch.int16)[:elements].view(shape)
 
 
 class _ByteMaskDropout(torch.autograd.Function):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, byte_mask
+from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, signs
 
 
 def dropped_attention(
@@ -13,8 +13,9 @@ def dropped_attention(
 ) -> Tensor:
     """Scaled dot-product attention with dropout.
 
-    Equal to writing the formula out, but the probabilities are kept once for the backward pass, not also after dropout,
-    and queries, keys and values not also in copies: half the memory of an attention layer at short lengths.
+    Equal to writing the formula out, but for the backward pass the probabilities are kept once, neither also after
+    dropout nor beside a mask, and queries, keys and values not also in copies: less than half the memory at short
+    lengths.
 
     Args:
         query, key, value: (batch, heads, length, head_dim), of any strides.
@@ -26,33 +27,41 @@ def dropped_attention(
 
 
 class _DroppedAttention(torch.autograd.Function):
+    """The sign of a probability that is kept for the backward pass says whether it was dropped: there is no mask."""
+
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, levels: int
     ) -> Tensor:
-        scores = ((query * scaling) @ key.transpose(2, 3)).float()
+        ctx.scaling, ctx.scale = scaling, DROPOUT_LEVELS / (DROPOUT_LEVELS - levels)
+        scores = (_matrices(query, scaling) @ _matrices(key).mT).float().unflatten(0, query.shape[:2])
         if mask is not None:
             scores.masked_fill_(~mask, float("-inf"))
-        probabilities = torch.softmax(scores, -1, out=scores)
-        kept = byte_mask(scores.shape, levels)
-        ctx.scaling, ctx.scale = scaling, DROPOUT_LEVELS / (DROPOUT_LEVELS - levels)
-        context = (probabilities * kept).mul_(ctx.scale).to(value.dtype) @ value
+        signed = torch.softmax(scores, -1, out=scores).copysign_(signs(scores.shape, levels))
+        context = signed.clamp_min(0).to(value.dtype).flatten(0, 1) @ _matrices(value)
         # Laid out as the rows that leave the layer: what the next product keeps is this very memory.
-        context = context.transpose(1, 2).contiguous().transpose(1, 2)
-        ctx.save_for_backward(query, key, value, probabilities, kept, context)
-        return context
+        rows = value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]).transpose(1, 2)
+        torch.mul(context.view_as(rows), ctx.scale, out=rows)
+        ctx.save_for_backward(query, key, value, signed, rows)
+        return rows
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, probabilities, kept, context = ctx.saved_tensors
-        grad = grad.to(value.dtype)
-        dropped = (probabilities * kept).mul_(ctx.scale).to(value.dtype)
-        grad_value = dropped.transpose(2, 3) @ grad
+        query, key, value, signed, context = ctx.saved_tensors
         # The gradient of a softmax subtracts each row's mean, which is grad . context whatever the dropout.
         mean = (grad * context).sum(-1, keepdim=True, dtype=torch.float32)
-        grad_scores = (grad @ value.transpose(2, 3)).float().mul_(kept).mul_(ctx.scale).sub_(mean).mul_(probabilities)
-        grad_scores = grad_scores.to(query.dtype)
-        grad_query = (grad_scores @ key).mul_(ctx.scaling)
-        grad_key = (grad_scores.transpose(2, 3) @ query).mul_(ctx.scaling)
-        return grad_query, grad_key, grad_value, None, None, None
+        grad = _matrices(grad.to(value.dtype), ctx.scale)
+        kept = signed.clamp_min(0)
+        grad_value = kept.to(value.dtype).flatten(0, 1).mT @ grad
+        grad_scores = (grad @ _matrices(value).mT).float().view_as(signed).mul_(kept)
+        grad_scores = grad_scores.addcmul_(signed.abs(), mean, value=-1).to(query.dtype).flatten(0, 1)
+        grad_query = (grad_scores @ _matrices(key)).mul_(ctx.scaling)
+        grad_key = grad_scores.mT @ _matrices(query, ctx.scaling)
+        gradients = ((grad_query, query), (grad_key, key), (grad_value, value))
+        return (*(each.view(like.shape) for each, like in gradients), None, None, None)
+
+
+def _matrices(tensor: Tensor, factor: float = 1.0) -> Tensor:
+    """(batch, heads, length, head_dim), of any strides, times a factor -> (batch * heads, length, head_dim)."""
+    return torch.mul(tensor, factor, out=tensor.new_empty(tensor.shape)).flatten(0, 1)

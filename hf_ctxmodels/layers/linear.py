@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_FEWEST_ROWS = 8  # below, the call costs more than it saves
+_LEAST_WORK = 1 << 21  # multiplications; with fewer, the call costs more than it saves
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -34,8 +34,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         (..., out).
     """
-    rows = input.numel() // max(1, input.shape[-1])
-    if rows < _FEWEST_ROWS or not multiplies_fast(input, weight):
+    if input.numel() * weight.shape[0] < _LEAST_WORK or not multiplies_fast(input, weight):
         return F.linear(input, weight, bias)
     multiply = _Product.apply if _differentiable(input, weight, bias) else _multiply
     return multiply(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)

@@ -13,6 +13,12 @@ from hf_ctxmodels.layers.linear import Linear, linear, multiplies_fast, product
 SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
 
 
+@pytest.fixture(autouse=True)
+def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little there is to multiply."""
+    monkeypatch.setattr(module, "_LEAST_WORK", 0)
+
+
 def results(apply: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
     """Values, gradients, and gradients of the gradients' squares."""
     output = apply(*inputs)
@@ -68,6 +74,15 @@ def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_HAS_ONEDNN", False)
     assert not multiplies_fast(weight)
     assert torch.equal(linear(batch, weight), F.linear(batch, weight))
+
+
+def test_little_work_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    monkeypatch.setattr(module, "_multiply", lambda left, right, bias=None: used.append(len(left)) or left @ right.T)
+    monkeypatch.setattr(module, "_LEAST_WORK", 20 * 16 * 9)
+    linear(torch.randn(19, 16), torch.randn(9, 16))
+    linear(torch.randn(20, 16), torch.randn(9, 16))
+    assert used == ([20] if module._HAS_ONEDNN else [])
 
 
 def test_compiled() -> None:
