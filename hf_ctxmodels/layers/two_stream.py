@@ -21,14 +21,11 @@ from transformers import PreTrainedConfig
 from hf_ctxmodels.layers.linear import Linear, linear
 from hf_ctxmodels.layers.relative_attention import (
     Biases,
-    Piece,
-    Pieces,
     Places,
-    attend_pieces,
     dense_attention,
     eager_attention,
-    hidden_scores,
 )
+from hf_ctxmodels.layers.relative_pieces import Piece, Pieces, attend_pieces, hidden_scores
 from hf_ctxmodels.layers.varlen import PackedLayout
 
 

@@ -1,22 +1,22 @@
 """Relative attention: both fast ways against the formula written down, outputs and gradients; and what is visible."""
 
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.benchmarks.measure import peak_bytes
+from hf_ctxmodels.layers import relative_attention
 from hf_ctxmodels.layers.relative_attention import (
     Biases,
-    Piece,
-    Pieces,
     Places,
-    attend_pieces,
     dense_attention,
     distance_encodings,
     eager_attention,
-    hidden_scores,
 )
+from hf_ctxmodels.layers.relative_pieces import Piece, Pieces, attend_pieces, hidden_scores
 from hf_ctxmodels.layers.visibility import visible_keys
 
 HEADS, HEAD_DIM = 3, 4
@@ -86,8 +86,9 @@ def attend(problem: Problem, way: str, dropout: float = 0.0) -> Tensor:
         flat = [tensor.flatten(0, 1) for tensor in (query, key, value)]
         return attend_pieces(*flat, relative, Biases(*biases), problem.pieces, **options).view_as(query)
     relative = relative.repeat_interleave(len(query) // len(relative), 0) if len(relative) > 1 else relative
-    if way == "dense":
-        return dense_attention(query, key, value, relative, Biases(*biases), problem.places, **options)
+    if way in ("dense", "blocks"):
+        with patch.object(relative_attention, "DENSE_ROWS", 4 if way == "blocks" else 10**6):
+            return dense_attention(query, key, value, relative, Biases(*biases), problem.places, **options)
     return eager_attention(query, key, value, relative, Biases(*biases), problem.places, **options)[0]
 
 
@@ -98,7 +99,7 @@ def outputs_and_gradients(problem: Problem, way: str) -> list[Tensor]:
     return [context, *(torch.zeros(()) if gradient is None else gradient for gradient in gradients)]
 
 
-@pytest.mark.parametrize("way", ["dense", "pieces"])
+@pytest.mark.parametrize("way", ["dense", "blocks", "pieces"])
 @pytest.mark.parametrize("segments", [True, False])
 @pytest.mark.parametrize("hidden", [True, False])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
@@ -108,14 +109,14 @@ def test_equal_to_the_formula(shape: tuple[int, int, int, int], hidden: bool, se
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["dense", "pieces"])
+@pytest.mark.parametrize("way", ["dense", "blocks", "pieces"])
 def test_two_tables_of_distances(way: str) -> None:
     problem = make_problem((4, 6, 2, 2), hidden=True, segments=True, groups=2)
     for got, expected in zip(outputs_and_gradients(problem, way), outputs_and_gradients(problem, "eager"), strict=True):
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["eager", "dense", "pieces"])
+@pytest.mark.parametrize("way", ["eager", "dense", "blocks", "pieces"])
 def test_a_row_that_sees_nothing_gets_nothing(way: str) -> None:
     problem = make_problem((2, 5, 0, 2), hidden=True, segments=True)
     context = attend(problem, way)
@@ -123,6 +124,12 @@ def test_a_row_that_sees_nothing_gets_nothing(way: str) -> None:
     assert not sighted[0, -1]
     assert not context[~sighted].any()
     assert context[sighted].any(-1).all()
+
+
+def test_blocks_never_hold_the_scores_of_all_rows() -> None:
+    problem = make_problem((2, 120, 0, 8), hidden=True, segments=True)
+    peaks = {way: peak_bytes(lambda way=way: outputs_and_gradients(problem, way), CPU) for way in ("dense", "blocks")}
+    assert peaks["blocks"] < 0.4 * peaks["dense"]
 
 
 def test_the_formula_by_hand() -> None:
