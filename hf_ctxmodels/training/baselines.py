@@ -70,6 +70,25 @@ class FrequencyGuesser:
         }
 
 
+def best_threshold(scores: np.ndarray, replaced: np.ndarray) -> float:
+    """The score from which on to flag for the best F1.
+
+    Args:
+        scores: (tokens,), higher for what looks replaced.
+        replaced: (tokens,) bool, what is.
+    """
+    order = np.argsort(-scores, kind="stable")
+    found, flagged = replaced[order].cumsum(), np.arange(1, len(order) + 1)
+    last_of_equals = np.append(scores[order][1:] != scores[order][:-1], True)
+    f1 = np.where(last_of_equals, 2 * found / (flagged + replaced.sum()), 0)
+    return float(scores[order][f1.argmax()])
+
+
+def f1_of_flags(flags: np.ndarray, replaced: np.ndarray) -> float:
+    """F1 of (tokens,) bool flags; 0 where nothing is flagged and nothing was replaced."""
+    return float(2 * (flags & replaced).sum() / max(flags.sum() + replaced.sum(), 1))
+
+
 class TokenDetector:
     """Flags replaced tokens by what they are alone: those that are replaced often, whatever stands around them.
 
@@ -96,8 +115,7 @@ class TokenDetector:
         order = np.argsort(-share, kind="stable")
         found, flagged = self._replaced[order].cumsum(), self._seen[order].cumsum()
         best = int((2 * found / np.maximum(flagged + self._replaced.sum(), 1)).argmax())
-        flags = share[read] >= share[order][best]
-        return float(2 * (flags & replaced).sum() / max(flags.sum() + replaced.sum(), 1))
+        return f1_of_flags(share[read] >= share[order][best], replaced)
 
 
 def named_guesses(

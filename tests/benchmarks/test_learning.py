@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_ctxmodels.benchmarks.learning import Claim, Transfer, pretraining_claims, report, transfer_claims
+from hf_ctxmodels.benchmarks.learning import Claim, Detection, Transfer, pretraining_claims, report, transfer_claims
 from hf_ctxmodels.training.summary import TrainingSummary
 
 
@@ -40,10 +40,12 @@ def test_what_must_be_beaten_follows_from_the_kind_of_the_number(metrics, reache
 
 
 def test_a_detector_must_also_beat_the_one_that_reads_no_context():
-    metrics = {"eval_replaced_f1": 0.25, "baseline_replaced_f1": 0.2}
-    assert pretraining_claims(summary(**metrics), detection=0.24)[0].reached
-    (missed,) = pretraining_claims(summary(**metrics), detection=0.26)
+    metrics = {"eval_replaced_f1": 0.0, "baseline_replaced_f1": 0.2}
+    (reached,) = pretraining_claims(summary(**metrics), Detection(by_model=0.25, by_token=0.24))
+    assert (reached.value, reached.baseline, reached.reached) == ("0.250", "0.240", True)
+    (missed,) = pretraining_claims(summary(**metrics), Detection(by_model=0.25, by_token=0.26))
     assert (missed.baseline, missed.reached) == ("0.260", False)
+    assert not pretraining_claims(summary(**metrics), Detection(by_model=0.2, by_token=0.1))[0].reached
 
 
 def transfer(*accuracies: float) -> Transfer:

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ctxmodels.training.baselines import FrequencyGuesser, Guess, TokenDetector, named_guesses
+from hf_ctxmodels.training.baselines import (
+    FrequencyGuesser,
+    Guess,
+    TokenDetector,
+    best_threshold,
+    f1_of_flags,
+    named_guesses,
+)
 
 PAD, MASK = 0, 1
 TARGETS = ["labels", "order_label"]
@@ -85,3 +92,13 @@ def test_a_detector_is_compared_with_flagging_everything():
     assert named["baseline_rtd_loss"] == pytest.approx(-0.1 * math.log(0.1) - 0.9 * math.log(0.9))
     precision, recall = 0.1, 1.0
     assert named["baseline_rtd_f1"] == pytest.approx(2 * precision * recall / (precision + recall))
+
+
+def test_the_best_threshold_is_the_best_of_all():
+    generator = np.random.default_rng(0)
+    replaced = generator.random(300) < 0.2
+    scores = np.round(generator.normal(size=300) + replaced, 1)  # many equal ones, which are flagged together
+    best = max(f1_of_flags(scores >= threshold, replaced) for threshold in np.unique(scores))
+    assert f1_of_flags(scores >= best_threshold(scores, replaced), replaced) == best
+    assert best > f1_of_flags(np.ones(300, bool), replaced)
+    assert f1_of_flags(np.zeros(3, bool), np.zeros(3, bool)) == 0
