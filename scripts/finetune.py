@@ -7,13 +7,14 @@ Runs as well under `accelerate launch`; --resume goes on where the last checkpoi
 """
 
 import json
+import random
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import hf_ctxmodels  # noqa: F401 - registers the families
 from hf_ctxmodels.data.tasks import TASKS, Task, TaskArguments
-from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.errors import CtxError, run_script
 from hf_ctxmodels.flags import flag
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
@@ -45,6 +46,7 @@ class FinetuneArguments:
         }
     )
     validation_file: str = field(metadata={"help": "Held-out examples in the same form, or `demo`."})
+    train_examples: int | None = flag(None, "Train on a sample of so many examples, the same one whatever the seed.")
     config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
     predictions_file: str | None = flag(None, "Write the final predictions for the validation file here, as .jsonl.")
 
@@ -71,6 +73,23 @@ def write_predictions(file: str, task: Task[Any], examples: list[Any], predictio
     Path(file).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def sample(examples: list[Any], size: int | None) -> list[Any]:
+    """So many of the examples, drawn with a fixed seed; all of them for None.
+
+    Raises:
+        CtxError: there are not so many.
+    """
+    if size is None:
+        return examples
+    if not 0 < size <= len(examples):
+        raise CtxError(
+            f"There are {len(examples)} training examples.",
+            where=f"--train_examples {size}",
+            mend="give a number from 1 to that.",
+        )
+    return random.Random(0).sample(examples, size)
+
+
 def table(metrics: dict[str, float], baseline: dict[str, float]) -> str:
     """The metrics beside what the baseline gets."""
     rows = [f"{'metric':<24}{'model':>10}{'baseline':>10}", f"{'loss':<24}{metrics['eval_loss']:>10.4f}{'':>10}"]
@@ -85,6 +104,7 @@ def main() -> None:
     )
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
+    training = sample(training, arguments.train_examples)
     config = load_config(arguments.model, changes=parse_config_options(arguments.config_options))
     tokenizer = load_tokenizer(arguments.model, split_words=task.split_words)
     check_fit(tokenizer, config, task_arguments.max_length, where=arguments.model)
@@ -108,6 +128,7 @@ def main() -> None:
         identity={
             "task": arguments.task,
             "train_file": arguments.train_file,
+            "train_examples": arguments.train_examples,
             "config_options": arguments.config_options,
             **asdict(task_arguments),
         },

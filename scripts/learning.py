@@ -51,6 +51,8 @@ class LearningArguments:
     validation_fraction: float = flag(0.02, "Share of the documents held out from tokenizer and pretraining.")
     vocab_size: int = flag(8000, "Tokens of the tokenizer.")
     learning_rates: list[float] = flag((3e-4, 5e-4, 1e-3), "Rates of fine-tuning to choose from.")
+    few_labels: int = flag(500, "Labelled sentences of a comparison with few; 0 leaves it out.")
+    few_epochs: int = flag(20, "Passes over them, instead of the recipe's.")
     seeds: int = flag(3, "Fine-tuning runs from either start, with the seeds 0, 1, ...")
     max_steps: int | None = flag(None, "Pretraining steps, instead of the recipe's.")
 
@@ -73,16 +75,17 @@ def pretrain(arguments: LearningArguments, output: Path) -> tuple[list[str], lis
     return commands, [str(flag) for flag in flags]
 
 
-def finetune(arguments: LearningArguments, output: Path) -> tuple[list[Claim], list[str]]:
+def finetune(arguments: LearningArguments, output: Path, few: bool) -> tuple[list[Claim], list[str]]:
     """Accuracies from the pretrained weights and from random ones, by one recipe; and the commands."""
     commands: list[str] = []
+    size = ("--train_examples", arguments.few_labels, "--num_train_epochs", arguments.few_epochs) if few else ()
 
     def accuracy(model: Path, file: str, rate: float, seed: int) -> float:
-        result = output / "finetuned" / f"{model.name}-{Path(file).stem}-{rate:g}-{seed}"
+        result = output / "finetuned" / f"{model.name}-{Path(file).stem}-{'few' if few else 'all'}-{rate:g}-{seed}"
         command = run_stage(
             SCRIPTS / "finetune.py",
             *("--recipe", arguments.finetuning, "--model", model, "--learning_rate", rate, "--seed", seed),
-            *("--train_file", arguments.train_file, "--validation_file", file),
+            *("--train_file", arguments.train_file, *size, "--validation_file", file),
             *("--text_columns", arguments.text_column, "--output_dir", result),
         )
         commands.append(command)
@@ -99,8 +102,8 @@ def finetune(arguments: LearningArguments, output: Path) -> tuple[list[Claim], l
         rate = max(tried, key=lambda each: tried[each])
         values = [accuracy(model, arguments.test_file, rate, seed) for seed, model in enumerate(models)]
         outcomes.append(Transfer(rate, tried, values))
-    name = "demo" if arguments.train_file == "demo" else Path(arguments.train_file).parent.name
-    return transfer_claims(name, *outcomes), commands
+    task = "demo" if arguments.train_file == "demo" else Path(arguments.train_file).parent.name
+    return transfer_claims(f"{task}, {arguments.few_labels if few else 'all'} labels,", *outcomes), commands
 
 
 def main() -> None:
@@ -115,11 +118,15 @@ def main() -> None:
     commands, flags = pretrain(arguments, output)
     summary = TrainingSummary.load(output / "pretrained")
     claims = judge_pretraining(output / "pretrained", flags)
-    transfer, more = finetune(arguments, output)
-    claims += transfer
-    save_json(output / "learning.json", claims, summary, [*commands, *more])
+    shown = list(commands)
+    for few in (True, False)[0 if arguments.few_labels else 1 :]:
+        transfer, more = finetune(arguments, output, few)
+        claims += transfer
+        commands += more
+        shown += more[-1:]
+    save_json(output / "learning.json", claims, summary, commands)
     shutil.copyfile(output / "pretrained" / "training_curve.png", output / "learning.png")
-    text = report(claims, summary, commands, f"{arguments.family}_learning.png")
+    text = report(claims, summary, shown, f"{arguments.family}_learning.png")
     (output / "learning.md").write_text(text, encoding="utf-8")
     print(f"\n{text}")
 

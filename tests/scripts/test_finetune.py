@@ -169,6 +169,15 @@ def test_a_recipe_gives_defaults_and_flags_win(own_checkpoint, tmp_path, monkeyp
     assert (summary.steps, summary.hyperparameters["learning_rate"]) == (2, 1e-3)
 
 
+def test_a_sample_of_the_examples(own_checkpoint, tmp_path, monkeypatch, capsys):
+    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
+    flags += ["--max_steps", "1", "--max_length", "24", "--output_dir", tmp_path / "out", "--train_examples"]
+    assert finetune(monkeypatch, *flags, 5) == 0
+    assert "5 training and" in capsys.readouterr().out
+    assert finetune(monkeypatch, *flags, 5000) == 2
+    assert "--train_examples 5000" in capsys.readouterr().err
+
+
 def test_fields_of_the_configuration_can_be_changed(own_checkpoint, tmp_path, monkeypatch, capsys):
     flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
     flags += ["--max_steps", "1", "--max_length", "24", "--output_dir", tmp_path / "out", "--config_options"]
