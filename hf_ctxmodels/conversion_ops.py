@@ -73,15 +73,36 @@ def fused_projections(attention: str) -> list[WeightConverter]:
     ]
 
 
-class HeadsOutside(ConversionOps):
-    """(in, heads, head_dim) -> (heads * head_dim, in): a projection to heads as the weight of a linear map."""
+class _EachTensor(ConversionOps):
+    """Rearranges every tensor by itself, under its own name or the only target's."""
+
+    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
+        """One tensor, given the configuration's number of heads."""
+        raise NotImplementedError
 
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        *,
+        config: PreTrainedConfig,
+        **kwargs: Any,
     ) -> dict[str, Tensor]:
-        """Flatten and transpose every tensor, under its own name or the only target's."""
-        tensors = {name: _single(found).flatten(1).T.contiguous() for name, found in input_dict.items()}
-        return _under_target(tensors, target_patterns)
+        """Rearrange each; several keep their names for the operation that joins or parted them."""
+        heads = config.num_attention_heads
+        tensors = {name: self.rearrange(_single(found), heads) for name, found in input_dict.items()}
+        if len(tensors) == 1 and len(target_patterns) == 1:
+            return dict.fromkeys(target_patterns, next(iter(tensors.values())))
+        return tensors
+
+
+class HeadsOutside(_EachTensor):
+    """(in, heads, head_dim) -> (heads * head_dim, in): a projection to heads as the weight of a linear map."""
+
+    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
+        """Flatten and transpose."""
+        return tensor.flatten(1).T.contiguous()
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -89,15 +110,12 @@ class HeadsOutside(ConversionOps):
         return _SplitOutputs()
 
 
-class HeadsInside(ConversionOps):
+class HeadsInside(_EachTensor):
     """(out, heads, head_dim) -> (out, heads * head_dim): a projection from heads as the weight of a linear map."""
 
-    def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
-    ) -> dict[str, Tensor]:
-        """Flatten every tensor, under its own name or the only target's."""
-        tensors = {name: _single(found).flatten(1) for name, found in input_dict.items()}
-        return _under_target(tensors, target_patterns)
+    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
+        """Flatten."""
+        return tensor.flatten(1)
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -105,22 +123,12 @@ class HeadsInside(ConversionOps):
         return _SplitInputs()
 
 
-class _SplitOutputs(ConversionOps):
+class _SplitOutputs(_EachTensor):
     """(heads * head_dim, in) -> (in, heads, head_dim)."""
 
-    def convert(
-        self,
-        input_dict: dict[str, Any],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        *,
-        config: PreTrainedConfig,
-        **kwargs: Any,
-    ) -> dict[str, Tensor]:
-        """By the configuration's number of heads."""
-        heads = config.num_attention_heads
-        tensors = {name: _single(found).T.unflatten(1, (heads, -1)).contiguous() for name, found in input_dict.items()}
-        return _under_target(tensors, target_patterns)
+    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
+        """Transpose and split."""
+        return tensor.T.unflatten(1, (heads, -1)).contiguous()
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -128,22 +136,12 @@ class _SplitOutputs(ConversionOps):
         return HeadsOutside()
 
 
-class _SplitInputs(ConversionOps):
+class _SplitInputs(_EachTensor):
     """(out, heads * head_dim) -> (out, heads, head_dim)."""
 
-    def convert(
-        self,
-        input_dict: dict[str, Any],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        *,
-        config: PreTrainedConfig,
-        **kwargs: Any,
-    ) -> dict[str, Tensor]:
-        """By the configuration's number of heads."""
-        heads = config.num_attention_heads
-        tensors = {name: _single(found).unflatten(1, (heads, -1)) for name, found in input_dict.items()}
-        return _under_target(tensors, target_patterns)
+    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
+        """Split."""
+        return tensor.unflatten(1, (heads, -1))
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -153,10 +151,3 @@ class _SplitInputs(ConversionOps):
 
 def _single(found: Any) -> Tensor:
     return found[0] if isinstance(found, list) else found
-
-
-def _under_target(tensors: dict[str, Tensor], target_patterns: list[str]) -> dict[str, Tensor]:
-    """One tensor goes to the one target; several keep their names for the operation that joins or parted them."""
-    if len(tensors) == 1 and len(target_patterns) == 1:
-        return dict.fromkeys(target_patterns, next(iter(tensors.values())))
-    return tensors

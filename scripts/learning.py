@@ -92,12 +92,8 @@ def finetune(arguments: LearningArguments, output: Path, few: bool) -> tuple[lis
         return TrainingSummary.load(result).metrics["eval_accuracy"]
 
     outcomes = []
-    for start in ("pretrained", "random"):
-        models = [output / start] * arguments.seeds
-        if start == "random":
-            models = [output / f"random-{seed}" for seed in range(arguments.seeds)]
-            for seed, model in enumerate(models):
-                save_random_model(output / "pretrained", model, seed)
+    pretrained = [output / "pretrained"] * arguments.seeds
+    for models in (pretrained, [output / f"random-{seed}" for seed in range(arguments.seeds)]):
         tried = {rate: accuracy(models[0], arguments.dev_file, rate, 0) for rate in arguments.learning_rates}
         rate = max(tried, key=lambda each: tried[each])
         values = [accuracy(model, arguments.test_file, rate, seed) for seed, model in enumerate(models)]
@@ -119,7 +115,9 @@ def main() -> None:
     summary = TrainingSummary.load(output / "pretrained")
     claims = judge_pretraining(output / "pretrained", flags)
     shown = list(commands)
-    for few in (True, False)[0 if arguments.few_labels else 1 :]:
+    for seed in range(arguments.seeds):
+        save_random_model(output / "pretrained", output / f"random-{seed}", seed)
+    for few in [True, False] if arguments.few_labels else [False]:
         transfer, more = finetune(arguments, output, few)
         claims += transfer
         commands += more

@@ -115,9 +115,7 @@ def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, _Model]:
     return ours, peer
 
 
-def _inference_step(
-    model: PreTrainedModel | ReferencePair, batch: dict[str, Tensor], dtype: torch.dtype, work: Work
-) -> Step:
+def _inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
     model.eval()
 
     @torch.inference_mode()

@@ -13,6 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.downstream import position_loss
+from hf_ctxmodels.layers.columns import last_columns, states_at
 
 _UNANSWERABLE_WEIGHT = 0.5  # brings the third term to the size of the two others
 
@@ -134,11 +135,13 @@ class ForBeamQuestionAnswering(HeadModel):
         )
         states = outputs.last_hidden_state
         excluded = _excluded(states, attention_mask, p_mask)
-        classes = _at(states, _last_tokens(states, attention_mask) if cls_index is None else cls_index.view(-1))
+        if cls_index is None:
+            cls_index = last_columns(states, None if attention_mask is None else attention_mask != 0)
+        classes = states_at(states, cls_index.view(-1))
         found = BeamSpanOutput(hidden_states=outputs.hidden_states, attentions=outputs.attentions)
         if start_positions is None or end_positions is None:
             return BeamSpanOutput(**{**self._search(states, classes, excluded), **found})
-        start_states = _at(states, start_positions.view(-1).clamp(0, states.shape[1] - 1))
+        start_states = states_at(states, start_positions.view(-1).clamp(0, states.shape[1] - 1))
         position_term = partial(
             position_loss, excluded=excluded, counts=num_items_in_batch, why="padding, or p_mask is 1"
         )
@@ -188,14 +191,3 @@ def _probabilities(scores: Tensor, excluded: Tensor | None) -> Tensor:
     if excluded is not None:
         scores = scores.masked_fill(excluded, torch.finfo(scores.dtype).min)
     return scores.softmax(-1)
-
-
-def _last_tokens(states: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(batch,) column of each row's last token."""
-    last = torch.full((len(states),), states.shape[1] - 1, device=states.device)
-    return last if attention_mask is None else last - (attention_mask != 0).int().flip(1).argmax(1)
-
-
-def _at(states: Tensor, columns: Tensor) -> Tensor:
-    """(batch, length, hidden) at (batch,) columns -> (batch, hidden)."""
-    return states[torch.arange(len(states), device=states.device), columns]

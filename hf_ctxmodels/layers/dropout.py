@@ -48,6 +48,11 @@ def byte_mask(shape: torch.Size, dropped_levels: int) -> Tensor:
     return (_draws(shape) >= dropped_levels - DROPOUT_LEVELS // 2).view(torch.int8)
 
 
+def kept_scale(dropped_levels: int) -> float:
+    """What kept elements are multiplied by, so that the expectation stays."""
+    return DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped_levels)
+
+
 def _draws(shape: torch.Size) -> Tensor:
     """int16, uniform over all its values."""
     elements = shape.numel()
@@ -59,7 +64,7 @@ class _ByteMaskDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, dropped_levels: int) -> Tensor:
         mask = byte_mask(tensor.shape, dropped_levels)
-        ctx.scale = DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped_levels)
+        ctx.scale = kept_scale(dropped_levels)
         ctx.save_for_backward(mask)
         return (tensor * mask).mul_(ctx.scale)
 

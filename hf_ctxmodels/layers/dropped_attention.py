@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, signs
+from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, kept_scale, signs
 
 
 def dropped_attention(
@@ -33,7 +33,7 @@ class _DroppedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, levels: int
     ) -> Tensor:
-        ctx.scaling, ctx.scale = scaling, DROPOUT_LEVELS / (DROPOUT_LEVELS - levels)
+        ctx.scaling, ctx.scale = scaling, kept_scale(levels)
         scores = (_matrices(query, scaling) @ _matrices(key).mT).float().unflatten(0, query.shape[:2])
         if mask is not None:
             scores.masked_fill_(~mask, float("-inf"))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, byte_mask
+from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, byte_mask, kept_scale
 from hf_ctxmodels.layers.relative_attention import Biases
 
 _HIDDEN = -1e30  # added to a score, leaves no probability; finite, so that a row without any key stays a number
@@ -166,7 +166,7 @@ class _PieceAttention(torch.autograd.Function):
             grad_value[:, keys] = torch.bmm(dropped.transpose(1, 2), grad[:, at])
             grad_scores = torch.bmm(grad[:, at], value[:, keys].transpose(1, 2))
             if mask is not None:
-                grad_scores.mul_(mask).mul_(_scale(ctx.levels))
+                grad_scores.mul_(mask).mul_(kept_scale(ctx.levels))
             grad_scores.sub_(mean[:, at]).mul_(probabilities)
             grad_for_keys[:, at] = torch.bmm(grad_scores, key[:, keys])
             grad_key[:, keys] = torch.bmm(grad_scores.transpose(1, 2), for_keys[:, at])
@@ -182,11 +182,7 @@ class _PieceAttention(torch.autograd.Function):
 
 
 def _dropped(probabilities: Tensor, mask: Tensor | None, levels: int) -> Tensor:
-    return probabilities if mask is None else (probabilities * mask).mul_(_scale(levels))
-
-
-def _scale(levels: int) -> float:
-    return DROPOUT_LEVELS / (DROPOUT_LEVELS - levels)
+    return probabilities if mask is None else (probabilities * mask).mul_(kept_scale(levels))
 
 
 def _position_scores_of(piece: Piece, query: Tensor, relative: Tensor) -> Tensor:

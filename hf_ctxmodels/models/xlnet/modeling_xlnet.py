@@ -17,6 +17,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.layers.columns import first_columns, last_columns, states_at
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.prediction import chunked_cross_entropy
 from hf_ctxmodels.models.xlnet.checks_xlnet import check_target_labels
@@ -52,13 +53,8 @@ class CtxXLNetSummary(nn.Module):
             weights = torch.ones_like(states[..., :1]) if tokens is None else tokens[..., None].to(states.dtype)
             summary = (states * weights).sum(1) / weights.sum(1)
         else:
-            place = torch.zeros(len(states), dtype=torch.long, device=states.device)
-            if self.kind != "first":
-                place = place + states.shape[1] - 1
-            if tokens is not None:
-                marks = tokens.int()
-                place = marks.argmax(1) if self.kind == "first" else place - marks.flip(1).argmax(1)
-            summary = states[torch.arange(len(states), device=states.device), place]
+            columns = first_columns if self.kind == "first" else last_columns
+            summary = states_at(states, columns(states, tokens))
         return self.activation(self.dense(summary))
 
 
