@@ -80,12 +80,14 @@ def finetune(arguments: LearningArguments, output: Path, few: bool) -> tuple[lis
     commands: list[str] = []
     size = ("--train_examples", arguments.few_labels, "--num_train_epochs", arguments.few_epochs) if few else ()
 
-    def accuracy(model: Path, file: str, rate: float, seed: int) -> float:
-        result = output / "finetuned" / f"{model.name}-{Path(file).stem}-{'few' if few else 'all'}-{rate:g}-{seed}"
+    files = {"dev": arguments.dev_file, "test": arguments.test_file}
+
+    def accuracy(model: Path, measured_on: str, rate: float, seed: int) -> float:
+        result = output / "finetuned" / f"{model.name}-{measured_on}-{'few' if few else 'all'}-{rate:g}-{seed}"
         command = run_stage(
             SCRIPTS / "finetune.py",
             *("--recipe", arguments.finetuning, "--model", model, "--learning_rate", rate, "--seed", seed),
-            *("--train_file", arguments.train_file, *size, "--validation_file", file),
+            *("--train_file", arguments.train_file, *size, "--validation_file", files[measured_on]),
             *("--text_columns", arguments.text_column, "--output_dir", result),
         )
         commands.append(command)
@@ -94,9 +96,9 @@ def finetune(arguments: LearningArguments, output: Path, few: bool) -> tuple[lis
     outcomes = []
     pretrained = [output / "pretrained"] * arguments.seeds
     for models in (pretrained, [output / f"random-{seed}" for seed in range(arguments.seeds)]):
-        tried = {rate: accuracy(models[0], arguments.dev_file, rate, 0) for rate in arguments.learning_rates}
+        tried = {rate: accuracy(models[0], "dev", rate, 0) for rate in arguments.learning_rates}
         rate = max(tried, key=lambda each: tried[each])
-        values = [accuracy(model, arguments.test_file, rate, seed) for seed, model in enumerate(models)]
+        values = [accuracy(model, "test", rate, seed) for seed, model in enumerate(models)]
         outcomes.append(Transfer(rate, tried, values))
     task = "demo" if arguments.train_file == "demo" else Path(arguments.train_file).parent.name
     return transfer_claims(f"{task}, {arguments.few_labels if few else 'all'} labels,", *outcomes), commands
