@@ -43,7 +43,7 @@ class LearningArguments:
     output_dir: str = field(metadata={"help": "Directory for everything that is made; what it held is replaced."})
     pretraining: str | None = flag(None, "Recipe of pretrain.py; by default recipes/<family>_learning.yaml.")
     finetuning: str = flag(str(RECIPES / "polarity_learning.yaml"), "Recipe of finetune.py.")
-    dataset: str = flag("demo", "Documents to pretrain on, as pretrain.py takes them.")
+    dataset: list[str] = flag(("demo",), "Documents to pretrain on, as pretrain.py takes them.")
     train_file: str = flag("demo", "Labelled sentences to fine-tune on, as finetune.py takes them.")
     dev_file: str = flag("demo", "Labelled sentences to choose the learning rate of either start on.")
     test_file: str = flag("demo", "Labelled sentences to measure the accuracy on.")
@@ -59,7 +59,7 @@ class LearningArguments:
 
 def pretrain(arguments: LearningArguments, output: Path) -> tuple[list[str], list[str]]:
     """Text -> tokenizer -> pretrained model; gives the commands, and the flags of the second."""
-    data = ("--dataset", arguments.dataset, "--validation_fraction", arguments.validation_fraction)
+    data = ("--dataset", *arguments.dataset, "--validation_fraction", arguments.validation_fraction)
     recipe = arguments.pretraining or RECIPES / f"{arguments.family}_learning.yaml"
     length = () if arguments.max_steps is None else ("--max_steps", arguments.max_steps)
     family = ("--family", arguments.family)

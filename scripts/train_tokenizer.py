@@ -99,7 +99,7 @@ def main() -> None:
 
     print(f"{tokenizer_class.__name__} in {arguments.output_dir}")
     print(f"  vocabulary       {len(tokenizer)} tokens of {arguments.vocab_size} asked for")
-    print(f"  trained on       {texts.count} documents of {data.dataset}")
+    print(f"  trained on       {texts.count} documents of {', '.join(data.dataset)}")
     if held_out is None:
         print("  held out         no document: --validation_fraction is 0")
         return

@@ -59,7 +59,7 @@ def _arguments(
     family: Family, folder: Path, output: str, dtype: torch.dtype
 ) -> tuple[pretraining.PretrainingArguments, LoopArguments]:
     what = pretraining.PretrainingArguments(
-        dataset="demo", tokenizer=str(folder / "tokenizer"), family=family.name, config="mini", max_length=CASE.length
+        dataset=["demo"], tokenizer=str(folder / "tokenizer"), family=family.name, config="mini", max_length=CASE.length
     )
     how = LoopArguments(
         output_dir=str(folder / output),

@@ -14,10 +14,10 @@ class DataArguments:
     was not trained on are those that no model sees either.
     """
 
-    dataset: str = field(
+    dataset: list[str] = field(
         metadata={
             "help": "`demo`, a local .txt, .jsonl or .parquet file (plain or .gz) or a quoted pattern of such files, a "
-            "directory, or a Hub id."
+            "directory, or a Hub id; or several of these, which are read one after the other."
         }
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub data set.")
@@ -30,7 +30,7 @@ class DataArguments:
     def load(self) -> tuple[Documents, Documents | None]:
         """Open the documents: those to train on, and those held out, if any."""
         documents = load_documents(
-            self.dataset,
+            *self.dataset,
             split=self.dataset_split,
             text_column=self.text_column,
             config_name=self.dataset_config,

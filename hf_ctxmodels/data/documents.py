@@ -109,8 +109,7 @@ class DocumentTexts:
 
 
 def load_documents(
-    dataset: str,
-    *,
+    *datasets: str,
     split: str = "train",
     text_column: str = "text",
     config_name: str | None = None,
@@ -120,8 +119,9 @@ def load_documents(
     """Open a source of documents. A file, the demo text and a stream are read anew by every iteration.
 
     Args:
-        dataset: `demo`, a local `.txt`, `.jsonl` or `.parquet` file (plain or `.gz`), a pattern of such files as in
-            `"corpus/*.txt.gz"`, or what `datasets.load_dataset` takes: a Hub id or a directory.
+        datasets: one source or several, which are read one after the other. Each is `demo`, a local `.txt`, `.jsonl` or
+            `.parquet` file (plain or `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, or what
+            `datasets.load_dataset` takes: a Hub id or a directory.
         split: of a Hub data set or directory.
         text_column: where a record's text stands; the text files have none.
         config_name: configuration of a Hub data set.
@@ -129,21 +129,33 @@ def load_documents(
         skip_empty: pass over documents without text instead of raising.
 
     Raises:
-        CtxError: the source cannot be found. What is wrong inside it is raised while iterating.
+        CtxError: a source cannot be found. What is wrong inside it is raised while iterating.
     """
+    sources = [_open(dataset, split, text_column, config_name, streaming) for dataset in datasets]
+    if len(sources) == 1:
+        name, read = sources[0]
+    else:
+        name, read = ", ".join(name for name, _ in sources), partial(_one_by_one, [read for _, read in sources])
+    return Documents(name, read, skip_empty)
+
+
+def _open(
+    dataset: str, split: str, text_column: str, config_name: str | None, streaming: bool
+) -> tuple[str, Callable[[], Iterator[list[str]]]]:
+    """The name of one source, and what reads it."""
     if dataset == "demo":
-        return Documents("demo", demo_documents, skip_empty)
+        return "demo", demo_documents
     path = Path(dataset).expanduser()
     if has_magic(dataset) and not path.exists():
         files = sorted(map(Path, glob(str(path), recursive=True)))
         for file in files or [path]:
             _check_document_file(file)
-        return Documents(dataset, partial(_files_documents, files, text_column), skip_empty)
+        return dataset, partial(_one_by_one, [partial(read_file, file, text_column) for file in files])
     if not path.is_dir() and (path.is_file() or file_kind(path) in FILE_KINDS):
         _check_document_file(path)
-        return Documents(path.name, partial(read_file, path, text_column), skip_empty)
+        return path.name, partial(read_file, path, text_column)
     rows = _load_dataset(dataset, config_name, split, streaming)
-    return Documents(dataset, partial(_hub_documents, rows, text_column, dataset), skip_empty)
+    return dataset, partial(_hub_documents, rows, text_column, dataset)
 
 
 def _check_document_file(path: Path) -> None:
@@ -156,9 +168,9 @@ def _check_document_file(path: Path) -> None:
     check_file(path)
 
 
-def _files_documents(files: list[Path], text_column: str) -> Iterator[list[str]]:
-    for file in files:
-        yield from read_file(file, text_column)
+def _one_by_one(sources: list[Callable[[], Iterator[list[str]]]]) -> Iterator[list[str]]:
+    for read in sources:
+        yield from read()
 
 
 def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: bool) -> object:

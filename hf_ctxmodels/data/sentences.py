@@ -3,6 +3,7 @@
 A sentence ends after `.`, `!`, `?` or `…` (and closing quotes and brackets) when white space follows and the next word,
 opening quotes and brackets aside, does not begin with a lower-case letter. It does not end after a known abbreviation
 or an initial ("J. Smith"). The full-width marks of Chinese and Japanese end a sentence with or without white space.
+In a paragraph without capitals, case says nothing: there a sentence ends at every such mark but an ellipsis.
 
 Pretraining needs pieces that mostly are sentences, cheaply and always the same; no model is used for it.
 """
@@ -38,16 +39,25 @@ def split_sentences(paragraph: str) -> list[str]:
 
     >>> split_sentences("Mr. Smith left. Was it late? It was 4.30 p.m. by the clock.")
     ['Mr. Smith left.', 'Was it late?', 'It was 4.30 p.m. by the clock.']
+    >>> split_sentences("mr. smith left . was it late ... or not ? it was .")
+    ['mr. smith left .', 'was it late ... or not ?', 'it was .']
     """
     sentences, start = [], 0
+    has_capitals = not paragraph.islower()
     for match in _END.finditer(paragraph):
         following = match["next"]
-        if following and (following.islower() or _ends_in_abbreviation(paragraph[start : match.end()])):
-            continue
+        if following:
+            continued = following.islower() if has_capitals else _is_ellipsis(match[0])
+            if continued or _ends_in_abbreviation(paragraph[start : match.end()]):
+                continue
         sentences.append(paragraph[start : match.end()].strip())
         start = match.end()
     sentences.append(paragraph[start:].strip())
     return [sentence for sentence in sentences if sentence]
+
+
+def _is_ellipsis(marks: str) -> bool:
+    return marks.startswith(("..", "…"))
 
 
 def _ends_in_abbreviation(text: str) -> bool:

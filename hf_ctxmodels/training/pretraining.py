@@ -100,7 +100,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
         )
     summary = result.summary(
         task="pretraining",
-        dataset=arguments.dataset,
+        dataset=", ".join(arguments.dataset),
         max_length=arguments.max_length,
         objective=name,
         objective_options=asdict(objective.options),

@@ -185,6 +185,15 @@ def test_a_pattern_is_all_its_files_in_the_order_of_their_names(tmp_path):
         load_documents(str(tmp_path / "*"))
 
 
+def test_several_sources_are_read_one_after_the_other(tmp_path):
+    (tmp_path / "b.txt").write_text("Second.")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "First."}))
+    documents = load_documents(str(tmp_path / "a.jsonl"), str(tmp_path / "*.txt"), "demo")
+    assert list(documents)[:2] == [["First."], ["Second."]]
+    assert list(documents)[2:] == list(load_documents("demo"))
+    assert documents.name == f"a.jsonl, {tmp_path / '*.txt'}, demo"
+
+
 @pytest.mark.parametrize("fraction", [0, 0.6, -1])
 def test_an_impossible_split_is_refused(fraction):
     with pytest.raises(CtxError, match="validation_fraction"):
@@ -208,6 +217,7 @@ def test_splitting_keeps_every_visible_character(text):
         ("Das ist z.B. gut. Das Ende.", 2),
         ("你好。我很好！真的？", 3),
         ("¿Qué? ¡Nada! Fin", 3),
+        ("the plot , if any , is thin . watch it ? no ... not me . dr. who said so .", 4),
         ("   ", 0),
     ],
 )
