@@ -36,6 +36,22 @@ from hf_ctxmodels.models.electra.modeling_electra import (
 )
 from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
 from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
+from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
+from hf_ctxmodels.models.glove.modeling_glove import (
+    CtxGloveForPreTraining,
+    CtxGloveForSequenceClassification,
+    CtxGloveForTokenClassification,
+    CtxGloveModel,
+)
+from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
+from hf_ctxmodels.models.word2vec.modeling_word2vec import (
+    CtxWord2VecForPreTraining,
+    CtxWord2VecForSequenceClassification,
+    CtxWord2VecForTokenClassification,
+    CtxWord2VecModel,
+)
+from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokenizer
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.modeling_xlnet import (
     CtxXLNetForMultipleChoice,
@@ -48,11 +64,13 @@ from hf_ctxmodels.models.xlnet.modeling_xlnet import (
 )
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import (
+    DataCollatorForCooccurrences,
     DataCollatorForMaskedLanguageModeling,
     DataCollatorForNextSentencePrediction,
     DataCollatorForPermutationLanguageModeling,
     DataCollatorForReplacedTokenDetection,
     DataCollatorForSentenceOrderPrediction,
+    DataCollatorForWindowPrediction,
 )
 from hf_ctxmodels.registry import FAMILIES, get_family, register
 
@@ -90,6 +108,18 @@ __all__ = [
     "CtxElectraModel",
     "CtxElectraTokenizer",
     "CtxError",
+    "CtxGloveConfig",
+    "CtxGloveForPreTraining",
+    "CtxGloveForSequenceClassification",
+    "CtxGloveForTokenClassification",
+    "CtxGloveModel",
+    "CtxGloveTokenizer",
+    "CtxWord2VecConfig",
+    "CtxWord2VecForPreTraining",
+    "CtxWord2VecForSequenceClassification",
+    "CtxWord2VecForTokenClassification",
+    "CtxWord2VecModel",
+    "CtxWord2VecTokenizer",
     "CtxXLNetConfig",
     "CtxXLNetForMultipleChoice",
     "CtxXLNetForPreTraining",
@@ -99,11 +129,13 @@ __all__ = [
     "CtxXLNetForTokenClassification",
     "CtxXLNetModel",
     "CtxXLNetTokenizer",
+    "DataCollatorForCooccurrences",
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
     "DataCollatorForPermutationLanguageModeling",
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
+    "DataCollatorForWindowPrediction",
     "get_family",
 ]
 

@@ -56,6 +56,11 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             raise ValueError(self._unknown_message(unknown))
         super().__post_init__(**{key: value for key, value in kwargs.items() if key not in unknown})
 
+    @property
+    def pooled_size(self) -> int:
+        """Width of `pooler_output`."""
+        return self.hidden_size
+
     def reference_name(self, field: str) -> str:
         """What the reference calls a field of this configuration: the name that `attribute_map` reads it by."""
         return {own: name for name, own in self.attribute_map.items()}.get(field, field)

@@ -27,7 +27,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     Attributes:
         loss_targets: The `forward` arguments a head's loss is computed from, one per term. Every head divides a term's
             sum by the number of its targets; `num_items_in_batch` may give these numbers for a larger batch.
-        reference_model_type: `model_type` of the reference implementation in transformers.
+        descends_in_place: Whether a head takes a `learning_rate` and then follows the gradient by itself, as plain SGD.
+        reference_model_type: `model_type` of the reference implementation in transformers; None where there is none.
         reference_architecture: Name of the reference's class where it is not this one's without its prefix.
         export_conversion: The invertible part of the family's conversion table.
     """
@@ -40,7 +41,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     _supports_attention_backend = True
 
     loss_targets: ClassVar[tuple[str, ...]] = ()
-    reference_model_type: ClassVar[str]
+    descends_in_place: ClassVar[bool] = False
+    reference_model_type: ClassVar[str | None] = None
     reference_architecture: ClassVar[str | None] = None
     export_conversion: ClassVar[list[WeightTransform]]
 
@@ -57,7 +59,12 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
         Args:
             save_directory: Folder to write config.json and model.safetensors to; created if needed.
+
+        Raises:
+            CtxError: transformers has no such model.
         """
+        if self.reference_model_type is None:
+            raise CtxError(f"transformers has no peer of {type(self).__name__}.", mend="use save_pretrained.")
         config = self.reference_config()  # first: a family may refuse what its reference cannot hold
         loaded_with = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion

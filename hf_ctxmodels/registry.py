@@ -23,17 +23,26 @@ from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
 from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
 from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
+from hf_ctxmodels.models.glove import modeling_glove as glove
+from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
+from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.word2vec import modeling_word2vec as word2vec
+from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
+from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokenizer
 from hf_ctxmodels.models.xlnet import modeling_xlnet as xlnet
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import (
+    ContinuousBagOfWords,
+    Cooccurrence,
     MaskedLM,
     MaskedLMWithNextSentence,
     MaskedLMWithSentenceOrder,
     Objective,
     PermutationLM,
     ReplacedTokenDetection,
+    SkipGram,
 )
 
 
@@ -65,8 +74,8 @@ class Family:
     peers: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
 
     @property
-    def reference(self) -> str:
-        """`model_type` of the peer in transformers, loaded from and exported to."""
+    def reference(self) -> str | None:
+        """`model_type` of the peer in transformers, loaded from and exported to; None where there is none."""
         return self.models["AutoModel"].reference_model_type
 
 
@@ -78,6 +87,14 @@ def _encoder_size(width: int, layers: int, heads: int) -> dict[str, int]:
         "num_attention_heads": heads,
         "intermediate_size": 4 * width,
     }
+
+
+# The widths of released vectors (GloVe: 50, 100, 200, 300; word2vec: 300), and smaller ones for tests.
+_WORD_VECTOR_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 50},
+    "small": {"hidden_size": 100},
+    "base": {"hidden_size": 300},
+}
 
 
 def _albert_size(width: int, layers: int, heads: int, *, embedding: int = 128, dropout: float = 0.0) -> dict[str, Any]:
@@ -203,6 +220,37 @@ FAMILIES: dict[str, Family] = {
                 "large": _encoder_size(1024, 24, 16),
             },
             conversion=XLNET_CONVERSION,
+        ),
+        Family(
+            name="word2vec",
+            paper="Mikolov et al. 2013, Distributed Representations of Words and Phrases and their Compositionality "
+            "(arXiv 1310.4546); Efficient Estimation of Word Representations in Vector Space (arXiv 1301.3781)",
+            config=CtxWord2VecConfig,
+            tokenizer=CtxWord2VecTokenizer,
+            models={
+                "AutoModel": word2vec.CtxWord2VecModel,
+                "AutoModelForPreTraining": word2vec.CtxWord2VecForPreTraining,
+                "AutoModelForSequenceClassification": word2vec.CtxWord2VecForSequenceClassification,
+                "AutoModelForTokenClassification": word2vec.CtxWord2VecForTokenClassification,
+            },
+            objectives={"skip-gram": SkipGram, "cbow": ContinuousBagOfWords},
+            sizes=_WORD_VECTOR_SIZES,
+            conversion=[],
+        ),
+        Family(
+            name="glove",
+            paper="Pennington, Socher, Manning 2014, GloVe: Global Vectors for Word Representation (EMNLP)",
+            config=CtxGloveConfig,
+            tokenizer=CtxGloveTokenizer,
+            models={
+                "AutoModel": glove.CtxGloveModel,
+                "AutoModelForPreTraining": glove.CtxGloveForPreTraining,
+                "AutoModelForSequenceClassification": glove.CtxGloveForSequenceClassification,
+                "AutoModelForTokenClassification": glove.CtxGloveForTokenClassification,
+            },
+            objectives={"cooccurrence": Cooccurrence},
+            sizes=_WORD_VECTOR_SIZES,
+            conversion=[],
         ),
     ]
 }

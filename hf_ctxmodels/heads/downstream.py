@@ -31,7 +31,7 @@ class ForSequenceClassification(HeadModel):
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output."""
         self.dropout = Dropout(config.head_dropout)
-        self.classifier: nn.Module = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier: nn.Module = nn.Linear(config.pooled_size, config.num_labels)
 
     @can_return_tuple
     def forward(
@@ -174,7 +174,7 @@ class ForMultipleChoice(HeadModel):
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output to one score."""
         self.dropout = Dropout(config.head_dropout)
-        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.classifier = nn.Linear(config.pooled_size, 1)
 
     def score(self, pooled: Tensor) -> Tensor:
         """(batch * choices, hidden) pooled output -> (batch * choices, 1)."""

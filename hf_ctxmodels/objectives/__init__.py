@@ -1,6 +1,7 @@
 """Pretraining objectives: what a row holds, what is corrupted in it, and what is predicted."""
 
 from hf_ctxmodels.objectives.base import Objective
+from hf_ctxmodels.objectives.cooccurrence import Cooccurrence, DataCollatorForCooccurrences
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
 from hf_ctxmodels.objectives.masking import MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.next_sentence import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
@@ -11,13 +12,22 @@ from hf_ctxmodels.objectives.permutation_lm import (
 )
 from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
+from hf_ctxmodels.objectives.window_prediction import (
+    ContinuousBagOfWords,
+    DataCollatorForWindowPrediction,
+    SkipGram,
+)
 
 __all__ = [
+    "ContinuousBagOfWords",
+    "Cooccurrence",
+    "DataCollatorForCooccurrences",
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
     "DataCollatorForPermutationLanguageModeling",
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
+    "DataCollatorForWindowPrediction",
     "MaskedLM",
     "MaskedLMWithNextSentence",
     "MaskedLMWithSentenceOrder",
@@ -25,6 +35,7 @@ __all__ = [
     "Objective",
     "PermutationLM",
     "ReplacedTokenDetection",
+    "SkipGram",
     "TokenMasker",
     "expand_permutation",
 ]

@@ -38,6 +38,9 @@ class Objective(ABC):
     """Whether each example continues the text of the one before it, so that a model with a memory is to be trained on
     contiguous lanes of them, not on a shuffle."""
 
+    evaluates: ClassVar[bool] = True
+    """Whether the loss on held-out text means anything."""
+
     Options: ClassVar[type]
     """A frozen dataclass: name, type, default and `metadata["help"]` of every option. HfArgumentParser reads it."""
 
@@ -76,6 +79,14 @@ class Objective(ABC):
     def config_fields(self) -> dict[str, Any]:
         """Fields that the model's configuration must have, and their values; most objectives ask for none."""
         return {}
+
+    def frequency_scores(self, counts: np.ndarray) -> np.ndarray | None:
+        """The logits of a prediction by frequency, (vocabulary,), for words seen as often as (vocabulary,) `counts`.
+
+        For objectives whose loss is not the cross-entropy of one word among all; None for the others. The head takes
+        them in `loss_by_scores`.
+        """
+        return None
 
     @abstractmethod
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:

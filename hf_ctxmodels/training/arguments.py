@@ -20,7 +20,9 @@ class LoopArguments:
     num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
     gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.")
-    optimizer: Literal["adamw", "lamb"] = flag("adamw", "AdamW, or LAMB for very large batches.")
+    optimizer: Literal["adamw", "lamb", "adagrad", "sgd"] = flag(
+        "adamw", "AdamW; LAMB for very large batches; AdaGrad or plain SGD for word vectors."
+    )
     learning_rate: float = flag(1e-4, "Peak learning rate.")
     weight_decay: float = flag(0.01, "Decoupled weight decay; biases and normalisation weights are spared.")
     adam_beta1: float = flag(0.9, "Decay of the first moment.")

@@ -45,6 +45,11 @@ class FrequencyGuesser:
         for row in rows:
             self._tokens += np.bincount(row["input_ids"], minlength=len(self._tokens))
 
+    @property
+    def tokens(self) -> np.ndarray:
+        """(vocabulary,) how often each token was counted."""
+        return self._tokens
+
     def count_classes(self, batch: Batch, targets: Sequence[str]) -> None:
         """Count those of the `targets` that a collated training batch holds once per row."""
         for name in set(targets) & set(batch):

@@ -40,8 +40,29 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
     }
     if arguments.optimizer == "lamb":
         return _lamb(groups, options)
+    if arguments.optimizer in ("adagrad", "sgd"):
+        return _for_sparse_gradients(model, groups, arguments)
     # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters, on CPU as on CUDA
     return torch.optim.AdamW(groups, fused=True, **options)
+
+
+def _for_sparse_gradients(model: Any, groups: list[dict], arguments: LoopArguments) -> torch.optim.Optimizer:
+    """AdaGrad (Duchi et al. 2011) or plain SGD, which read the rows of a table alone that a step concerns.
+
+    Raises:
+        CtxError: such rows and weight decay, which concerns all.
+    """
+    if hasattr(model, "set_sparse_gradients"):
+        if arguments.weight_decay:
+            raise CtxError(
+                f"Weight decay does not go with sparse gradients, which {type(model).__name__} has.",
+                where=f"--optimizer {arguments.optimizer} --weight_decay {arguments.weight_decay}",
+                mend="give --weight_decay 0.",
+            )
+        model.set_sparse_gradients(True)
+    if arguments.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=arguments.learning_rate)
+    return torch.optim.Adagrad(groups, lr=arguments.learning_rate)
 
 
 def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:

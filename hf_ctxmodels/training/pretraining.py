@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +20,7 @@ from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, Family, get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.baselines import FrequencyGuesser, named_guesses
+from hf_ctxmodels.training.batches import count_items
 from hf_ctxmodels.training.curve import plot_curve
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.loading import (
@@ -96,7 +98,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     )
     if held_out is not None and accelerator.is_main_process:
         result.metrics |= frequency_baselines(
-            objective, examples, held_out, model.loss_targets, result.metrics, loop_arguments.per_device_batch_size
+            objective, examples, held_out, model, result.metrics, loop_arguments.per_device_batch_size
         )
     summary = result.summary(
         task="pretraining",
@@ -235,7 +237,9 @@ def make_examples(
 ) -> tuple[ExampleSet | ExampleStream, ExampleSet | None]:
     """Examples to train on, and held-out ones if asked for."""
     documents, others = arguments.load()
-    held_out = ExampleSet.build(objective.examples(others)) if others is not None else None
+    held_out = None
+    if others is not None and objective.evaluates:
+        held_out = ExampleSet.build(objective.examples(others))
     return build_training_set(documents, objective, streaming=arguments.streaming), held_out
 
 
@@ -251,18 +255,32 @@ def frequency_baselines(
     objective: Objective,
     examples: ExampleSet | ExampleStream,
     held_out: ExampleSet,
-    targets: tuple[str, ...],
+    model: Any,
     metrics: Mapping[str, float],
     batch_size: int,
 ) -> dict[str, float]:
     """What guessing by frequency gets on the held-out examples: `{"baseline_<term>": ...}` for `metrics`."""
+    targets = model.loss_targets
     guesser = FrequencyGuesser(len(objective.tokenizer), objective.tokenizer.all_special_ids)
     for rows in _sample(examples, _ROWS_FOR_FREQUENCIES, batch_size):
         guesser.count_tokens(rows)
+    batches = (objective.collate(rows) for rows in _sample(held_out, len(held_out), batch_size))
+    if (scores := objective.frequency_scores(guesser.tokens)) is not None:
+        return {"baseline_loss": _loss_by_scores(model, torch.from_numpy(scores).float(), batches)}
     for rows in _sample(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
         guesser.count_classes(objective.collate(rows), targets)
-    batches = (objective.collate(rows) for rows in _sample(held_out, len(held_out), batch_size))
     return named_guesses(guesser.guesses(batches, targets), targets, metrics)
+
+
+@torch.no_grad()
+def _loss_by_scores(model: Any, scores: torch.Tensor, batches: Iterator[Mapping[str, torch.Tensor]]) -> float:
+    """Mean loss of a prediction that depends on nothing; see `Objective.frequency_scores`."""
+    (target,) = model.loss_targets
+    total, number = 0.0, 0
+    for batch in batches:
+        total += float(model.loss_by_scores(scores, **batch))
+        number += int(count_items([dict(batch)], [target])[0])
+    return total / max(1, number)
 
 
 def _sample(examples: ExampleSet | ExampleStream, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:

@@ -1,7 +1,9 @@
 """One optimizer step: forward and backward over its micro-batches, clipping, update."""
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -53,6 +55,9 @@ class Stepper:
 
     Args:
         carried: what the model remembers of the step before.
+
+    A head that `descends_in_place` is given the learning rate of plain SGD, and follows the gradient by itself: what it
+    returns needs no backward pass. It cannot be spread over processes.
     """
 
     def __init__(
@@ -68,7 +73,15 @@ class Stepper:
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm or float("inf")
         self._carried = carried
-        self._targets = loss_targets(accelerator.unwrap_model(model))
+        bare = accelerator.unwrap_model(model)
+        self._targets = loss_targets(bare)
+        self._in_place = getattr(bare, "descends_in_place", False) and type(optimizer.optimizer) is torch.optim.SGD
+        if self._in_place and accelerator.num_processes > 1:
+            raise CtxError(
+                f"Plain SGD changes the vectors of {type(bare).__name__} in place, which one process has to do.",
+                where=f"--optimizer sgd on {accelerator.num_processes} processes",
+                mend="start one process, which uses all threads of the machine, or use another --optimizer.",
+            )
 
     def step(self, batches: Sequence[Batch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         """Train on the micro-batches of one step.
@@ -88,8 +101,10 @@ class Stepper:
             last = number == len(batches) - 1
             self._accelerator.sync_gradients = last  # DeepSpeed's engine reads it
             with nullcontext() if last else self._accelerator.no_sync(self._model):
-                output = self._model(**batch, **self._carried.inputs(number, rows), num_items_in_batch=divisors)
-                self._accelerator.backward(output.loss)
+                more = self._carried.inputs(number, rows) | self._rate()
+                output = self._model(**batch, **more, num_items_in_batch=divisors)
+                if not self._in_place:
+                    self._accelerator.backward(output.loss)
             self._carried.take(number, rows, output)
             terms = {"loss": output.loss, **component_losses(output), **metric_counts(output)}
             for name, value in terms.items():
@@ -100,6 +115,27 @@ class Stepper:
         self._optimizer.zero_grad()
         return scalars, indices
 
+    def _rate(self) -> dict[str, Any]:
+        """The learning rate, for a head that uses it itself."""
+        return {"learning_rate": self._optimizer.param_groups[0]["lr"]} if self._in_place else {}
+
     def _clip(self) -> torch.Tensor:
+        sparse = [each.grad for each in self._model.parameters() if each.grad is not None and each.grad.is_sparse]
+        if sparse:
+            return self._clip_sparse()
         norm = self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm.detach()
+
+    def _clip_sparse(self) -> torch.Tensor:
+        """As torch clips, which does not take sparse gradients."""
+        gradients = []
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
+                gradients.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(values) for values in gradients]))
+        if math.isfinite(self._max_grad_norm):
+            share = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1)
+            for values in gradients:
+                values.mul_(share)
+        return norm

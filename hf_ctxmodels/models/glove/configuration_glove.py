@@ -1,0 +1,28 @@
+"""GloVe configuration (Pennington, Socher, Manning 2014, "GloVe: Global Vectors for Word Representation")."""
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.configuration_static import CtxStaticConfig
+
+
+@strict
+class CtxGloveConfig(CtxStaticConfig):
+    """Word vectors, and how they are learned; the defaults are the paper's.
+
+    Args:
+        x_max: Count from which on a co-occurrence has the full weight (equation 9).
+        alpha: Power of the weight below it.
+        context_vectors: Whether there are two tables, whose sum is the word's vector (section 4.2); without, vectors of
+            a file can be held, which has the sum alone.
+    """
+
+    model_type = "ctx-glove"
+
+    x_max: float | int = 100.0
+    alpha: float | int = 0.75
+    context_vectors: bool = True
+
+    def validate_weighting(self) -> None:
+        """Check the weighting (called at construction)."""
+        if self.x_max <= 0 or self.alpha < 0:
+            raise ValueError(f"x_max={self.x_max} must be above 0, alpha={self.alpha} at least 0.")

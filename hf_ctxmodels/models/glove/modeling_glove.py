@@ -1,0 +1,148 @@
+"""GloVe (Pennington et al. 2014): weighted least squares on the logarithms of co-occurrence counts.
+
+Its own here: two tables whose sum is the vector of a word, and their loss. The rest is `hf_ctxmodels.static`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
+from hf_ctxmodels.modeling_base import check_ids
+from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
+from hf_ctxmodels.static import StaticEncoder, StaticPreTrainedModel, WordTable
+
+
+class CtxGlovePreTrainedModel(StaticPreTrainedModel):
+    """GloVe's part of the model base."""
+
+    config: CtxGloveConfig
+    base_model_prefix = "glove"
+    _keys_to_ignore_on_load_unexpected = [r"^(word|context)_bias\."]
+
+
+class CtxGloveModel(StaticEncoder, CtxGlovePreTrainedModel):
+    """Word vectors: the sum of a word's vector and its vector as a context.
+
+    Args:
+        config: Their number and width.
+        add_pooling_layer: Whether to compute `pooler_output`.
+    """
+
+    def __init__(self, config: CtxGloveConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.build_encoder(config, add_pooling_layer)
+        self.context_embeddings = None
+        if config.context_vectors:
+            self.context_embeddings = WordTable(
+                config.vocab_size, config.hidden_size, config.hidden_size, padding_idx=config.pad_token_id
+            )
+        self.post_init()
+
+    def look_up(self, input_ids: Tensor) -> Tensor:
+        """(batch, length) ids -> (batch, length, hidden)."""
+        words = self.word_embeddings(input_ids)
+        return words if self.context_embeddings is None else words + self.context_embeddings(input_ids)
+
+
+class CtxGloveHeadModel(heads.HeadModel, CtxGlovePreTrainedModel):
+    """Binds the generic heads to the word vectors."""
+
+    encoder_class = CtxGloveModel
+
+
+@dataclass
+class CtxGloveForPreTrainingOutput(ModelOutput):
+    """Output of `CtxGloveForPreTraining`.
+
+    Attributes:
+        loss: Weighted squared error of the logarithms (equation 8), halved as in the released code; mean over the
+            cells.
+        logits: (batch, length, vocabulary) predicted logarithm of how often each word stands near; None with `labels`.
+        hidden_states: As asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class CtxGloveForPreTraining(CtxGloveHeadModel):
+    """Predicts how often two words stand near each other (section 3)."""
+
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+
+    def build_head(self, config: CtxGloveConfig) -> None:
+        """A bias for each word, and one for each as a context."""
+        if not config.context_vectors:
+            raise CtxError(
+                "Vectors without context vectors cannot be trained on: a file holds the sum of the two alone.",
+                where="context_vectors=false in config.json",
+                mend="pretrain a new model, or fine-tune this one on a task.",
+            )
+        self.word_bias = WordTable(config.vocab_size, 1, config.hidden_size)
+        self.context_bias = WordTable(config.vocab_size, 1, config.hidden_size)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cooccurrences: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> CtxGloveForPreTrainingOutput:
+        """The loss where `labels` are given, else logits.
+
+        Args:
+            input_ids: (batch, length) the words of cells of the co-occurrence matrix.
+            labels: (batch, length) their contexts, -100 for no cell.
+            cooccurrences: (batch, length) the cells' values, above 0; None for ones.
+
+        Raises:
+            CtxError: input that does not fit together or the model.
+        """
+        if (input_ids is None and inputs_embeds is None) or (inputs_embeds is not None and labels is not None):
+            raise CtxError("Give exactly one of input_ids and inputs_embeds; with labels, input_ids.")
+        model: Any = self.base_model
+        wanted: Any = None if labels is None else labels != IGNORED
+        model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, wanted=wanted)
+        encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        if labels is None:
+            states = encoded.last_hidden_state if input_ids is None else model.word_embeddings(input_ids)
+            logits = states @ model.context_embeddings.weight.T + self.context_bias.weight[:, 0]
+            if input_ids is not None:
+                logits = logits + self.word_bias(input_ids)
+            return CtxGloveForPreTrainingOutput(logits=logits, hidden_states=encoded.hidden_states)
+        assert input_ids is not None
+        check_ids("labels", labels.masked_fill(~wanted, 0), self.config.vocab_size, "vocab_size")
+        values = torch.ones_like(input_ids, dtype=torch.float32) if cooccurrences is None else cooccurrences
+        if values.shape != labels.shape:
+            raise CtxError(f"cooccurrences is {tuple(values.shape)}, but the input is {tuple(labels.shape)}.")
+        loss = self._summed_loss(input_ids[wanted], labels[wanted], values[wanted].float())
+        loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
+        return CtxGloveForPreTrainingOutput(loss=loss, hidden_states=encoded.hidden_states)
+
+    def _summed_loss(self, words: Tensor, contexts: Tensor, values: Tensor) -> Tensor:
+        """(cells,) each -> the sum of equation 8 over them, halved."""
+        model: Any = self.base_model
+        products = (model.word_embeddings(words) * model.context_embeddings(contexts)).sum(-1).float()
+        biases = (self.word_bias(words) + self.context_bias(contexts))[:, 0].float()
+        weights = (values / self.config.x_max).clamp(max=1) ** self.config.alpha
+        return 0.5 * (weights * (products + biases - values.log()) ** 2).sum()
+
+
+class CtxGloveForSequenceClassification(heads.ForSequenceClassification, CtxGloveHeadModel):
+    """Word vectors with a classifier or regressor on a row's pooled ones."""
+
+
+class CtxGloveForTokenClassification(heads.ForTokenClassification, CtxGloveHeadModel):
+    """Word vectors with a linear classifier on each."""

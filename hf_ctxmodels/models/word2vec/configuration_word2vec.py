@@ -1,0 +1,35 @@
+"""word2vec configuration (Mikolov et al. 2013a, arXiv 1301.3781; 2013b, arXiv 1310.4546)."""
+
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.configuration_static import CtxStaticConfig
+
+
+@strict
+class CtxWord2VecConfig(CtxStaticConfig):
+    """Word vectors, and how they are learned; the defaults are those of the released code.
+
+    Args:
+        architecture: "skip-gram": each neighbour predicts a word by itself; "cbow": their mean does.
+        output: "negative-sampling": against drawn words; "hierarchical-softmax": by the inner nodes of a Huffman tree.
+        window: Neighbours on either side, at most.
+        negative: Negatives of a prediction.
+        update_blocks: Blocks of text in one update by plain SGD in place: fewer follow the original more closely, more
+            are faster.
+    """
+
+    model_type = "ctx-word2vec"
+
+    architecture: Literal["skip-gram", "cbow"] = "skip-gram"
+    output: Literal["negative-sampling", "hierarchical-softmax"] = "negative-sampling"
+    window: int = 5
+    negative: int = 5
+    update_blocks: int = 32
+
+    def validate_prediction(self) -> None:
+        """Check the sizes (called at construction)."""
+        for name in ("window", "negative", "update_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")

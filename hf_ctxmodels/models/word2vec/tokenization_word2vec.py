@@ -1,0 +1,7 @@
+"""Word tokenizer of word2vec."""
+
+from hf_ctxmodels.tokenization_words import CtxWordTokenizer
+
+
+class CtxWord2VecTokenizer(CtxWordTokenizer):
+    """Whole words with their counts, see `CtxWordTokenizer`."""

@@ -1,0 +1,222 @@
+"""Words predicted from the words around them (Mikolov et al. 2013a, 2013b): what word2vec is trained on."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.data.data_collator import DataCollatorMixin
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
+from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.objectives.features import feature_generator, require_padding_token
+from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, kept_shares, word_counts
+from hf_ctxmodels.objectives.segments import tokenized_batches
+
+DOCUMENTS_PER_BATCH = 1000  # tokenised together
+Output = Literal["negative-sampling", "hierarchical-softmax"]
+
+
+@dataclass
+class DataCollatorForWindowPrediction(DataCollatorMixin):
+    """Drops frequent words, gives every word that stays a window of its own, and draws negatives.
+
+    Windows are taken of what stays, as in the released code: dropping widens them. All that is drawn for example i in
+    epoch e depends on (seed, e, i) only.
+
+    Each feature holds:
+        input_ids: (words,) without special tokens.
+        example_index, epoch: integers; they seed what is drawn.
+
+    Returns, with rows padded on the right to a multiple of `block`:
+        input_ids, attention_mask: (batch, width).
+        labels: (batch, width) the words again, -100 at padding.
+        windows: (batch, width) 1 to `window`.
+        negatives: (batch, width / block, shared_negatives); or for hierarchical softmax
+        paths, codes: (batch, width / block, block, depth), see `HuffmanTree`.
+
+    Args:
+        tokenizer: with `counts` (see `CtxWordTokenizer`) and a padding token.
+        output, window, subsampling, noise_power, block, shared_negatives: see `WindowPredictionOptions`.
+        seed: of everything drawn.
+
+    Raises:
+        CtxError: the tokenizer does not know how often its words occur.
+
+    Example:
+        >>> collate = DataCollatorForWindowPrediction(tokenizer, seed=1)
+        >>> batch = collate([{"input_ids": tokenizer("a cat sat").input_ids, "example_index": 0, "epoch": 0}])
+        >>> sorted(batch)
+        ['attention_mask', 'input_ids', 'labels', 'negatives', 'windows']
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    output: Output = "negative-sampling"
+    window: int = 5
+    subsampling: float = 1e-3
+    noise_power: float = 0.75
+    block: int = 16
+    shared_negatives: int = 16
+    seed: int = 0
+    return_tensors: str = "pt"
+
+    def __post_init__(self) -> None:
+        require_padding_token(self.tokenizer)
+        self.counts = word_counts(self.tokenizer)
+        self.kept = kept_shares(self.counts, self.subsampling)
+        self.noise = NoiseDistribution(self.counts, self.noise_power)
+        self.tree = HuffmanTree(self.counts) if self.output == "hierarchical-softmax" else None
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        generators = [feature_generator(feature, self.seed, static=False) for feature in features]
+        rows = [self._thinned(np.asarray(feature["input_ids"]), rng) for feature, rng in zip(features, generators)]
+        blocks = -(-max(map(len, rows)) // self.block)
+        shape = (len(rows), blocks * self.block)
+        ids = np.full(shape, self.tokenizer.pad_token_id, dtype=np.int64)
+        windows = np.ones(shape, dtype=np.int64)
+        negatives = np.empty((len(rows), blocks, self.shared_negatives), dtype=np.int64)
+        for number, (row, rng) in enumerate(zip(rows, generators)):
+            ids[number, : len(row)] = row
+            windows[number, : len(row)] = rng.integers(1, self.window + 1, size=len(row))
+            if self.tree is None:
+                negatives[number] = self.noise.draw(rng, blocks * self.shared_negatives).reshape(blocks, -1)
+        mask = np.arange(shape[1]) < np.array([len(row) for row in rows])[:, None]
+        batch = {
+            "input_ids": ids,
+            "attention_mask": mask.astype(np.int64),
+            "labels": np.where(mask, ids, IGNORED),
+            "windows": windows,
+        }
+        if self.tree is None:
+            batch["negatives"] = negatives
+        else:
+            paths = np.where(mask[..., None], self.tree.paths[ids], -1)
+            depth = int((paths >= 0).any((0, 1)).sum())
+            for name, table in {"paths": paths, "codes": self.tree.codes[ids]}.items():
+                batch[name] = table[..., :depth].reshape(len(rows), blocks, self.block, depth)
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
+
+    def _thinned(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """What stays of a row; if nothing does, its rarest word."""
+        if ids.min() < 0 or ids.max() >= len(self.kept):
+            raise CtxError(
+                f"A word id is outside the tokenizer's vocabulary of {len(self.kept)}: the example was made with "
+                "another tokenizer.",
+                mend="tokenise the text again with this one.",
+            )
+        stays = rng.random(len(ids)) < self.kept[ids]
+        return ids[stays] if stays.any() else ids[[int(self.counts[ids].argmin())]]
+
+
+@dataclass(frozen=True)
+class WindowPredictionOptions:
+    """Options of `SkipGram` and `ContinuousBagOfWords`; the defaults are those of the released code."""
+
+    output: Literal["negative-sampling", "hierarchical-softmax"] = flag(
+        "negative-sampling", "Loss: negative-sampling or hierarchical-softmax."
+    )
+    window: int = flag(5, "Neighbours on either side, at most; drawn from 1 to this for every word.")
+    negative: int = flag(5, "Negatives of a prediction.")
+    subsampling: float = flag(1e-3, "Share of the text from which on a word is dropped now and then; 0 drops none.")
+    noise_power: float = flag(0.75, "Negatives are drawn in proportion to this power of the counts.")
+    block: int = flag(16, "Neighbouring words that share their negatives.")
+    shared_negatives: int = flag(16, "Different words that stand for the negatives of a block.")
+
+    def __post_init__(self) -> None:
+        for name in ("window", "negative", "block", "shared_negatives"):
+            if getattr(self, name) < 1:
+                raise CtxError(f"{name}={getattr(self, name)} is too small.", mend="use 1 or more.")
+        if self.subsampling < 0:
+            raise CtxError(f"subsampling={self.subsampling} is negative.", mend="use 0 or a small share such as 1e-3.")
+
+
+class WindowPrediction(Objective):
+    """Rows of consecutive known words of one document; unknown ones are left out, as in the released code.
+
+    Sentences are no borders: the text is cut where a row is full, as the released code does every 1000 words.
+    """
+
+    auto_class = "AutoModelForPreTraining"
+    Options: ClassVar[type] = WindowPredictionOptions
+    collate: DataCollatorForWindowPrediction
+    architecture: ClassVar[str]
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        own = self.options
+        self.collate = DataCollatorForWindowPrediction(
+            tokenizer,
+            output=own.output,
+            window=own.window,
+            subsampling=own.subsampling,
+            noise_power=own.noise_power,
+            block=own.block,
+            shared_negatives=own.shared_negatives,
+            seed=seed,
+        )
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """What the model has to know of the prediction."""
+        own = self.options
+        return {
+            "architecture": self.architecture,
+            "output": own.output,
+            "window": own.window,
+            "negative": own.negative,
+        }
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows with input_ids. A single word left over has no neighbour, and is left out."""
+        for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, False):
+            for document in batch:
+                words = document.ids[document.ids != self.tokenizer.unk_token_id]
+                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
+                self.statistics["unknown_tokens"] += len(document.ids) - len(words)
+                for start in range(0, len(words) - 1, self.max_length):
+                    yield {"input_ids": words[start : start + self.max_length]}
+
+    def frequency_scores(self, counts: np.ndarray) -> np.ndarray:
+        """See `Objective.frequency_scores`: where the loss is least for predictions that depend on nothing."""
+        seen = counts * self.collate.kept
+        if self.collate.tree is not None:
+            return self.collate.tree.scores(seen)
+        noise = np.maximum(self.options.negative * self.collate.noise.probabilities, 1e-12)
+        return np.log((seen + 1e-3) / seen.sum()) - np.log(noise)
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """See `Objective.count`."""
+        words = batch["labels"] != IGNORED
+        return {
+            "words": int(words.sum()),
+            "windows": int((batch["windows"] * words).sum()),
+            "negatives": batch["negatives"].numel() if "negatives" in batch else 0,
+        }
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`."""
+        words = max(1, counts["words"])
+        return {"mean_window": counts["windows"] / words, "negatives_per_word": counts["negatives"] / words}
+
+
+class SkipGram(WindowPrediction):
+    """Each neighbour by itself predicts a word (Mikolov et al. 2013a, section 3.2).
+
+    Related: `ContinuousBagOfWords` takes the neighbours together, which is faster and worse for rare words.
+    """
+
+    architecture = "skip-gram"
+
+
+class ContinuousBagOfWords(WindowPrediction):
+    """The mean of the neighbours predicts a word (Mikolov et al. 2013a, section 3.1).
+
+    Related: `SkipGram` takes them one by one.
+    """
+
+    architecture = "cbow"

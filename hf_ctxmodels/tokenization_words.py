@@ -1,0 +1,148 @@
+"""Whole words, most frequent first: the tokenizer of families that have one vector for each word."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import WordLevel
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.tokenization_base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]")
+
+
+class CtxWordTokenizer(CtxTokenizer):
+    """Splits text into words, and knows how often each was seen. No special tokens are added around a text.
+
+    Args:
+        vocab: word -> id.
+        counts: how often the word of each id was seen in training, 0 for special tokens; None where nobody counted.
+        do_lower_case: lower-case the text.
+        split_punctuation: split runs of letters and digits from runs of other signs; else at white space alone.
+        **kwargs: passed on to `TokenizersBackend`.
+
+    Raises:
+        CtxError: the vocabulary is missing or lacks a special token, or the counts are not one for each word.
+
+    Example:
+        >>> tokenizer = CtxWordTokenizer.train(["a cat sat, a cat ran"], vocab_size=10, min_count=2)
+        >>> tokenizer.tokenize("A cat slept")
+        ['a', 'cat', '[UNK]']
+    """
+
+    vocab_files_names = {"tokenizer_file": "tokenizer.json"}
+    model_input_names = ["input_ids", "attention_mask"]
+    model = WordLevel
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        counts: Sequence[int] | None = None,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        unk_token: str = "[UNK]",
+        pad_token: str = "[PAD]",
+        **kwargs: Any,
+    ) -> None:
+        if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
+            vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
+        if vocab is None:
+            raise no_vocabulary(type(self), kwargs)
+        require_tokens(vocab, [str(pad_token), str(unk_token)], kwargs, kwargs.get("name_or_path") or None)
+        if counts is not None and len(counts) != len(vocab):
+            raise CtxError(
+                f"{len(counts)} counts for {len(vocab)} words.",
+                where=kwargs.get("name_or_path") or None,
+                mend="copy tokenizer.json and tokenizer_config.json from one place, or train the tokenizer again.",
+            )
+        self.do_lower_case, self.split_punctuation = do_lower_case, split_punctuation
+        self.counts = None if counts is None else list(counts)
+        self._tokenizer = _build_backend(vocab, str(unk_token), do_lower_case, split_punctuation)
+        super().__init__(
+            counts=self.counts,
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            unk_token=unk_token,
+            pad_token=pad_token,
+            **kwargs,
+        )
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        min_count: int = 5,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        model_max_length: int = 1_000_000,
+    ) -> Self:
+        """Count words and keep the most frequent. Ties go by the alphabet: the same texts give the same vocabulary.
+
+        Args:
+            texts: strings of any length.
+            vocab_size: tokens to keep at most, the two special ones included.
+            min_count: a word seen fewer times is left out.
+            do_lower_case, split_punctuation: see the class.
+            model_max_length: longest input in words.
+
+        Raises:
+            CtxError: there is no text, no word is frequent enough, or no room for any.
+        """
+        backend = _build_backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
+        split, normalize = backend.pre_tokenizer.pre_tokenize_str, backend.normalizer.normalize_str
+        seen: Counter[str] = Counter()
+        for text in texts:
+            seen.update(word for word, _ in split(normalize(text)))
+        if not seen:
+            raise no_text()
+        for token in SPECIAL_TOKENS:
+            del seen[token]
+        kept = sorted(((-count, word) for word, count in seen.items() if count >= min_count))
+        kept = kept[: max(0, vocab_size - len(SPECIAL_TOKENS))]
+        if not kept:
+            raise CtxError(
+                f"No word is kept: {len(seen)} different ones, the most frequent seen {max(seen.values())} times, "
+                f"min_count={min_count}, vocab_size={vocab_size}.",
+                mend=f"give more text, a smaller min_count, or a vocab_size above {len(SPECIAL_TOKENS)}.",
+            )
+        return cls.from_words(
+            [word for _, word in kept],
+            [-count for count, _ in kept],
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            model_max_length=model_max_length,
+        )
+
+    @classmethod
+    def from_words(cls, words: Sequence[str], counts: Sequence[int] | None = None, **kwargs: Any) -> Self:
+        """A tokenizer of these words, numbered behind the special tokens in their order.
+
+        Args:
+            words: no two alike, and none of the special tokens.
+            counts: of each word; None where they are not known.
+            kwargs: of the class.
+        """
+        every = [*SPECIAL_TOKENS, *words]
+        vocab = {word: number for number, word in enumerate(every)}
+        if len(vocab) != len(every):
+            twice = next(word for word, times in Counter(every).items() if times > 1)
+            raise CtxError(f"The word {twice!r} stands twice in the vocabulary.", mend="leave one of the two out.")
+        numbers = None if counts is None else [0] * len(SPECIAL_TOKENS) + [int(count) for count in counts]
+        return cls(vocab=vocab, counts=numbers, **kwargs)
+
+    @property
+    def words(self) -> list[str]:
+        """The words in the order of their ids, special tokens included."""
+        return sorted(self._tokenizer.get_vocab(), key=self._tokenizer.get_vocab().__getitem__)
+
+
+def _build_backend(vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
+    backend = Tokenizer(WordLevel(vocab, unk_token=unk_token))
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lower_case else [])]
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace() if split_punctuation else pre_tokenizers.WhitespaceSplit()
+    return backend
