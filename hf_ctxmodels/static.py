@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.configuration_static import CtxStaticConfig
 from hf_ctxmodels.errors import CtxError
@@ -127,7 +127,6 @@ class StaticEncoder(_Mixin):
         """(vocabulary, hidden): the vector of every word, as `look_up` gives it."""
         return self.look_up(torch.arange(self.config.vocab_size, device=self.device)[None])[0]
 
-    @merge_with_config_defaults
     @can_return_tuple
     def forward(
         self,
@@ -157,11 +156,12 @@ class StaticEncoder(_Mixin):
         )
         states = self.look_up(given) if input_ids is not None else given
         tokens = _tokens(states, attention_mask, sequence_ids)
+        wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = states * tokens[..., None].to(states.dtype)
         return BaseModelOutputWithPooling(
             last_hidden_state=states if wanted is None else states[wanted],
             pooler_output=None if self.pooler is None else self.pooler(states, tokens),
-            hidden_states=(states,) if output_hidden_states else None,
+            hidden_states=(states,) if wants_states else None,
         )
 
 

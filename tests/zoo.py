@@ -4,6 +4,7 @@ A new family needs nothing here, unless one of its heads wants a target that no 
 (`make_targets`, `learnable_batch`).
 """
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.static import StaticPreTrainedModel
 
 PAD, CLS, SEP, MASK, FIRST_WORD = 0, 1, 2, 3, 5
 CHOICES = 3
@@ -36,6 +38,8 @@ TINY = {
     "num_labels": 3,
     "discriminator_weight": 2.0,
 }
+
+_OF_EVERY_CONFIGURATION = ("num_labels", "architectures", "problem_type", "id2label", "label2id")
 
 Batch = dict[str, Tensor]
 
@@ -66,7 +70,7 @@ class Case:
     @property
     def has_peer(self) -> bool:
         """Whether transformers has this model."""
-        return not (self.has_auto_class and self.auto_name in self.family.peers)
+        return self.family.reference is not None and not (self.has_auto_class and self.auto_name in self.family.peers)
 
     @property
     def auto_class(self) -> Any:
@@ -111,7 +115,31 @@ class Case:
     @property
     def counts_positions(self) -> bool:
         """Whether positions are numbers with a limit, not distances."""
-        return "max_position_embeddings" in self.family.config.__dataclass_fields__
+        return self.has_field("max_position_embeddings")
+
+    @property
+    def attends(self) -> bool:
+        """Whether there is attention, of which there are several implementations."""
+        return self.has_field("num_attention_heads")
+
+    @property
+    def learns_vectors(self) -> bool:
+        """Whether the head is a plain model of which words stand near each other, whose loss is no cross-entropy."""
+        return issubclass(self.model_class, StaticPreTrainedModel) and self.auto_name == "AutoModelForPreTraining"
+
+    @property
+    def takes_embeddings(self) -> bool:
+        """Whether vectors can be given in the place of ids."""
+        return "inputs_embeds" in inspect.signature(self.model_class.forward).parameters
+
+    def has_field(self, name: str) -> bool:
+        """Whether the family's configuration has a field."""
+        return name in self.family.config.__dataclass_fields__
+
+    def embed(self, model: PreTrainedModel, ids: Tensor) -> Tensor:
+        """What a model makes of ids before anything else."""
+        encoder = model.base_model
+        return encoder.look_up(ids) if hasattr(encoder, "look_up") else model.get_input_embeddings()(ids)
 
     @property
     def has_segments(self) -> bool:
@@ -128,7 +156,8 @@ class Case:
         return _known_fields(values, self.family.config)
 
     def config(self, **changes: Any) -> PreTrainedConfig:
-        return tiny_config(self.family, **{"num_labels": self.num_labels, **changes})
+        """Of the tiny model; changes to fields that the family does not have are left out."""
+        return tiny_config(self.family, **{"num_labels": self.num_labels, **self.known(changes)})
 
     def model(self, seed: int = 0, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:
         """A random model in evaluation mode, the same for the same seed whatever the attention or `unpad`."""
@@ -170,7 +199,8 @@ def tiny_config(family: Family, **changes: Any) -> PreTrainedConfig:
 
 
 def _known_fields(values: dict[str, Any], config_class: type[PreTrainedConfig]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key in (*config_class.__dataclass_fields__, "num_labels")}
+    known = {*config_class.__dataclass_fields__, *config_class.attribute_map, *_OF_EVERY_CONFIGURATION}
+    return {key: value for key, value in values.items() if key in known}
 
 
 @torch.no_grad()
@@ -305,6 +335,16 @@ def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
         right = torch.randint(CHOICES, (rows,), generator=generator)
         words[torch.arange(rows), right, length // 2] = marker
         return {"input_ids": words, "labels": right}, math.log(CHOICES)
+    if case.learns_vectors:
+        ignorant = case.model()
+        for parameter in ignorant.parameters():
+            parameter.data.zero_()
+        if "cooccurrences" in inspect.signature(case.model_class.forward).parameters:
+            other = FIRST_WORD + torch.randint(kinds, (rows, length), generator=generator)
+            batch = {"input_ids": words, "labels": other, "cooccurrences": 1.0 + 50 * (words == other)}
+        else:
+            batch = {"input_ids": words, "labels": words}
+        return batch, float(ignorant(**batch).loss)
     batch, baseline = {"input_ids": words}, 0.0
     for name in case.model_class.loss_targets:
         if name == "labels" and case.predicts_where_labelled:

@@ -3,9 +3,9 @@
 Rows of text are cut into blocks of neighbouring words. A block is a grid: its *predictors* (skip-gram: the words in
 reach of the block; continuous bag of words: the mean around each word) against its *columns* (negative sampling: the
 words to be predicted, then the negatives that the block shares; hierarchical softmax: the inner nodes on their paths).
-Each cell is one logistic regression with a target and a weight, 0 where the two have nothing to do with each other. So a
-block costs three matrix products, and each vector is read and written once instead of once for every pair: the sharing
-of negatives of Ji et al. 2016 (arXiv 1604.04661), over several neighbouring centre words instead of one.
+Each cell is one logistic regression with a target and a weight, 0 where the two have nothing to do with each other. So
+a block costs three matrix products, and each vector is read and written once instead of once for every pair: the
+sharing of negatives of Ji et al. 2016 (arXiv 1604.04661), over several neighbouring centre words instead of one.
 """
 
 from dataclasses import dataclass

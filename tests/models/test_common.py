@@ -94,6 +94,16 @@ PUBLISHED = {
             {"AutoModel": 50_999_552, "AutoModelForMaskedLM": 51_295_290},
         ),
     },
+    "word2vec": {  # 3 million words and phrases of news; the table alone is published
+        "news": ({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000}),
+    },
+    "glove": {  # 400,000 words; the sum of the two tables alone is published
+        f"6B, {width}": (
+            {"vocab_size": 400_000, "hidden_size": width, "context_vectors": False},
+            {"AutoModel": 400_000 * width},
+        )
+        for width in (50, 100, 200, 300)
+    },
     "xlnet": {
         size: (
             FAMILIES["xlnet"].sizes[size],
@@ -149,6 +159,8 @@ class TestConfig:
             assert get_family(key) is family
 
     def test_a_reference_configuration_is_of_no_family(self, family: Family) -> None:
+        if family.reference is None:
+            pytest.skip(f"transformers has no {family.name}")
         reference = transformers.CONFIG_MAPPING[family.reference]()
         with pytest.raises(CtxError, match=type(reference).__name__):
             get_family(reference)
@@ -227,8 +239,8 @@ class TestSaving:
 
     def test_sharded(self, case: Case, tmp_path: Path) -> None:
         model = case.model()
-        model.save_pretrained(tmp_path, max_shard_size="10KB")
-        assert len(list(tmp_path.glob("*.safetensors"))) > 2
+        model.save_pretrained(tmp_path, max_shard_size="1KB")
+        assert len(list(tmp_path.glob("*.safetensors"))) >= min(2, len(list(model.parameters())))
         again = case.model_class.from_pretrained(tmp_path)
         for (name, got), expected in zip(again.named_parameters(), model.parameters(), strict=True):
             assert torch.equal(got, expected), name
@@ -246,18 +258,19 @@ class TestSaving:
 
 class TestInitialisation:
     def test_meta_loading_leaves_no_parameter_uninitialised(self, head: Case, tmp_path: Path) -> None:
-        """A head absent from the checkpoint is initialised like a fresh one: small weights, zero biases."""
+        """A head absent from the checkpoint is initialised like a fresh one."""
         Case(head.family, "AutoModel").model(initializer_range=0.02).save_pretrained(tmp_path)
         model, report = head.model_class.from_pretrained(tmp_path, output_loading_info=True)
         parameters = dict(model.named_parameters())
         fresh = set(report["missing_keys"]) & set(parameters)
         assert fresh
+        torch.manual_seed(1)
+        expected = dict(head.model_class(head.config(initializer_range=0.02)).named_parameters())
         for name in fresh:
-            values = parameters[name]
-            if values.dim() > 1:
-                assert 0.01 < values.std() < 0.04, name
-            else:
-                assert values.unique().tolist() in ([0.0], [1.0]), name
+            spread, wanted = parameters[name].std(correction=0), expected[name].std(correction=0)
+            assert 0.5 * wanted <= spread <= 2 * wanted, name
+            if not wanted:
+                assert torch.equal(parameters[name], expected[name]), name
 
     def test_seed_decides_the_weights(self, case: Case) -> None:
         same, other = case.model(seed=1), case.model(seed=2)
@@ -269,8 +282,9 @@ class TestInitialisation:
         """Where the reference has it so; elsewhere padding is random, and seen by none."""
         model = base.model_class(base.config())
         embeddings = model.get_input_embeddings()
-        reference = base.reference_class(base.reference_config()).get_input_embeddings()
-        assert embeddings.padding_idx == reference.padding_idx
+        if base.has_peer:
+            reference = base.reference_class(base.reference_config()).get_input_embeddings()
+            assert embeddings.padding_idx == reference.padding_idx
         if embeddings.padding_idx is not None:
             assert not embeddings.weight[base.config().pad_token_id].any()
 

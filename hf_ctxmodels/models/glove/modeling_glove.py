@@ -94,7 +94,6 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         cooccurrences: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
@@ -110,19 +109,16 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         Raises:
             CtxError: input that does not fit together or the model.
         """
-        if (input_ids is None and inputs_embeds is None) or (inputs_embeds is not None and labels is not None):
-            raise CtxError("Give exactly one of input_ids and inputs_embeds; with labels, input_ids.")
         model: Any = self.base_model
-        wanted: Any = None if labels is None else labels != IGNORED
-        model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, wanted=wanted)
-        encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        if input_ids is None:
+            raise CtxError("Co-occurrences are predicted of words, not of inputs_embeds.", mend="give input_ids.")
         if labels is None:
-            states = encoded.last_hidden_state if input_ids is None else model.word_embeddings(input_ids)
-            logits = states @ model.context_embeddings.weight.T + self.context_bias.weight[:, 0]
-            if input_ids is not None:
-                logits = logits + self.word_bias(input_ids)
+            logits = model.word_embeddings(input_ids) @ model.context_embeddings.weight.T
+            logits = logits + self.word_bias(input_ids) + self.context_bias.weight[:, 0]
             return CtxGloveForPreTrainingOutput(logits=logits, hidden_states=encoded.hidden_states)
-        assert input_ids is not None
+        wanted = labels != IGNORED
+        model.check_encoder_input(input_ids, None, attention_mask, None, wanted=wanted)
         check_ids("labels", labels.masked_fill(~wanted, 0), self.config.vocab_size, "vocab_size")
         values = torch.ones_like(input_ids, dtype=torch.float32) if cooccurrences is None else cooccurrences
         if values.shape != labels.shape:
