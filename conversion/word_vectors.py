@@ -1,0 +1,92 @@
+r"""Files of word vectors -> a model, and back.
+
+python conversion/word_vectors.py --read word2vec-binary --input FILE.bin --family word2vec --output runs/vectors
+python conversion/word_vectors.py --write glove --input runs/vectors --output vectors.txt
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModel
+
+from hf_ctxmodels.errors import CtxError, run_script
+from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.word_files import READERS, WRITERS
+from hf_ctxmodels.word_vectors import WordVectors
+
+GENSIM = "gensim"
+
+
+@dataclass
+class ConversionArguments:
+    """What is converted into what."""
+
+    input: str = field(metadata={"help": "With --read a file, with --write a model's directory or Hub id."})
+    output: str = field(metadata={"help": "With --read a directory for the model, with --write a file."})
+    read: str | None = field(
+        default=None, metadata={"help": "The file's form; makes a model of it.", "choices": [*READERS, GENSIM]}
+    )
+    write: str | None = field(
+        default=None,
+        metadata={"help": "The file's form; writes a model's vectors to it.", "choices": [*WRITERS, GENSIM]},
+    )
+    family: str = field(default="word2vec", metadata={"help": "With --read, the model's family."})
+    lower_case: bool = field(
+        default=False, metadata={"help": "With --read, lower-case text before words are looked up."}
+    )
+    allow_pickle: bool = field(
+        default=False,
+        metadata={
+            "help": "Open a gensim file, which is a pickle: opening it runs what code it holds. Trusted files only."
+        },
+    )
+
+
+def read(arguments: ConversionArguments) -> WordVectors:
+    """The vectors of a file."""
+    if arguments.read != GENSIM:
+        return READERS[str(arguments.read)](arguments.input)
+    if not arguments.allow_pickle:
+        raise CtxError(
+            "A file saved by gensim is a pickle, and opening it runs what code it holds.",
+            where=arguments.input,
+            mend="give --allow_pickle if you trust it, or save it in gensim with save_word2vec_format.",
+        )
+    try:
+        from gensim.models import KeyedVectors
+
+        opened: Any = KeyedVectors.load(arguments.input)
+    except ImportError as error:
+        raise CtxError("gensim is not installed.", mend="pip install 'hf_ctxmodels[demo]'.") from error
+    return WordVectors.of_gensim(getattr(opened, "wv", opened))
+
+
+def main() -> None:
+    """Convert, and say what."""
+    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    if (arguments.read is None) == (arguments.write is None):
+        raise CtxError("Nothing or too much to do.", mend="give exactly one of --read and --write.")
+    if arguments.read is not None:
+        vectors = read(arguments)
+        vectors.lower_case = arguments.lower_case
+        if arguments.family is None:
+            raise CtxError("Whose model shall it be?", where="--family", mend="give --family.")
+        for part in vectors.to_model(arguments.family):
+            part.save_pretrained(arguments.output)
+    else:
+        model = load_model(arguments.input, AutoModel.__name__, load_config(arguments.input))
+        vectors = WordVectors.of_model(model, load_tokenizer(arguments.input))
+        Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
+        if arguments.write == GENSIM:
+            vectors.to_gensim().save(arguments.output)
+        else:
+            WRITERS[arguments.write](vectors, arguments.output)
+    print(
+        f"{len(vectors.words)} words of {vectors.matrix.shape[1]} dimensions: {arguments.input} -> {arguments.output}"
+    )
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,149 @@
+"""What is drawn for word2vec: kept words, windows, negatives, and the tree of hierarchical softmax."""
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hf_ctxmodels import CtxError, CtxWord2VecTokenizer, DataCollatorForWindowPrediction
+from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
+from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, kept_shares
+
+COUNTS = [4000, 1000, 400, 90, 40, 9, 5, 5]
+WORDS = [f"w{number}" for number in range(len(COUNTS))]
+
+
+@pytest.fixture
+def tokenizer() -> CtxWord2VecTokenizer:
+    return CtxWord2VecTokenizer.from_words(WORDS, COUNTS)
+
+
+def features(rows: int = 3, length: int = 50, epoch: int = 0) -> Iterator[dict]:
+    for index in range(rows):
+        ids = np.random.default_rng(index).integers(2, 10, size=length)
+        yield {"input_ids": ids, "example_index": index, "epoch": epoch}
+
+
+class TestCollator:
+    def test_a_row_does_not_depend_on_its_batch(self, tokenizer) -> None:
+        collate = DataCollatorForWindowPrediction(tokenizer, seed=3, subsampling=0)
+        rows = list(features())
+        together, alone = collate(rows), collate(rows[1:2])
+        for name in ("input_ids", "labels", "windows", "negatives"):
+            assert (together[name][1] == alone[name][0]).all(), name
+
+    def test_epochs_and_seeds_differ(self, tokenizer) -> None:
+        first = DataCollatorForWindowPrediction(tokenizer, seed=3)(list(features()))
+        again = DataCollatorForWindowPrediction(tokenizer, seed=3)(list(features()))
+        assert all((first[name] == again[name]).all() for name in first)
+        later = DataCollatorForWindowPrediction(tokenizer, seed=3, subsampling=0)(list(features(epoch=1)))
+        whole = DataCollatorForWindowPrediction(tokenizer, seed=3, subsampling=0)(list(features()))
+        assert (later["windows"] != whole["windows"]).any()
+        assert (later["negatives"] != whole["negatives"]).any()
+
+    def test_shapes_and_padding(self, tokenizer) -> None:
+        rows = [*features(rows=2, length=50), *features(rows=1, length=7)]
+        batch = DataCollatorForWindowPrediction(tokenizer, subsampling=0, block=16, shared_negatives=9)(rows)
+        assert batch["input_ids"].shape == batch["labels"].shape == batch["windows"].shape == (3, 64)
+        assert batch["negatives"].shape == (3, 4, 9)
+        assert batch["attention_mask"].sum(1).tolist() == [50, 50, 7]
+        assert ((batch["labels"] == -100) == (batch["attention_mask"] == 0)).all()
+        assert int(batch["windows"].min()) == 1
+        assert int(batch["windows"].max()) == 5
+        assert int(batch["negatives"].min()) >= 2, "a special token was drawn"
+
+    def test_frequent_words_are_dropped_at_their_rate(self, tokenizer) -> None:
+        ids = np.tile(np.arange(2, 10), 4000)
+        collate = DataCollatorForWindowPrediction(tokenizer, subsampling=1e-2)
+        batch = collate([{"input_ids": ids, "example_index": 0, "epoch": 0}])
+        left = np.bincount(batch["input_ids"][batch["attention_mask"] == 1], minlength=10)[2:]
+        expected = 4000 * collate.kept[2:]
+        assert collate.kept[2] < 0.2
+        assert collate.kept[-1] == 1
+        assert (np.abs(left - expected) < 5 * np.sqrt(expected) + 1).all()
+
+    def test_something_always_stays(self, tokenizer) -> None:
+        rows = [{"input_ids": np.array([2, 2]), "example_index": index, "epoch": 0} for index in range(200)]
+        batch = DataCollatorForWindowPrediction(tokenizer, subsampling=1e-9)(rows)
+        assert batch["attention_mask"].sum(1).tolist() == [1] * 200
+
+    def test_paths(self, tokenizer) -> None:
+        collate = DataCollatorForWindowPrediction(tokenizer, output="hierarchical-softmax", subsampling=0, block=10)
+        batch = collate(list(features(rows=2)))
+        assert "negatives" not in batch
+        assert batch["paths"].shape == batch["codes"].shape == (2, 5, 10, batch["paths"].shape[-1])
+        flat = batch["paths"].flatten(1, 2)
+        for place in (0, 17, 49):
+            path = collate.tree.paths[batch["input_ids"][1, place]]
+            assert flat[1, place].tolist() == path[: flat.shape[-1]].tolist()
+
+    def test_a_tokenizer_without_counts(self) -> None:
+        with pytest.raises(CtxError, match="how often its words occur"):
+            DataCollatorForWindowPrediction(CtxWord2VecTokenizer.from_words(WORDS))
+
+
+def test_noise_is_the_power_of_the_counts() -> None:
+    noise = NoiseDistribution(np.array([0.0, 0.0, *COUNTS]), 0.75)
+    expected = np.array([0, 0, *COUNTS], dtype=float) ** 0.75
+    expected /= expected.sum()
+    np.testing.assert_allclose(noise.probabilities, expected)
+    drawn = np.bincount(noise.draw(np.random.default_rng(0), 200_000), minlength=10)
+    assert drawn[:2].sum() == 0
+    assert (np.abs(drawn - 200_000 * expected) <= 5 * np.sqrt(200_000 * expected)).all()
+
+
+def test_kept_shares() -> None:
+    shares = kept_shares(np.array([900.0, 99.0, 1.0]), 1e-3)
+    assert shares[0] == pytest.approx((1e-3 / 0.9) ** 0.5 + 1e-3 / 0.9)
+    assert shares[2] == 1
+    assert kept_shares(np.array([900.0, 1.0]), 0).tolist() == [1, 1]
+
+
+class TestTree:
+    def test_is_a_shortest_code(self) -> None:
+        counts = np.array([0, 0, *COUNTS], dtype=float)
+        tree = HuffmanTree(counts)
+        lengths = (tree.paths >= 0).sum(1)
+        assert lengths[:2].tolist() == [0, 0]
+        assert (0.5 ** lengths[2:]).sum() == 1  # no word's code begins another's, and none is missing
+        heap = list(COUNTS)
+        heapq.heapify(heap)
+        shortest = 0
+        while len(heap) > 1:
+            merged = heapq.heappop(heap) + heapq.heappop(heap)
+            shortest += merged
+            heapq.heappush(heap, merged)
+        assert counts @ lengths == shortest
+
+    def test_codes_tell_words_apart(self) -> None:
+        tree = HuffmanTree(np.array(COUNTS, dtype=float))
+        codes = {tuple(zip(path[path >= 0], code)) for path, code in zip(tree.paths, tree.codes)}
+        assert len(codes) == len(COUNTS)
+        assert len(set(tree.paths[:, 0])) == 1, "every path begins at the root"
+        assert sorted(set(tree.paths[tree.paths >= 0])) == list(range(len(COUNTS) - 1))
+
+    def test_scores_give_the_frequencies(self) -> None:
+        counts = np.array(COUNTS, dtype=float) * 1e6
+        tree = HuffmanTree(counts)
+        logits = tree.scores(counts)[tree.paths] * (1 - 2 * tree.codes)
+        chances = np.where(tree.paths >= 0, 1 / (1 + np.exp(-logits)), 1).prod(1)
+        np.testing.assert_allclose(chances, counts / counts.sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("objective", "architecture"), [(SkipGram, "skip-gram"), (ContinuousBagOfWords, "cbow")])
+def test_rows_are_the_known_words_of_a_document(tokenizer, objective: type, architecture: str) -> None:
+    made = objective(tokenizer, max_length=4, seed=0, window=2)
+    documents = [["w0 w1 unheard w2.", "w3 w4 w5"], ["nothing known"], ["w6"]]
+    rows = [tokenizer.convert_ids_to_tokens(row["input_ids"]) for row in made.examples(documents)]
+    assert rows == [["w0", "w1", "w2", "w3"], ["w4", "w5"]]
+    assert made.statistics["unknown_tokens"] == 4
+    assert made.config_fields["architecture"] == architecture
+    assert made.config_fields["window"] == 2
+
+
+def test_options_out_of_range(tokenizer) -> None:
+    with pytest.raises(CtxError, match="window=0"):
+        SkipGram(tokenizer, max_length=4, seed=0, window=0)
+    with pytest.raises(CtxError, match="subsampling"):
+        SkipGram(tokenizer, max_length=4, seed=0, subsampling=-1.0)
