@@ -32,15 +32,13 @@ class ConversionArguments:
         default=None,
         metadata={"help": "The file's form; writes a model's vectors to it.", "choices": [*WRITERS, GENSIM]},
     )
-    family: str = field(default="word2vec", metadata={"help": "With --read, the model's family."})
+    family: str | None = field(default=None, metadata={"help": "With --read, the model's family."})
     lower_case: bool = field(
         default=False, metadata={"help": "With --read, lower-case text before words are looked up."}
     )
     allow_pickle: bool = field(
         default=False,
-        metadata={
-            "help": "Open a gensim file, which is a pickle: opening it runs what code it holds. Trusted files only."
-        },
+        metadata={"help": "Open a gensim file. It is a pickle, which runs the code it holds: only if you trust it."},
     )
 
 
@@ -83,9 +81,8 @@ def main() -> None:
             vectors.to_gensim().save(arguments.output)
         else:
             WRITERS[arguments.write](vectors, arguments.output)
-    print(
-        f"{len(vectors.words)} words of {vectors.matrix.shape[1]} dimensions: {arguments.input} -> {arguments.output}"
-    )
+    shape = f"{len(vectors.words)} words of {vectors.matrix.shape[1]} dimensions"
+    print(f"{shape}: {arguments.input} -> {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -214,6 +214,5 @@ def _require_plain_words(vectors: WordVectors) -> None:
 def _write_lines(vectors: WordVectors, file: IO[bytes]) -> None:
     _require_plain_words(vectors)
     for word, row in zip(vectors.words, vectors.matrix.astype(np.float32)):
-        file.write(
-            (word + " " + " ".join(np.format_float_positional(value, trim="-") for value in row) + "\n").encode()
-        )
+        numbers = " ".join(np.format_float_positional(value, trim="-") for value in row)
+        file.write(f"{word} {numbers}\n".encode())

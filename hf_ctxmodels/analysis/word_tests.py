@@ -98,9 +98,8 @@ def read_analogies(path: str | Path) -> dict[str, list[Question]]:
 
 def evaluate_similarity(space: WordSpace, pairs: Sequence[Pair]) -> SimilarityResult:
     """Spearman's rank correlation between cosines and judgements."""
-    known = [
-        (space.similarity(first, second), score) for first, second, score in pairs if first in space and second in space
-    ]
+    covered = [pair for pair in pairs if pair[0] in space and pair[1] in space]
+    known = [(space.similarity(first, second), score) for first, second, score in covered]
     if len(known) < 2:
         return SimilarityResult(float("nan"), len(known), len(pairs))
     found, wanted = zip(*known)

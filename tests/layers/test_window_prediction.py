@@ -119,9 +119,8 @@ def test_gradient_of_a_mean_goes_whole_to_each_word(tables) -> None:
     words = tables[0].clone().requires_grad_()
     window_prediction.summed_loss(blocks, words, tables[1]).backward()
     mean = tables[0][[3, 4]].mean(0)
-    expected = (torch.sigmoid(mean @ tables[1][7]) - 1) * tables[1][7] + torch.sigmoid(mean @ tables[1][5]) * tables[1][
-        5
-    ]
+    right, drawn = tables[1][7], tables[1][5]
+    expected = (torch.sigmoid(mean @ right) - 1) * right + torch.sigmoid(mean @ drawn) * drawn
     torch.testing.assert_close(words.grad[3], expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(words.grad[4], expected, rtol=1e-5, atol=1e-6)
 

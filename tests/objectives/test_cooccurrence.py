@@ -61,9 +61,8 @@ def test_order_is_drawn() -> None:
     for seed in (1, 1, 2):
         counter = CooccurrenceCounter(12)
         counter.add(DOCUMENTS)
-        orders.append(
-            [tuple(column.tolist()) for block in counter.cells(np.random.default_rng(seed)) for column in block]
-        )
+        blocks = counter.cells(np.random.default_rng(seed))
+        orders.append([tuple(column.tolist()) for block in blocks for column in block])
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
     assert sorted(zip(*orders[0])) == sorted(zip(*orders[2]))
