@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks import encoders, pretraining, report, sharing
+from hf_ctxmodels.benchmarks import encoders, pretraining, report, sharing, words
 from hf_ctxmodels.errors import run_script
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -21,16 +21,22 @@ class Suite:
         runs: Each gives results one by one.
         table: Renders them.
         describe: The peer's attention implementation -> what is run.
+        options: Further arguments that it takes.
     """
 
     runs: Sequence[Callable[..., Iterator[Any]]]
     table: Callable[[Sequence[Any]], str]
     describe: Callable[[str], str]
+    options: tuple[str, ...] = ()
 
 
 SUITES = {
     "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_peer),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
+    "static": Suite([words.run_speed], words.speed_table, lambda attention: words.SPEED, ("dataset",)),
+    "static-quality": Suite(
+        [words.run_quality], words.quality_table, lambda attention: words.QUALITY, ("dataset", "word_tests", "epochs")
+    ),
 }
 
 
@@ -50,6 +56,11 @@ class BenchmarkArguments:
     peer_attention: str = field(
         default="sdpa", metadata={"help": "Attention implementation of the peer: sdpa, flash_attention_2 or eager."}
     )
+    dataset: str = field(default="demo", metadata={"help": "Text of the suites static and static-quality."})
+    word_tests: str | None = field(
+        default=None, metadata={"help": "Directory with the tests of words of the suite static-quality."}
+    )
+    epochs: int = field(default=5, metadata={"help": "Passes over the text of the suite static-quality."})
 
 
 def main() -> None:
@@ -63,8 +74,9 @@ def main() -> None:
     setting = report.describe_setting(device, dtype, arguments.repeats, suite.describe(arguments.peer_attention))
     results: list[Any] = []
     print(setting)
+    options = {name: getattr(arguments, name) for name in suite.options}
     for run in suite.runs:
-        for result in run(device, dtype, arguments.repeats, arguments.peer_attention, arguments.only):
+        for result in run(device, dtype, arguments.repeats, arguments.peer_attention, arguments.only, **options):
             results.append(result)
             print(suite.table([result]).splitlines()[-1], flush=True)
     text = f"{setting}\n\n{suite.table(results)}\n"

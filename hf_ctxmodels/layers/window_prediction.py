@@ -196,10 +196,10 @@ def descend(blocks: Blocks, words: Tensor, outputs: Tensor, rate: float) -> Tens
     vectors = F.embedding(blocks.words, words)
     predictors = _predictors(blocks, vectors)
     columns = F.embedding(blocks.columns, outputs)
-    signs = 2 * blocks.targets - 1
+    signs, weights = 2 * blocks.targets.float() - 1, blocks.weights.float()
     wrong = torch.bmm(predictors, columns.transpose(1, 2)).float().mul_(-signs).sigmoid_()
-    loss = -torch.dot(torch.log1p(-wrong.clamp(max=_CERTAIN)).flatten(), blocks.weights.flatten())
-    errors = wrong.mul_(blocks.weights).mul_(signs * rate).to(columns.dtype)
+    loss = -torch.dot(torch.log1p(-wrong.clamp(max=_CERTAIN)).flatten(), weights.flatten())
+    errors = wrong.mul_(weights).mul_(signs * rate).to(columns.dtype)
     to_predictors = torch.bmm(errors, columns)
     to_columns = torch.bmm(errors.transpose(1, 2), predictors)
     if blocks.averages is not None:
