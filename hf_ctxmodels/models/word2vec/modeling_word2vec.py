@@ -4,6 +4,7 @@ Its own here: what is predicted from what. The table is `hf_ctxmodels.static`, t
 `hf_ctxmodels.layers.window_prediction`.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -120,8 +121,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, wanted=wanted)
             if input_ids is None:
                 raise CtxError("Vectors cannot be updated from inputs_embeds.", mend="give input_ids.")
-            blocks = self.blocks(input_ids, attention_mask, labels, windows, negatives, paths, codes)
-            loss = self._descend(blocks, learning_rate)
+            loss = self._descend(learning_rate, input_ids, attention_mask, labels, windows, negatives, paths, codes)
             return CtxWord2VecForPreTrainingOutput(loss=mean_over_targets(loss, labels, "labels", num_items_in_batch))
         given = self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, wanted=wanted)
         encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
@@ -175,14 +175,35 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         ones = torch.ones(self.config.vocab_size, 1, device=scores.device)
         return window_prediction.summed_loss(blocks, ones, scores[:, None])
 
-    def _descend(self, blocks: Blocks, learning_rate: float) -> Tensor:
-        size = self.config.update_blocks
-        words, outputs = self.get_input_embeddings().weight.data, self.outputs.weight.data
-        losses = [
-            window_prediction.descend(blocks.part(start, start + size), words, outputs, learning_rate)
-            for start in range(0, len(blocks), size)
-        ]
-        return torch.stack([words.new_zeros((), dtype=torch.float32), *losses]).sum()
+    @torch.no_grad()
+    def _descend(self, learning_rate: float, *batch: Tensor | None) -> Tensor:
+        """Follow the gradient of a batch, given as to `blocks`, in updates of a few blocks each; its summed loss.
+
+        Each thread takes a part of the rows. On the CPU an operation is too short to be worth more than one thread.
+        """
+        words, outputs, size = self.get_input_embeddings().weight, self.outputs.weight, self.config.update_blocks
+
+        def follow(*rows: Tensor | None) -> Tensor:
+            blocks = self.blocks(*rows)  # type: ignore[arg-type]
+            losses = [
+                window_prediction.descend(blocks.part(start, start + size), words.data, outputs.data, learning_rate)
+                for start in range(0, len(blocks), size)
+            ]
+            return torch.stack([words.new_zeros((), dtype=torch.float32), *losses]).sum()
+
+        threads = min(self.config.update_threads, len(batch[0]))  # type: ignore[arg-type]
+        if words.device.type != "cpu":
+            return follow(*batch)
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            if threads == 1:
+                return follow(*batch)
+            parts = [[None] * threads if tensor is None else tensor.chunk(threads) for tensor in batch]
+            with ThreadPoolExecutor(threads) as pool:  # new threads: they take the number set above
+                return torch.stack(list(pool.map(follow, *parts))).sum()
+        finally:
+            torch.set_num_threads(before)
 
     def _logits(self, states: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         if self.config.output == "hierarchical-softmax":

@@ -1,0 +1,92 @@
+"""Nearest words, analogies and tests of similarity, against sums done by hand and against scipy and gensim."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.analysis import WordSpace, evaluate_analogies, evaluate_similarity, read_analogies, read_similarities
+from hf_ctxmodels.word_vectors import WordVectors
+
+WORDS = ["man", "king", "woman", "queen", "apple", "pear"]
+MATRIX = np.array([[1, 0, 0.1], [1, 1, 0.1], [-1, 0, 0.1], [-1, 1, 0.1], [0, 0.1, 1], [0, 0.2, 1.1]], dtype=np.float32)
+
+
+@pytest.fixture
+def space() -> WordSpace:
+    return WordSpace(WordVectors(WORDS, MATRIX, lower_case=True))
+
+
+def test_most_similar(space) -> None:
+    found = space.most_similar("Apple", number=2)
+    assert [word for word, _ in found] == ["pear", "king"]
+    cosine = MATRIX[4] @ MATRIX[5] / np.linalg.norm(MATRIX[4]) / np.linalg.norm(MATRIX[5])
+    assert found[0][1] == pytest.approx(cosine, rel=1e-5)
+    assert len(space.most_similar("apple", number=100)) == 5
+
+
+def test_analogy(space) -> None:
+    assert space.analogy("man", "king", "woman", number=1)[0][0] == "queen"
+    assert not {word for word, _ in space.analogy("man", "king", "woman")} & {"man", "king", "woman"}
+
+
+def test_random_vectors_as_gensim_has_them() -> None:
+    pytest.importorskip("gensim", reason="compares with gensim (extra `demo`)")
+    matrix = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+    vectors = WordVectors([f"w{number}" for number in range(50)], matrix)
+    ours, theirs = WordSpace(vectors), vectors.to_gensim()
+    for got, expected in (
+        (ours.most_similar("w3", 5), theirs.most_similar("w3", topn=5)),
+        (WordSpace(vectors, 20).most_similar("w3", 5), theirs.most_similar("w3", topn=5, restrict_vocab=20)),
+    ):
+        assert [word for word, _ in got] == [word for word, _ in expected]
+        assert [value for _, value in got] == pytest.approx([value for _, value in expected], rel=1e-5)
+
+
+def test_unknown_word(space) -> None:
+    assert "kiwi" not in space
+    with pytest.raises(CtxError, match="'kiwi' has no vector"):
+        space.most_similar("kiwi")
+
+
+def test_similarity(space, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.txt"
+    path.write_text("apple\tpear\t9.5\nman\twoman\t6\nking\tapple\t1.0\nkiwi\tpear\t8\n")
+    result = evaluate_similarity(space, read_similarities(path))
+    cosines = [space.similarity(*pair) for pair in (("apple", "pear"), ("man", "woman"), ("king", "apple"))]
+    assert (result.covered, result.pairs) == (3, 4)
+    assert result.spearman == pytest.approx(spearmanr(cosines, [9.5, 6, 1])[0])
+
+
+def test_analogies(space, tmp_path: Path) -> None:
+    path = tmp_path / "questions.txt.gz"
+    path.write_bytes(
+        gzip.compress(b": royal\nMan King Woman Queen\nman queen woman king\n: fruit\nman apple kiwi pear\n")
+    )
+    result = evaluate_analogies(space, read_analogies(path))
+    assert result.sections["fruit"] == (0, 0, 1)
+    assert result.sections["royal"][1:] == (2, 2)
+    assert result.total == (result.sections["royal"][0], 2, 3)
+    assert result.sections["royal"][0] == 1
+    assert result.accuracy == 0.5
+    searched = evaluate_analogies(WordSpace(space.vectors, 3), read_analogies(path))
+    assert searched.total[1] == 1, "an answer that is not searched for is not covered"
+
+
+@pytest.mark.parametrize(("text", "place"), [("a\tb\t1\na b 2\n", "line 2"), ("a\tb\tmuch\n", "line 1")])
+def test_bad_pairs(text: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / "pairs.txt").write_text(text)
+    with pytest.raises(CtxError, match=place):
+        read_similarities(tmp_path / "pairs.txt")
+
+
+def test_bad_questions(tmp_path: Path) -> None:
+    (tmp_path / "questions.txt").write_text(": one\na b c\n")
+    with pytest.raises(CtxError, match="line 2"):
+        read_analogies(tmp_path / "questions.txt")
+    (tmp_path / "questions.txt").write_text("")
+    with pytest.raises(CtxError, match="no test"):
+        read_analogies(tmp_path / "questions.txt")

@@ -1,0 +1,58 @@
+"""The tokenizer of whole words: counting, order, options, saving."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_ctxmodels import CtxError, CtxWord2VecConfig, CtxWord2VecTokenizer
+from hf_ctxmodels.tokenization_words import CtxWordTokenizer
+
+TEXTS = ["The cat sat on the mat, and the cat slept.", "A mat; a cat!"]
+
+
+def test_training_counts_and_orders() -> None:
+    tokenizer = CtxWordTokenizer.train(TEXTS, vocab_size=100, min_count=2)
+    assert tokenizer.words == ["[PAD]", "[UNK]", "cat", "the", "a", "mat"]
+    assert tokenizer.counts == [0, 0, 3, 3, 2, 2]
+    assert tokenizer.tokenize("THE dog") == ["the", "[UNK]"]
+    assert tokenizer("the cat").input_ids == [3, 2]
+
+
+def test_vocabulary_size_and_case() -> None:
+    tokenizer = CtxWordTokenizer.train(TEXTS, vocab_size=4, min_count=1, do_lower_case=False)
+    assert tokenizer.words[2:] == ["cat", "mat"]  # "the", "The" and "a" are rarer or behind in the alphabet
+    whole = CtxWordTokenizer.train(TEXTS, vocab_size=100, min_count=1, split_punctuation=False)
+    assert "mat," in whole.words
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ([" "], {}, "No text"),
+        (TEXTS, {"min_count": 50}, "No word is kept"),
+        (TEXTS, {"vocab_size": 2}, "No word is kept"),
+    ],
+)
+def test_nothing_to_keep(texts: list[str], options: dict, message: str) -> None:
+    with pytest.raises(CtxError, match=message):
+        CtxWordTokenizer.train(texts, **{"vocab_size": 100, **options})
+
+
+def test_saving_keeps_counts_and_options(tmp_path: Path) -> None:
+    tokenizer = CtxWord2VecTokenizer.train(TEXTS, vocab_size=100, min_count=1, do_lower_case=False)
+    tokenizer.save_pretrained(tmp_path)
+    CtxWord2VecConfig(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(again) is CtxWord2VecTokenizer
+    assert again.counts == tokenizer.counts
+    assert again.words == tokenizer.words
+    assert again("The Cat sat; on").input_ids == tokenizer("The Cat sat; on").input_ids
+    assert not again.do_lower_case
+
+
+def test_words_of_one_kind() -> None:
+    with pytest.raises(CtxError, match="'a' stands twice"):
+        CtxWordTokenizer.from_words(["a", "b", "a"])
+    with pytest.raises(CtxError, match="3 counts for 4 words"):
+        CtxWordTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "a": 2, "b": 3}, counts=[1, 2, 3])

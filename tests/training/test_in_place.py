@@ -1,0 +1,87 @@
+"""Heads that follow the gradient by themselves in the one training loop: the same text, the same vectors, resumed or not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from safetensors.torch import load_file
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
+from hf_ctxmodels.training.recipe import parse_arguments
+
+IN_PLACE = [family for family in FAMILIES.values() if family.models["AutoModelForPreTraining"].descends_in_place]
+TEXT = "\n\n".join(
+    f"the cat {a} sat on the {b} mat and the dog {b} ran to a {a} house" for a in "abcde" for b in "vwxyz"
+)
+
+
+@pytest.fixture(params=IN_PLACE, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
+    (tmp_path / "text.txt").write_text(TEXT)
+    request.param.tokenizer.train([TEXT], vocab_size=50, min_count=1).save_pretrained(tmp_path / "tokenizer")
+    return request.param
+
+
+def run(family: Family, folder: Path, output: str, steps: int, *more: str) -> dict[str, torch.Tensor]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    argv = ["--family", family.name, "--tokenizer", folder / "tokenizer", "--dataset", folder / "text.txt"]
+    argv += ["--output_dir", folder / output, "--max_steps", steps, "--optimizer", "sgd", "--weight_decay", "0"]
+    argv += [
+        "--learning_rate",
+        "0.05",
+        "--lr_scheduler",
+        "constant",
+        "--per_device_batch_size",
+        "4",
+        "--save_steps",
+        "3",
+    ]
+    argv += ["--dataloader_workers", "0", "--max_length", "20", *more]
+    pretrain(*parse_arguments(PretrainingArguments, LoopArguments, argv=list(map(str, argv))))
+    return load_file(folder / output / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--objective", "cbow"), ("--objective_options", "output=hierarchical-softmax"), ("--streaming", "true")],
+    ids=["skip-gram", "cbow", "tree", "stream"],
+)
+def test_resuming_is_exact(family: Family, options: tuple[str, ...], tmp_path: Path) -> None:
+    whole = run(family, tmp_path, "whole", 7, *options)
+    run(family, tmp_path, "parts", 4, *options)
+    resumed = run(family, tmp_path, "parts", 7, "--resume", "true", *options)
+    assert whole.keys() == resumed.keys()
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+    assert whole["outputs.weight"].any()
+
+
+def test_other_optimizers_take_the_gradient(family: Family, tmp_path: Path) -> None:
+    first = run(family, tmp_path, "adamw", 3, "--optimizer", "adamw", "--learning_rate", "0.01")
+    assert first["outputs.weight"].any()
+
+
+def test_weight_decay_is_refused(family: Family, tmp_path: Path) -> None:
+    with pytest.raises(CtxError, match="--weight_decay 0"):
+        run(family, tmp_path, "decayed", 3, "--weight_decay", "0.1")
+
+
+def test_threads_reach_about_the_same_loss(family: Family, tmp_path: Path) -> None:
+    model_class = family.models["AutoModelForPreTraining"]
+    ids = torch.randint(2, 40, (8, 32), generator=torch.Generator().manual_seed(0))
+    losses = {}
+    for threads in (1, 3):
+        torch.manual_seed(0)
+        model = model_class(family.config(vocab_size=40, hidden_size=16, update_threads=threads, update_blocks=2))
+        before = torch.get_num_threads()
+        for _ in range(20):
+            loss = model(input_ids=ids, labels=ids, learning_rate=0.02).loss
+            assert not loss.requires_grad
+        assert torch.get_num_threads() == before
+        losses[threads] = float(loss)
+    assert losses[3] == pytest.approx(losses[1], rel=0.05)
