@@ -226,8 +226,6 @@ def _train(
         accelerator = make_accelerator(loop)
         # The text is a thousandth of the paper's, so counts that deserve the full weight are smaller.
         own: dict[str, Any] = {"update_threads": torch.get_num_threads()} if word2vec else {"x_max": 10.0}
-            {"update_threads": torch.get_num_threads()} if word2vec else {"x_max": 10.0}
-        )  # the text is a thousandth of the paper's
         sizes = {"vocab_size": len(text.tokenizer), "hidden_size": WIDTH}
         model = AutoModelForPreTraining.from_config(
             get_family(family).config(**sizes, **own, **objective.config_fields)

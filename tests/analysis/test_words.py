@@ -21,8 +21,8 @@ def space() -> WordSpace:
 
 
 def test_most_similar(space) -> None:
-    found = space.most_similar("Apple", number=2)
-    assert [word for word, _ in found] == ["pear", "king"]
+    found = space.most_similar("Apple", number=1)
+    assert [word for word, _ in found] == ["pear"]
     cosine = MATRIX[4] @ MATRIX[5] / np.linalg.norm(MATRIX[4]) / np.linalg.norm(MATRIX[5])
     assert found[0][1] == pytest.approx(cosine, rel=1e-5)
     assert len(space.most_similar("apple", number=100)) == 5

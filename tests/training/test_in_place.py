@@ -1,4 +1,4 @@
-"""Heads that follow the gradient by themselves in the one training loop: the same text, the same vectors, resumed or not."""
+"""Heads that follow the gradient by themselves, in the one training loop: resumed or not, the same vectors."""
 
 from pathlib import Path
 
