@@ -152,7 +152,7 @@ def test_a_pickle_needs_permission(tmp_path: Path) -> None:
         [sys.executable, SCRIPT, *map(str, flags), "--allow_pickle"], capture_output=True, text=True
     )
     assert allowed.returncode == 0, allowed.stderr
-    assert len(AutoTokenizer.from_pretrained(made)) == 8
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 8
 
 
 def test_other_families_have_no_fixed_vectors() -> None:
