@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.hub.upload_stalled.set()
                 while self.hub.stall_uploads.is_set():
                     time.sleep(0.02)
-            piece = self.rfile.read(min(left, 1 << 14))
+            piece = self.rfile.read(min(left, max(1, total // 4), 1 << 14))
             if not piece:
                 raise ConnectionError("the client hung up")
             pieces.append(piece)

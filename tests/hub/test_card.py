@@ -39,8 +39,9 @@ def test_card_metadata_passes_the_rules(saved_model: Path, family: Family) -> No
     assert metadata_errors(str(card)) == []
     read_again = ModelCard(str(card))
     assert read_again.data.eval_results[0].metric_value == 2.25
-    fills = "AutoModelForMaskedLM" in family.models
-    assert read_again.data.pipeline_tag == ("fill-mask" if fills else "text-generation")
+    tags = {"AutoModelForMaskedLM": "fill-mask", "AutoModelForCausalLM": "text-generation"}
+    expected = next((tag for name, tag in tags.items() if name in family.models), "feature-extraction")
+    assert read_again.data.pipeline_tag == expected
 
 
 def test_curve_is_an_image_where_there_is_one(saved_model: Path) -> None:
