@@ -60,7 +60,7 @@ class Text:
         documents = load_documents(dataset)
         tokenizer: Any = get_family("word2vec").tokenizer
         tokenizer = tokenizer.train(documents.texts(), vocab_size=1_000_000, min_count=MIN_COUNT)
-        objective = get_family("word2vec").objectives["skip-gram"](tokenizer, max_length=ROW, seed=0)
+        objective: Any = get_family("word2vec").objectives["skip-gram"](tokenizer, max_length=ROW, seed=0)
         words = tokenizer.words
         rows = [[words[number] for number in row["input_ids"]] for row in objective.examples(documents)]
         return cls(tokenizer, documents, rows)
