@@ -61,8 +61,10 @@ def test_pretraining_beats_guessing_by_frequency(family: Family, tmp_path) -> No
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_the_recipe_reaches_what_is_demanded(family: Family, shared_data: Path, tmp_path) -> None:
     """The whole recipe, up to half an hour: every demand of scripts/learning.py on pretraining is met."""
-    if not next(iter(family.objectives.values())).evaluates:
-        pytest.skip(f"{family.name} has no held-out loss")
+    if not next(iter(family.objectives.values())).evaluates or hasattr(
+        family.models["AutoModelForPreTraining"], "loss_by_scores"
+    ):
+        pytest.skip(f"{family.name} has no held-out loss of one token among all, which the demands are for")
     text = str(shared_data / "corpus" / TEXT.get(family.name, "[!t]*.txt.gz"))
     _, flags = learn(family, tmp_path, text, 8000)
     claims = judge_pretraining(tmp_path / "out", flags)

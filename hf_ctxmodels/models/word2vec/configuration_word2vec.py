@@ -17,7 +17,7 @@ class CtxWord2VecConfig(CtxStaticConfig):
         window: Neighbours on either side, at most.
         negative: Negatives of a prediction.
         update_blocks: Blocks of text in one update by plain SGD in place: fewer follow the original more closely, more
-            are faster.
+            are faster. A small vocabulary, which repeats its words, needs few.
         update_threads: Threads of such updates on the CPU. Several change the same vectors without locks, as the
             released code does: faster, and not the same to the last bit every time.
     """
