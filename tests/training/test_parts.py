@@ -99,7 +99,7 @@ def test_recipes_in_the_repository_parse(recipe):
     pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=given)
     family = get_family(pretraining.family)
     assert recipe.stem.startswith(family.name)
-    assert loop.max_steps
+    assert loop.max_steps or loop.num_train_epochs
     objective = family.objectives[pretraining.objective]
     assert parse_options(objective, pretraining.objective_options).keys() <= objective.option_help().keys()
     family.config(**{**family.sizes[pretraining.config], **parse_config_options(pretraining.config_options)})
