@@ -24,7 +24,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.word_vectors import WordVectors
 
-WIDTH, WINDOW, NEGATIVE, SUBSAMPLING, MIN_COUNT, ROW = 100, 5, 5, 1e-3, 5, 1000
+WIDTH, WINDOW, NEGATIVE, SUBSAMPLING, MIN_COUNT, ROW, BATCH = 100, 5, 5, 1e-3, 5, 1000, 128
 RATES = {"skip-gram": 0.025, "cbow": 0.05}  # the defaults of the released code
 SEARCHED = 30_000
 SIMILARITY_TESTS = ("EN-WS-353-ALL.txt", "EN-SIMLEX-999.txt", "EN-MEN-TR-3k.txt")
@@ -213,8 +213,9 @@ def _train(
         loop = LoopArguments(
             output_dir=folder,
             num_train_epochs=epochs,
-            per_device_batch_size=32 if word2vec else 16,
+            per_device_batch_size=BATCH if word2vec else 16,
             optimizer="sgd" if word2vec else "adagrad",
+            dataloader_workers=0,
             learning_rate=RATES[objective.config_fields["architecture"]] if word2vec else 0.05,
             lr_scheduler="linear" if word2vec else "constant",
             weight_decay=0.0,

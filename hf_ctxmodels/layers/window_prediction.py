@@ -5,11 +5,15 @@ reach of the block; continuous bag of words: the mean around each word) against 
 words to be predicted, then the negatives that the block shares; hierarchical softmax: the inner nodes on their paths).
 Each cell is one logistic regression with a target and a weight, 0 where the two have nothing to do with each other. So
 a block costs three matrix products, and each vector is read and written once instead of once for every pair: the
-sharing of negatives of Ji et al. 2016 (arXiv 1604.04661), over several neighbouring centre words instead of one.
+sharing of negatives of Ji et al. 2016 (arXiv 1604.04661), over several neighbouring centre words instead of one. On a
+CPU `window_kernels` does the same word by word, which is faster there.
 """
 
+import importlib
+import importlib.util
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -207,6 +211,60 @@ def descend(blocks: Blocks, words: Tensor, outputs: Tensor, rate: float) -> Tens
     _add_rows(words, blocks.words, to_predictors)
     _add_rows(outputs, blocks.columns, to_columns)
     return loss
+
+
+@dataclass
+class Text:
+    """Rows of text as they are, to be followed word by word.
+
+    Attributes:
+        ids, mask, labels, windows: as in `cut`.
+        given: [negatives], (batch, blocks, k); or [paths, codes], (batch, blocks, size, depth).
+    """
+
+    ids: Tensor
+    mask: Tensor | None
+    labels: Tensor
+    windows: Tensor | None
+    given: list[Tensor]
+
+
+def is_compiled(words: Tensor) -> bool:
+    """Whether `descend_by_words` can update this table: single precision on a CPU, and numba is installed."""
+    return words.dtype == torch.float32 and words.device.type == "cpu" and importlib.util.find_spec("numba") is not None
+
+
+def descend_by_words(
+    text: Text, words: Tensor, outputs: Tensor, rate: float, window: int, number: float, average: bool
+) -> float:
+    """`descend` for each word by itself, compiled; the summed loss, each word's as the descent found it.
+
+    Args:
+        words, outputs: the tables, float32 on the CPU; updated.
+        rate: learning rate of a pair.
+        window: of text without `windows`.
+        number: negatives of a pair.
+        average: continuous bag of words instead of skip-gram.
+
+    Raises:
+        CtxError: as `cut`.
+    """
+    kernels = importlib.import_module("hf_ctxmodels.layers.window_kernels")  # numba takes a second to import
+    length, per_row = text.ids.shape[1], text.given[0].shape[1]
+    if length % per_row:
+        raise CtxError(f"A row of {length} columns cannot be cut into {per_row} equal blocks.")
+    tree = len(text.given) == 2
+    none = np.zeros((0, 1, 1, 1), dtype=np.int64)
+    negatives, (paths, codes) = (none[..., 0], text.given) if tree else (text.given[0], (none, none))
+    mask = torch.ones_like(text.ids) if text.mask is None else text.mask
+    windows = torch.full_like(text.ids, window) if text.windows is None else text.windows
+    return kernels.follow_rows(
+        *(table.numpy() for table in (words, outputs)),
+        *(np.ascontiguousarray(rows) for rows in (text.ids, mask != 0, text.labels, windows, negatives, paths, codes)),
+        np.float32(1.0 if tree else number / negatives.shape[2]),
+        np.float32(rate),
+        average,
+    )
 
 
 def _add_rows(table: Tensor, rows: Tensor, changes: Tensor) -> None:

@@ -138,3 +138,86 @@ def test_blocks_that_do_not_divide_a_row(batch) -> None:
 def test_a_certain_error_has_a_finite_loss(batch, tables) -> None:
     huge = [table * 1e4 for table in tables]
     assert torch.isfinite(window_prediction.descend(grid(batch, "negatives", False), *huge, rate=0.0))
+
+
+def one_by_one(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, output: str, average: bool) -> float:
+    """`descend` with one word to be predicted at a time, in the order of the text; the tables are updated."""
+    loss = 0.0
+    for row in range(3):
+        for place in range(12):
+            one = {name: rows[row : row + 1].clone() for name, rows in batch.items()}
+            one["labels"][:, :place], one["labels"][:, place + 1 :] = -100, -100
+            if average:
+                blocks = [grid(one, output, average)]
+            else:  # skip-gram: and one predictor at a time
+                near = [other for other in range(12) if other != place]
+                blocks = [grid({**one, "attention_mask": only(one, place, other)}, output, average) for other in near]
+            for each in blocks:
+                if len(each):
+                    loss += float(window_prediction.descend(each, words, outputs, rate=0.1))
+    return loss
+
+
+def only(one: dict[str, Tensor], place: int, other: int) -> Tensor:
+    """The mask with no other neighbour."""
+    mask = torch.zeros_like(one["attention_mask"])
+    mask[:, [place, other]] = one["attention_mask"][:, [place, other]]
+    return mask
+
+
+@AVERAGE
+@pytest.mark.parametrize("output", ["negatives", "tree"])
+def test_word_by_word_is_descent_word_by_word(batch, tables, output: str, average: bool) -> None:
+    pytest.importorskip("numba")
+    generator = torch.Generator().manual_seed(2)  # nothing twice: the second would see the change by the first
+    different = torch.stack([torch.randperm(VOCABULARY, generator=generator) for _ in range(3 * 12)])
+    batch["negatives"] = different[:9, :7].view(3, 3, 7)
+    batch["paths"] = different[:, :DEPTH].reshape(3, 3, 4, DEPTH).masked_fill(batch["paths"] < 3, -1)
+    expected = [table.clone() for table in tables]
+    wanted = one_by_one(batch, *expected, output, average)
+    got = [table.float() for table in tables]
+    given = [batch["negatives"]] if output == "negatives" else [batch["paths"], batch["codes"]]
+    text = window_prediction.Text(
+        *(batch[name] for name in ("input_ids", "attention_mask", "labels", "windows")), given
+    )
+    loss = window_prediction.descend_by_words(text, *got, 0.1, WINDOW, NEGATIVE, average)
+    assert loss == pytest.approx(wanted, rel=1e-4)
+    for mine, reference in zip(got, expected):
+        torch.testing.assert_close(mine.double(), reference, rtol=1e-3, atol=1e-4)
+
+
+@AVERAGE
+def test_word_by_word_takes_any_number_of_negatives(batch, tables, average: bool) -> None:
+    pytest.importorskip("numba")
+    batch["negatives"] = draw(VOCABULARY, (3, 3, 3000), seed=2)
+    text = window_prediction.Text(
+        *(
+            batch[n]
+            for n in (
+                "input_ids",
+                "attention_mask",
+                "labels",
+                "windows",
+            )
+        ),
+        [batch["negatives"]],
+    )
+    got = [table.float() for table in tables]
+    expected = window_prediction.descend(grid(batch, "negatives", average), *tables, rate=0.0)
+    assert window_prediction.descend_by_words(text, *got, 0.0, WINDOW, NEGATIVE, average) == pytest.approx(
+        float(expected), rel=1e-4
+    )
+
+
+def test_word_by_word_has_a_finite_loss(batch, tables) -> None:
+    pytest.importorskip("numba")
+    huge = [(table * 1e4).float() for table in tables]
+    text = window_prediction.Text(batch["input_ids"], None, batch["labels"], None, [batch["negatives"]])
+    assert math.isfinite(window_prediction.descend_by_words(text, *huge, 0.0, WINDOW, NEGATIVE, False))
+
+
+def test_without_numba_or_in_another_precision_blocks_are_followed(tables, monkeypatch) -> None:
+    assert not window_prediction.is_compiled(tables[0])
+    assert not window_prediction.is_compiled(tables[0].bfloat16())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert not window_prediction.is_compiled(tables[0].float())

@@ -6,6 +6,7 @@ Its own here: what is predicted from what. The table is `hf_ctxmodels.static`, t
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,12 @@ from hf_ctxmodels.layers.window_prediction import Blocks
 from hf_ctxmodels.modeling_base import check_ids
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
 from hf_ctxmodels.static import StaticEncoder, StaticPreTrainedModel, WordTable
+
+
+@cache
+def _threads(number: int) -> ThreadPoolExecutor:
+    """Threads that stay: to start one takes milliseconds. They keep torch's number of threads at their first use."""
+    return ThreadPoolExecutor(number)
 
 
 class CtxWord2VecPreTrainedModel(StaticPreTrainedModel):
@@ -147,6 +154,29 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     ) -> Blocks:
         """What is to be told from what, see `layers.window_prediction`; the arguments are those of `forward`."""
         config, average = self.config, self.config.architecture == "cbow"
+        given = self.check_prediction(words, labels, windows, negatives, paths, codes)
+        centres = window_prediction.cut(
+            words, attention_mask, labels, windows, config.window, given, self.outputs.weight.dtype
+        )
+        if config.output == "hierarchical-softmax":
+            return window_prediction.hierarchical_grid(centres, average)
+        return window_prediction.negative_sampling_grid(centres, config.negative, average)
+
+    def check_prediction(
+        self,
+        words: Tensor,
+        labels: Tensor,
+        windows: Tensor | None,
+        negatives: Tensor | None,
+        paths: Tensor | None,
+        codes: Tensor | None,
+    ) -> list[Tensor]:
+        """What the words are predicted against: [negatives] or [paths, codes]; the arguments are those of `forward`.
+
+        Raises:
+            CtxError: input that does not fit together or the model.
+        """
+        config = self.config
         check_ids("labels", labels.masked_fill(labels == IGNORED, 0), config.vocab_size, "vocab_size")
         if windows is not None and windows.shape != words.shape:
             raise CtxError(f"windows is {tuple(windows.shape)}, but the input is {tuple(words.shape)}.")
@@ -154,20 +184,13 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             if paths is None or codes is None or paths.shape != codes.shape or paths.dim() != 4:
                 raise CtxError("Hierarchical softmax needs `paths` and `codes`.", mend="use the objective's collator.")
             check_ids("paths", paths.clamp(min=0).flatten(1), config.vocab_size, "vocab_size")
-            given = [paths, codes]
-        else:
-            if negatives is None:
-                negatives = torch.arange(config.vocab_size, device=words.device).expand(len(words), 1, -1)
-            elif negatives.dim() != 3 or len(negatives) != len(words):
-                raise CtxError(f"negatives is {tuple(negatives.shape)}, expected ({len(words)}, blocks, k).")
-            check_ids("negatives", negatives.flatten(1), config.vocab_size, "vocab_size")
-            given = [negatives]
-        centres = window_prediction.cut(
-            words, attention_mask, labels, windows, config.window, given, self.outputs.weight.dtype
-        )
-        if config.output == "hierarchical-softmax":
-            return window_prediction.hierarchical_grid(centres, average)
-        return window_prediction.negative_sampling_grid(centres, config.negative, average)
+            return [paths, codes]
+        if negatives is None:
+            negatives = torch.arange(config.vocab_size, device=words.device).expand(len(words), 1, -1)
+        elif negatives.dim() != 3 or len(negatives) != len(words):
+            raise CtxError(f"negatives is {tuple(negatives.shape)}, expected ({len(words)}, blocks, k).")
+        check_ids("negatives", negatives.flatten(1), config.vocab_size, "vocab_size")
+        return [negatives]
 
     def loss_by_scores(self, scores: Tensor, **batch: Tensor) -> Tensor:
         """Summed loss on a batch of a model that ignores the input: its logits are `scores`, (vocabulary,)."""
@@ -177,31 +200,48 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
 
     @torch.no_grad()
     def _descend(self, learning_rate: float, *batch: Tensor | None) -> Tensor:
-        """Follow the gradient of a batch, given as to `blocks`, in updates of a few blocks each; its summed loss.
+        """Follow the gradient of a batch, given as to `blocks`, in small updates; its summed loss.
 
-        Each thread takes a part of the rows. On the CPU an operation is too short to be worth more than one thread.
+        Each thread takes a part of the rows: compiled, word by word; else a few blocks at a time, where an operation is
+        too short to be worth more than one thread.
         """
-        words, outputs, size = self.get_input_embeddings().weight, self.outputs.weight, self.config.update_blocks
+        words, outputs, config = self.get_input_embeddings().weight, self.outputs.weight, self.config
 
-        def follow(*rows: Tensor | None) -> Tensor:
+        def by_blocks(*rows: Tensor | None) -> Tensor:
             blocks = self.blocks(*rows)  # type: ignore[arg-type]
+            size = config.update_blocks
             losses = [
                 window_prediction.descend(blocks.part(start, start + size), words.data, outputs.data, learning_rate)
                 for start in range(0, len(blocks), size)
             ]
             return torch.stack([words.new_zeros((), dtype=torch.float32), *losses]).sum()
 
-        threads = min(self.config.update_threads, len(batch[0]))  # type: ignore[arg-type]
+        def by_words(ids: Tensor, mask: Tensor | None, labels: Tensor, windows: Tensor | None, *given: Any) -> Tensor:
+            text = window_prediction.Text(
+                ids, mask, labels, windows, self.check_prediction(ids, labels, windows, *given)
+            )
+            loss = window_prediction.descend_by_words(
+                text,
+                words.data,
+                outputs.data,
+                learning_rate,
+                config.window,
+                config.negative,
+                config.architecture == "cbow",
+            )
+            return torch.tensor(loss, dtype=torch.float32)
+
         if words.device.type != "cpu":
-            return follow(*batch)
+            return by_blocks(*batch)
+        follow = by_words if window_prediction.is_compiled(words) else by_blocks
+        threads = min(config.update_threads, len(batch[0]))  # type: ignore[arg-type]
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             if threads == 1:
-                return follow(*batch)
+                return follow(*batch)  # type: ignore[arg-type]
             parts = [[None] * threads if tensor is None else tensor.chunk(threads) for tensor in batch]
-            with ThreadPoolExecutor(threads) as pool:  # new threads: they take the number set above
-                return torch.stack(list(pool.map(follow, *parts))).sum()
+            return torch.stack(list(_threads(threads).map(follow, *parts))).sum()
         finally:
             torch.set_num_threads(before)
 
