@@ -17,6 +17,8 @@ class CtxStaticConfig(CtxConfig):
         pad_token_id: Id of the padding token; its vector is zero.
         pooling: What stands for a sequence: the "mean" of its words' vectors, or "mean+max", twice as wide.
         classifier_dropout: Dropout before the task heads.
+        update_threads: Threads that learn on a CPU where the vectors are updated in place. Several change the same
+            vectors without locks, as the released code does: faster, and not the same to the last bit every time.
     """
 
     vocab_size: int = 30_000
@@ -24,11 +26,14 @@ class CtxStaticConfig(CtxConfig):
     pad_token_id: int | None = 0
     pooling: Literal["mean", "mean+max"] = "mean"
     classifier_dropout: float | int = 0.0
+    update_threads: int = 1
 
     def validate_width(self) -> None:
         """Check that there are vectors (called at construction)."""
         if self.vocab_size < 1 or self.hidden_size < 1:
             raise ValueError(f"vocab_size={self.vocab_size} and hidden_size={self.hidden_size} must be 1 or more.")
+        if self.update_threads < 1:
+            raise ValueError(f"update_threads={self.update_threads} must be 1 or more.")
 
     @property
     def num_hidden_layers(self) -> int:

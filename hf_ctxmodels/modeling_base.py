@@ -27,7 +27,6 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     Attributes:
         loss_targets: The `forward` arguments a head's loss is computed from, one per term. Every head divides a term's
             sum by the number of its targets; `num_items_in_batch` may give these numbers for a larger batch.
-        descends_in_place: Whether a head takes a `learning_rate` and then follows the gradient by itself, as plain SGD.
         reference_model_type: `model_type` of the reference implementation in transformers; None where there is none.
         reference_architecture: Name of the reference's class where it is not this one's without its prefix.
         export_conversion: The invertible part of the family's conversion table.
@@ -41,10 +40,13 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     _supports_attention_backend = True
 
     loss_targets: ClassVar[tuple[str, ...]] = ()
-    descends_in_place: ClassVar[bool] = False
     reference_model_type: ClassVar[str | None] = None
     reference_architecture: ClassVar[str | None] = None
     export_conversion: ClassVar[list[WeightTransform]]
+
+    def descends_in_place(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a head, given a `learning_rate`, does the work of this optimizer by itself: no backward pass."""
+        return False
 
     def save_pretrained(self, save_directory: str | Path, save_original_format: bool = False, **kwargs: Any) -> None:
         """Save in the native layout.

@@ -1,5 +1,9 @@
 """The model of families with one vector for each word, whatever stands around it: a table and pooling."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +17,36 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.pooling import RowPooler
 from hf_ctxmodels.layers.varlen import check_row_lengths
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced
+
+
+def is_compiled(table: Tensor) -> bool:
+    """Whether a table can be updated by what numba compiled: single precision on a CPU, and numba is installed."""
+    return table.dtype == torch.float32 and table.device.type == "cpu" and find_spec("numba") is not None
+
+
+@cache
+def _threads(number: int) -> ThreadPoolExecutor:
+    """Threads that stay: to start one takes milliseconds."""
+    return ThreadPoolExecutor(number)
+
+
+def in_threads(number: int, follow: Callable[..., Tensor], *batch: Tensor | None) -> Tensor:
+    """The sum of what `follow` returns for parts of a batch's rows, at most one for each of a `number` of threads.
+
+    They change the same tables without locks, as the released code of word2vec and GloVe does. torch's operations are
+    left a single thread each.
+    """
+    rows = next(len(tensor) for tensor in batch if tensor is not None)
+    number = min(number, rows)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if number == 1:
+            return follow(*batch)
+        parts = [[None] * number if tensor is None else tensor.chunk(number) for tensor in batch]
+        return torch.stack(list(_threads(number).map(follow, *parts))).sum()
+    finally:
+        torch.set_num_threads(before)
 
 
 class WordTable(nn.Embedding):

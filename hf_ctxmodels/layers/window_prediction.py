@@ -10,7 +10,6 @@ CPU `window_kernels` does the same word by word, which is faster there.
 """
 
 import importlib
-import importlib.util
 from dataclasses import dataclass
 
 import numpy as np
@@ -227,11 +226,6 @@ class Text:
     labels: Tensor
     windows: Tensor | None
     given: list[Tensor]
-
-
-def is_compiled(words: Tensor) -> bool:
-    """Whether `descend_by_words` can update this table: single precision on a CPU, and numba is installed."""
-    return words.dtype == torch.float32 and words.device.type == "cpu" and importlib.util.find_spec("numba") is not None
 
 
 def descend_by_words(

@@ -56,8 +56,8 @@ class Stepper:
     Args:
         carried: what the model remembers of the step before.
 
-    A head that `descends_in_place` is given the learning rate of plain SGD, and follows the gradient by itself: what it
-    returns needs no backward pass. It cannot be spread over processes.
+    A head that `descends_in_place` is given the learning rate, and follows the gradient by itself: what it returns
+    needs no backward pass. It cannot be spread over processes. AdaGrad's sums of squares are given by name.
     """
 
     def __init__(
@@ -75,11 +75,12 @@ class Stepper:
         self._carried = carried
         bare = accelerator.unwrap_model(model)
         self._targets = loss_targets(bare)
-        self._in_place = getattr(bare, "descends_in_place", False) and type(optimizer.optimizer) is torch.optim.SGD
+        self._in_place = hasattr(bare, "descends_in_place") and bare.descends_in_place(optimizer.optimizer)
         if self._in_place and accelerator.num_processes > 1:
+            name = type(optimizer.optimizer).__name__
             raise CtxError(
-                f"Plain SGD changes the vectors of {type(bare).__name__} in place, which one process has to do.",
-                where=f"--optimizer sgd on {accelerator.num_processes} processes",
+                f"{name} changes the vectors of {type(bare).__name__} in place, which one process has to do.",
+                where=f"--optimizer {name.lower()} on {accelerator.num_processes} processes",
                 mend="start one process, which uses all threads of the machine, or use another --optimizer.",
             )
 
@@ -117,7 +118,13 @@ class Stepper:
 
     def _rate(self) -> dict[str, Any]:
         """The learning rate, for a head that uses it itself."""
-        return {"learning_rate": self._optimizer.param_groups[0]["lr"]} if self._in_place else {}
+        if not self._in_place:
+            return {}
+        rate: dict[str, Any] = {"learning_rate": self._optimizer.param_groups[0]["lr"]}
+        if isinstance(self._optimizer.optimizer, torch.optim.Adagrad):
+            state = self._optimizer.optimizer.state
+            rate["squares"] = {name: state[each]["sum"] for name, each in self._model.named_parameters()}
+        return rate
 
     def _clip(self) -> torch.Tensor:
         sparse = [each.grad for each in self._model.parameters() if each.grad is not None and each.grad.is_sparse]

@@ -214,10 +214,3 @@ def test_word_by_word_has_a_finite_loss(batch, tables) -> None:
     huge = [(table * 1e4).float() for table in tables]
     text = window_prediction.Text(batch["input_ids"], None, batch["labels"], None, [batch["negatives"]])
     assert math.isfinite(window_prediction.descend_by_words(text, *huge, 0.0, WINDOW, NEGATIVE, False))
-
-
-def test_without_numba_or_in_another_precision_blocks_are_followed(tables, monkeypatch) -> None:
-    assert not window_prediction.is_compiled(tables[0])
-    assert not window_prediction.is_compiled(tables[0].bfloat16())
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert not window_prediction.is_compiled(tables[0].float())

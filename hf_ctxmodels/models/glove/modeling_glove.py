@@ -3,9 +3,12 @@
 Its own here: two tables whose sum is the vector of a word, and their loss. The rest is `hf_ctxmodels.static`.
 """
 
+import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
@@ -16,7 +19,7 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.modeling_base import check_ids
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
-from hf_ctxmodels.static import StaticEncoder, StaticPreTrainedModel, WordTable
+from hf_ctxmodels.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 
 
 class CtxGlovePreTrainedModel(StaticPreTrainedModel):
@@ -65,7 +68,7 @@ class CtxGloveForPreTrainingOutput(ModelOutput):
         loss: Weighted squared error of the logarithms (equation 8), halved as in the released code; mean over the
             cells.
         logits: (batch, length, vocabulary) predicted logarithm of how often each word stands near; None with `labels`.
-        hidden_states: As asked for.
+        hidden_states: As asked for; None with `labels`.
     """
 
     loss: Tensor | None = None
@@ -74,7 +77,11 @@ class CtxGloveForPreTrainingOutput(ModelOutput):
 
 
 class CtxGloveForPreTraining(CtxGloveHeadModel):
-    """Predicts how often two words stand near each other (section 3)."""
+    """Predicts how often two words stand near each other (section 3).
+
+    The loss is differentiable as any other. Given a `learning_rate`, the vectors follow it by themselves instead, by
+    AdaGrad, cell by cell, as in the released code.
+    """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -89,6 +96,10 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         self.word_bias = WordTable(config.vocab_size, 1, config.hidden_size)
         self.context_bias = WordTable(config.vocab_size, 1, config.hidden_size)
 
+    def descends_in_place(self, optimizer: torch.optim.Optimizer) -> bool:
+        """AdaGrad, where numba has compiled it."""
+        return type(optimizer) is torch.optim.Adagrad and is_compiled(self.get_input_embeddings().weight)
+
     @can_return_tuple
     def forward(
         self,
@@ -96,6 +107,8 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         cooccurrences: Tensor | None = None,
+        learning_rate: float | None = None,
+        squares: Mapping[str, Tensor] | None = None,
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CtxGloveForPreTrainingOutput:
@@ -105,15 +118,17 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             input_ids: (batch, length) the words of cells of the co-occurrence matrix.
             labels: (batch, length) their contexts, -100 for no cell.
             cooccurrences: (batch, length) the cells' values, above 0; None for ones.
+            learning_rate: update the vectors in place, and give a loss without gradient.
+            squares: with it, AdaGrad's sums of squared gradients by the names of the parameters; updated.
 
         Raises:
             CtxError: input that does not fit together or the model.
         """
         model: Any = self.base_model
-        encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
         if input_ids is None:
             raise CtxError("Co-occurrences are predicted of words, not of inputs_embeds.", mend="give input_ids.")
         if labels is None:
+            encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
             logits = model.word_embeddings(input_ids) @ model.context_embeddings.weight.T
             logits = logits + self.word_bias(input_ids) + self.context_bias.weight[:, 0]
             return CtxGloveForPreTrainingOutput(logits=logits, hidden_states=encoded.hidden_states)
@@ -123,9 +138,15 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         values = torch.ones_like(input_ids, dtype=torch.float32) if cooccurrences is None else cooccurrences
         if values.shape != labels.shape:
             raise CtxError(f"cooccurrences is {tuple(values.shape)}, but the input is {tuple(labels.shape)}.")
-        loss = self._summed_loss(input_ids[wanted], labels[wanted], values[wanted].float())
+        cells = input_ids[wanted], labels[wanted], values[wanted].float()
+        if learning_rate is None:
+            loss = self._summed_loss(*cells)
+        elif squares is None:
+            raise CtxError("AdaGrad needs its sums of squared gradients.", mend="give `squares`.")
+        else:
+            loss = self._descend(learning_rate, squares, *cells)
         loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
-        return CtxGloveForPreTrainingOutput(loss=loss, hidden_states=encoded.hidden_states)
+        return CtxGloveForPreTrainingOutput(loss=loss)
 
     def _summed_loss(self, words: Tensor, contexts: Tensor, values: Tensor) -> Tensor:
         """(cells,) each -> the sum of equation 8 over them, halved."""
@@ -134,6 +155,23 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         biases = (self.word_bias(words) + self.context_bias(contexts))[:, 0].float()
         weights = (values / self.config.x_max).clamp(max=1) ** self.config.alpha
         return 0.5 * (weights * (products + biases - values.log()) ** 2).sum()
+
+    @torch.no_grad()
+    def _descend(self, learning_rate: float, squares: Mapping[str, Tensor], *cells: Tensor) -> Tensor:
+        """AdaGrad on the cells (words, contexts, values) one by one; their summed loss."""
+        kernels = importlib.import_module("hf_ctxmodels.layers.cell_kernels")  # numba takes a second to import
+        tables = dict(self.named_parameters())
+        names = [f"{self.base_model_prefix}.{kind}_embeddings.weight" for kind in ("word", "context")]
+        names += ["word_bias.weight", "context_bias.weight"]
+        arrays = [table[name].detach().numpy() for table in (tables, squares) for name in names]
+
+        def follow(*part: Tensor) -> Tensor:
+            given = [each.numpy() for each in part]
+            weighting = float(self.config.x_max), float(self.config.alpha)
+            loss = kernels.follow_cells(*arrays, *given, *weighting, np.float32(learning_rate))
+            return torch.tensor(loss, dtype=torch.float32)
+
+        return in_threads(self.config.update_threads, follow, *cells)
 
 
 class CtxGloveForSequenceClassification(heads.ForSequenceClassification, CtxGloveHeadModel):

@@ -16,10 +16,8 @@ class CtxWord2VecConfig(CtxStaticConfig):
         output: "negative-sampling": against drawn words; "hierarchical-softmax": by the inner nodes of a Huffman tree.
         window: Neighbours on either side, at most.
         negative: Negatives of a prediction.
-        update_blocks: Blocks of text in one update by plain SGD in place: fewer follow the original more closely, more
-            are faster. A small vocabulary, which repeats its words, needs few.
-        update_threads: Threads of such updates on the CPU. Several change the same vectors without locks, as the
-            released code does: faster, and not the same to the last bit every time.
+        update_blocks: Blocks of text in one update by plain SGD in place where numba does not go word by word: fewer
+            follow the original more closely, more are faster. A small vocabulary, which repeats its words, needs few.
     """
 
     model_type = "ctx-word2vec"
@@ -29,10 +27,9 @@ class CtxWord2VecConfig(CtxStaticConfig):
     window: int = 5
     negative: int = 5
     update_blocks: int = 32
-    update_threads: int = 1
 
     def validate_prediction(self) -> None:
         """Check the sizes (called at construction)."""
-        for name in ("window", "negative", "update_blocks", "update_threads"):
+        for name in ("window", "negative", "update_blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")

@@ -4,9 +4,7 @@ Its own here: what is predicted from what. The table is `hf_ctxmodels.static`, t
 `hf_ctxmodels.layers.window_prediction`.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -21,13 +19,7 @@ from hf_ctxmodels.layers import window_prediction
 from hf_ctxmodels.layers.window_prediction import Blocks
 from hf_ctxmodels.modeling_base import check_ids
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
-from hf_ctxmodels.static import StaticEncoder, StaticPreTrainedModel, WordTable
-
-
-@cache
-def _threads(number: int) -> ThreadPoolExecutor:
-    """Threads that stay: to start one takes milliseconds. They keep torch's number of threads at their first use."""
-    return ThreadPoolExecutor(number)
+from hf_ctxmodels.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 
 
 class CtxWord2VecPreTrainedModel(StaticPreTrainedModel):
@@ -80,17 +72,17 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
 
     The loss is differentiable as any other, which any optimizer may follow. Given a `learning_rate`, the vectors follow
     it by themselves instead: plain SGD in many small steps over the batch, in place, of the rows concerned alone.
-
-    Attributes:
-        descends_in_place: The training loop may leave plain SGD to this head.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    descends_in_place: ClassVar[bool] = True
 
     def build_head(self, config: CtxWord2VecConfig) -> None:
         """The vectors that words have as a prediction; with hierarchical softmax, those of the tree's inner nodes."""
         self.outputs = WordTable(config.vocab_size, config.hidden_size, None)
+
+    def descends_in_place(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Plain SGD."""
+        return type(optimizer) is torch.optim.SGD
 
     @can_return_tuple
     def forward(
@@ -233,17 +225,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
 
         if words.device.type != "cpu":
             return by_blocks(*batch)
-        follow = by_words if window_prediction.is_compiled(words) else by_blocks
-        threads = min(config.update_threads, len(batch[0]))  # type: ignore[arg-type]
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            if threads == 1:
-                return follow(*batch)  # type: ignore[arg-type]
-            parts = [[None] * threads if tensor is None else tensor.chunk(threads) for tensor in batch]
-            return torch.stack(list(_threads(threads).map(follow, *parts))).sum()
-        finally:
-            torch.set_num_threads(before)
+        follow = by_words if is_compiled(words) else by_blocks
+        return in_threads(config.update_threads, follow, *batch)
 
     def _logits(self, states: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         if self.config.output == "hierarchical-softmax":
