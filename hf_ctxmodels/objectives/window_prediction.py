@@ -59,7 +59,7 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
     window: int = 5
     subsampling: float = 1e-3
     noise_power: float = 0.75
-    block: int = 4
+    block: int = 1
     shared_negatives: int = 5
     seed: int = 0
     return_tensors: str = "pt"
@@ -124,7 +124,7 @@ class WindowPredictionOptions:
     negative: int = flag(5, "Negatives of a prediction.")
     subsampling: float = flag(1e-3, "Share of the text from which on a word is dropped now and then; 0 drops none.")
     noise_power: float = flag(0.75, "Negatives are drawn in proportion to this power of the counts.")
-    block: int = flag(4, "Neighbouring words that share their negatives; on a GPU, or without numba, 16 is faster.")
+    block: int = flag(1, "Neighbouring words that share their negatives; on a GPU, or without numba, 16 is faster.")
     shared_negatives: int = flag(5, "Words that stand for the negatives of a block; with a block of 16, 16.")
 
     def __post_init__(self) -> None:
