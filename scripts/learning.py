@@ -19,6 +19,7 @@ from hf_ctxmodels.benchmarks.learning import (
     Claim,
     Transfer,
     judge_pretraining,
+    learning_recipes,
     report,
     save_json,
     save_random_model,
@@ -41,7 +42,9 @@ class LearningArguments:
 
     family: str = field(metadata={"help": "Model family.", "choices": list(FAMILIES)})
     output_dir: str = field(metadata={"help": "Directory for everything that is made; what it held is replaced."})
-    pretraining: str | None = flag(None, "Recipe of pretrain.py; by default recipes/<family>_learning.yaml.")
+    pretraining: list[str] = flag(
+        (), "Recipes of pretrain.py, each going on from the one before; by default recipes/<family>_learning*.yaml."
+    )
     finetuning: str = flag(str(RECIPES / "polarity_learning.yaml"), "Recipe of finetune.py.")
     dataset: list[str] = flag(("demo",), "Documents to pretrain on, as pretrain.py takes them.")
     train_file: str = flag("demo", "Labelled sentences to fine-tune on, as finetune.py takes them.")
@@ -54,24 +57,24 @@ class LearningArguments:
     few_labels: int = flag(500, "Labelled sentences of a comparison with few; 0 leaves it out.")
     few_epochs: int = flag(20, "Passes over them, instead of the recipe's.")
     seeds: int = flag(3, "Fine-tuning runs from either start, with the seeds 0, 1, ...")
-    max_steps: int | None = flag(None, "Pretraining steps, instead of the recipe's.")
+    max_steps: int | None = flag(None, "Pretraining steps of each recipe, instead of its own.")
 
 
 def pretrain(arguments: LearningArguments, output: Path) -> tuple[list[str], list[str]]:
-    """Text -> tokenizer -> pretrained model; gives the commands, and the flags of the second."""
+    """Text -> tokenizer -> pretrained model; gives the commands, and the flags of the last."""
     data = ("--dataset", *arguments.dataset, "--validation_fraction", arguments.validation_fraction)
-    recipe = arguments.pretraining or RECIPES / f"{arguments.family}_learning.yaml"
-    length = () if arguments.max_steps is None else ("--max_steps", arguments.max_steps)
+    recipes = arguments.pretraining or learning_recipes(RECIPES, arguments.family)
     family = ("--family", arguments.family)
-    tokenizer, model = output / "tokenizer", output / "pretrained"
-    flags = (*("--recipe", recipe), *family, "--tokenizer", tokenizer, *data, *length, "--output_dir", model)
-    commands = [
-        run_stage(
-            SCRIPTS / "train_tokenizer.py",
-            *(*family, "--vocab_size", arguments.vocab_size, *data, "--output_dir", tokenizer),
-        ),
-        run_stage(SCRIPTS / "pretrain.py", *flags),
-    ]
+    length = () if arguments.max_steps is None else ("--max_steps", arguments.max_steps)
+    tokenizer, vocabulary = output / "tokenizer", ("--vocab_size", arguments.vocab_size)
+    train_tokenizer = SCRIPTS / "train_tokenizer.py"
+    commands = [run_stage(train_tokenizer, *family, *vocabulary, *data, "--output_dir", tokenizer)]
+    start: tuple = family
+    for number, recipe in enumerate(recipes, start=1):
+        model = output / ("pretrained" if number == len(recipes) else f"stage-{number}")
+        flags = ("--recipe", recipe, *start, "--tokenizer", tokenizer, *data, *length, "--output_dir", model)
+        commands.append(run_stage(SCRIPTS / "pretrain.py", *flags))
+        start = ("--model", model)
     return commands, [str(flag) for flag in flags]
 
 
@@ -111,8 +114,9 @@ def main() -> None:
         given = f"--seeds {arguments.seeds} --learning_rates {' '.join(map(str, arguments.learning_rates))}"
         raise CtxError("Nothing is to be fine-tuned.", where=given, mend="give 1 or more of either.")
     output = Path(arguments.output_dir)
-    for made in ("tokenizer", "pretrained", "finetuned", *(path.name for path in output.glob("random-[0-9]*"))):
-        shutil.rmtree(output / made, ignore_errors=True)
+    made = [path for name in ("random", "stage") for path in output.glob(f"{name}-[0-9]*")]
+    for path in [*made, *(output / name for name in ("tokenizer", "pretrained", "finetuned"))]:
+        shutil.rmtree(path, ignore_errors=True)
     commands, flags = pretrain(arguments, output)
     summary = TrainingSummary.load(output / "pretrained")
     claims = judge_pretraining(output / "pretrained", flags)

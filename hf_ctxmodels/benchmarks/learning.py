@@ -13,6 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
 
 from hf_ctxmodels.data import ExampleSet
+from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.baselines import TokenDetector, best_threshold, f1_of_flags
 from hf_ctxmodels.training.batches import IGNORED_TARGET
@@ -60,6 +61,14 @@ class Detection:
 
     by_model: float
     by_token: float
+
+
+def learning_recipes(folder: Path, family: str) -> list[Path]:
+    """The recipes by which a tiny model of a family learns: one, or several that go on from each other."""
+    recipes = sorted(folder.glob(f"{family}_learning*.yaml"))
+    if not recipes:
+        raise CtxError("No recipe to learn by.", where=str(folder), mend=f"write {family}_learning.yaml.")
+    return recipes
 
 
 def is_token_loss(name: str, metrics: Mapping[str, float]) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
-from hf_ctxmodels.benchmarks.learning import is_token_loss, judge_pretraining
+from hf_ctxmodels.benchmarks.learning import is_token_loss, judge_pretraining, learning_recipes
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import FAMILIES, Family
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -16,28 +16,31 @@ from hf_ctxmodels.training.summary import TrainingSummary
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
 TEXT = {"albert": "news_*.txt.gz"}  # the order of segments shows in short documents; others learn from everything
+REVIEWS = "glue_like/movie_reviews/polarity2.jsonl.gz"
 MARGIN = 0.1  # nats below guessing by frequency: more than a model can gain that does not look at the context
 
 
 def learn(
-    family: Family, folder: Path, dataset: str, vocab_size: int, **changes: object
+    family: Family, recipe: Path, folder: Path, dataset: list[str], **changes: object
 ) -> tuple[TrainingSummary, list[str]]:
-    """Pretrain in this process by the recipe of scripts/learning.py; gives the command line, too."""
+    """Pretrain in this process by a recipe of scripts/learning.py; gives the command line, too."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    training, _ = load_documents(dataset).split(HELD_OUT)
-    family.tokenizer.train(training.texts(), vocab_size=vocab_size).save_pretrained(folder / "tokenizer")
     flags = {
-        "recipe": RECIPES / f"{family.name}_learning.yaml",
+        "recipe": recipe,
         "tokenizer": folder / "tokenizer",
-        "dataset": dataset,
         "validation_fraction": HELD_OUT,
         "dataloader_workers": 0,
-        "output_dir": folder / "out",
+        "output_dir": folder / recipe.stem,
         **changes,
     }
-    argv = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
+    argv = ["--dataset", *dataset, *(str(part) for name, value in flags.items() for part in (f"--{name}", value))]
     return pretrain(*parse_arguments(PretrainingArguments, LoopArguments, argv=argv)), argv
+
+
+def train_tokenizer(family: Family, folder: Path, dataset: list[str], vocab_size: int) -> None:
+    training, _ = load_documents(*dataset).split(HELD_OUT)
+    family.tokenizer.train(training.texts(), vocab_size=vocab_size).save_pretrained(folder / "tokenizer")
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
@@ -45,7 +48,8 @@ def test_pretraining_beats_guessing_by_frequency(family: Family, tmp_path) -> No
     """By the recipe of scripts/learning.py, cut short to a minute or two."""
     pytest.importorskip("gensim", reason="the demo text is part of gensim (extra `demo`)")
     cut = {"max_length": 64, "per_device_batch_size": 32, "max_steps": 600, "lr_scheduler": "constant"}
-    summary, _ = learn(family, tmp_path, "demo", 1000, **cut)
+    train_tokenizer(family, tmp_path, ["demo"], 1000)
+    summary, _ = learn(family, learning_recipes(RECIPES, family.name)[0], tmp_path, ["demo"], **cut)
     if not next(iter(family.objectives.values())).evaluates:
         losses = [record["loss"] for record in summary.curve if "loss" in record]
         assert losses[-1] < 0.5 * losses[0], f"the loss fell from {losses[0]:.3f} to {losses[-1]:.3f} only"
@@ -65,8 +69,12 @@ def test_the_recipe_reaches_what_is_demanded(family: Family, shared_data: Path, 
         family.models["AutoModelForPreTraining"], "loss_by_scores"
     ):
         pytest.skip(f"{family.name} has no held-out loss of one token among all, which the demands are for")
-    text = str(shared_data / "corpus" / TEXT.get(family.name, "[!t]*.txt.gz"))
-    _, flags = learn(family, tmp_path, text, 8000)
-    claims = judge_pretraining(tmp_path / "out", flags)
+    text = [str(shared_data / "corpus" / TEXT.get(family.name, "[!t]*.txt.gz")), str(shared_data / REVIEWS)]
+    train_tokenizer(family, tmp_path, text, 8000)
+    start = {}
+    for recipe in learning_recipes(RECIPES, family.name):
+        _, flags = learn(family, recipe, tmp_path, text, **start)
+        start = {"model": tmp_path / recipe.stem}
+    claims = judge_pretraining(tmp_path / recipe.stem, flags)
     assert any(claim.demanded for claim in claims)
     assert [claim for claim in claims if not claim.reached] == []
