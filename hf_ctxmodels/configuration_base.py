@@ -57,6 +57,11 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         super().__post_init__(**{key: value for key, value in kwargs.items() if key not in unknown})
 
     @property
+    def task_size(self) -> int:
+        """Width of what a task head reads of every token."""
+        return self.hidden_size
+
+    @property
     def pooled_size(self) -> int:
         """Width of `pooler_output`."""
         return self.hidden_size

@@ -25,6 +25,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     """What all families share.
 
     Attributes:
+        id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
+        id_limit: The configuration's field that every id is below.
         loss_targets: The `forward` arguments a head's loss is computed from, one per term. Every head divides a term's
             sum by the number of its targets; `num_items_in_batch` may give these numbers for a larger batch.
         reference_model_type: `model_type` of the reference implementation in transformers; None where there is none.
@@ -39,6 +41,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
 
+    id_axes: ClassVar[tuple[str, ...]] = ()  # of a token's own, behind (batch, length)
+    id_limit: ClassVar[str] = "vocab_size"
     loss_targets: ClassVar[tuple[str, ...]] = ()
     reference_model_type: ClassVar[str | None] = None
     reference_architecture: ClassVar[str | None] = None
@@ -101,7 +105,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """Refuse what would fail deep inside or, on a GPU, take the device down.
 
         Args:
-            input_ids: (batch, length), or None with `inputs_embeds` (batch, length, hidden).
+            input_ids: (batch, length, *id_axes), or None with `inputs_embeds` (batch, length, hidden).
             attention_mask: (batch, length) or a ready 4-D mask.
             max_length: Longest sequence the model can take; None sets no limit.
             sequence_ids: (batch, length), 0 at padding.
@@ -117,9 +121,10 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):
             raise CtxError("Give exactly one of input_ids and inputs_embeds.")
-        if given.dim() != (2 if input_ids is not None else 3):
+        axes = ", ".join(("batch", "length", *self.id_axes))
+        if given.dim() != (2 + len(self.id_axes) if input_ids is not None else 3):
             raise CtxError(
-                f"input_ids must be (batch, length), inputs_embeds (batch, length, hidden); got {tuple(given.shape)}."
+                f"input_ids must be ({axes}), inputs_embeds (batch, length, hidden); got {tuple(given.shape)}."
             )
         batch_size, length = given.shape[:2]
         if not batch_size or not length:
@@ -138,7 +143,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             if tensor is not None and tuple(tensor.shape) not in shapes:
                 raise CtxError(f"{name} is {tuple(tensor.shape)}, but the input is ({batch_size}, {length}).")
         if input_ids is not None:
-            check_ids("input_ids", input_ids, self.config.vocab_size, "vocab_size")
+            check_ids("input_ids", input_ids, getattr(self.config, self.id_limit), self.id_limit)
         if wanted is not None and not is_traced(wanted):
             for name, tokens in {"attention_mask": padding_mask, "sequence_ids": sequence_ids}.items():
                 if tokens is not None and bool((misplaced := wanted & (tokens == 0)).any()):
@@ -232,9 +237,9 @@ def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> Non
     low, high = torch.aminmax(ids)
     if int(low) >= 0 and int(high) < limit:
         return
-    row, column = ((ids < 0) | (ids >= limit)).nonzero()[0].tolist()
+    place = ((ids < 0) | (ids >= limit)).nonzero()[0].tolist()
     raise CtxError(
-        f"{name}[{row}, {column}] is {int(ids[row, column])}, outside [0, {limit_name}={limit}).",
+        f"{name}{place} is {int(ids[tuple(place)])}, outside [0, {limit_name}={limit}).",
         mend="give ids that this model's own tokenizer makes; if tokens were added to it, call "
         "model.resize_token_embeddings(len(tokenizer)).",
     )

@@ -84,7 +84,7 @@ class ForTokenClassification(HeadModel):
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from every token's state."""
         self.dropout = Dropout(config.head_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.task_size, config.num_labels)
 
     @can_return_tuple
     def forward(
@@ -122,7 +122,7 @@ class ForQuestionAnswering(HeadModel):
 
     def build_head(self, config: Any) -> None:
         """A linear map from every token's state to a start and an end score."""
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(config.task_size, 2)
 
     @can_return_tuple
     def forward(

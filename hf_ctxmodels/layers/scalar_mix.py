@@ -1,0 +1,49 @@
+"""Layers mixed by learned weights (Peters et al. 2018, section 3.2, equation 1)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class ScalarMix(nn.Module):
+    """`gamma * sum of softmax(weights)_l * layer_l`.
+
+    The weights start at zero, where the mix is the average; decaying them towards zero, as AdamW does, draws the mix
+    towards it (the paper's regularisation, section 3.4).
+
+    Args:
+        layers: Their number.
+        layer_norm: Bring every layer to mean 0 and variance 1, over all values of its tokens, before mixing.
+    """
+
+    def __init__(self, layers: int, layer_norm: bool = False) -> None:
+        super().__init__()
+        self.layer_norm = layer_norm
+        self.weights = nn.Parameter(torch.zeros(layers))
+        self.gamma = nn.Parameter(torch.ones(1))
+
+    def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:
+        """Mix.
+
+        Args:
+            states: Of every layer, (batch, length, width).
+            tokens: (batch, length) bool, where there is a token; None for everywhere.
+        """
+        weights = self.weights.float().softmax(0) * self.gamma
+        if self.layer_norm:
+            states = [_normalised(layer, tokens) for layer in states]
+        mixed = states[0] * weights[0].to(states[0].dtype)
+        for layer, weight in zip(states[1:], weights[1:], strict=True):
+            mixed = mixed + layer * weight.to(layer.dtype)
+        return mixed
+
+
+def _normalised(states: Tensor, tokens: Tensor | None) -> Tensor:
+    """One layer of one batch with mean 0 and variance 1, over all its tokens and dimensions; 0 at padding."""
+    values = states.float()
+    inside = torch.ones_like(values[..., :1]) if tokens is None else tokens[..., None].to(values.dtype)
+    number = inside.sum() * values.shape[-1]
+    mean = (values * inside).sum() / number
+    centred = (values - mean) * inside
+    return (centred / (centred.square().sum() / number + 1e-12).sqrt()).to(states.dtype)

@@ -1,0 +1,370 @@
+"""ELMo (Peters et al. 2018, arXiv 1802.05365): all layers of a language model of both directions, over characters.
+
+Its own here: what the layers are, which of them a task reads, and what the language model predicts. The arithmetic is in
+`hf_ctxmodels.layers.characters`, `recurrent` and `scalar_mix`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.characters import CharacterEncoder
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.pooling import RowPooler
+from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
+from hf_ctxmodels.layers.sampled_softmax import sampled_cross_entropy
+from hf_ctxmodels.layers.scalar_mix import ScalarMix
+from hf_ctxmodels.layers.varlen import check_row_lengths
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel, check_ids, is_traced
+from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
+
+PADDING_CHARACTER = 261  # fills a word behind its end
+
+
+class CtxElmoPreTrainedModel(CtxPreTrainedModel):
+    """ELMo's part of the model base."""
+
+    config: CtxElmoConfig
+    base_model_prefix = "elmo"
+    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
+    id_axes: ClassVar[tuple[str, ...]] = ("characters",)
+    id_limit: ClassVar[str] = "num_characters"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, LSTM | CharacterEncoder):
+            module.reset_parameters()
+        elif isinstance(module, ScalarMix):
+            init.zeros_(module.weights)
+            init.ones_(module.gamma)
+        else:
+            super()._init_weights(module)
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Nothing to resize: the encoder reads characters, whatever the vocabulary is."""
+        return self.get_input_embeddings()
+
+
+@dataclass
+class CtxElmoModelOutput(BaseModelOutputWithPooling):
+    """Output of `CtxElmoModel`.
+
+    Attributes:
+        last_hidden_state: (batch, words, hidden), forward and backward states of the top layer behind each other.
+        pooler_output: None.
+        hidden_states: Layers + 1 of them; the first is the token layer, twice.
+        states: What the LSTM remembers: [(batch, layers, 2, hidden / 2) outputs, (batch, layers, 2, cell) cells].
+    """
+
+    states: list[Tensor] | None = None
+
+
+class CtxElmoModel(CtxElmoPreTrainedModel):
+    """Characters, and an LSTM of each direction.
+
+    A row is read as it is: the words that mark beginning and end of a sentence are in `input_ids`.
+    """
+
+    def __init__(self, config: CtxElmoConfig, add_pooling_layer: bool = False) -> None:
+        super().__init__(config)
+        self.characters = CharacterEncoder(
+            config.num_characters,
+            config.character_embedding_size,
+            config.filters or [],
+            highway_layers=config.num_highway_layers,
+            projection_size=config.projection_size,
+            padding_character=PADDING_CHARACTER,
+            activation=config.hidden_act,
+        )
+        self.layers = nn.ModuleList(
+            LSTM(
+                config.projection_size,
+                config.cell_size,
+                projection_size=config.projection_size,
+                cell_clip=config.cell_clip,
+                projection_clip=config.projection_clip,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The characters' embeddings."""
+        return self.characters.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the characters' embeddings."""
+        self.characters.embeddings = value
+
+    def look_up(self, input_ids: Tensor) -> Tensor:
+        """(batch, words, characters) ids -> (batch, words, hidden / 2): the token layer, which sees no other word."""
+        encode = self.characters if self.config.unpad else self.characters.plain
+        return encode(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        states: Sequence[Tensor] | None = None,
+        use_states: bool | None = None,
+        wanted: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> CtxElmoModelOutput:
+        """Encode a batch.
+
+        Args:
+            input_ids: (batch, words, characters) ids, as the tokenizer makes them; or `inputs_embeds` (batch, words,
+                hidden / 2), which stand for the token layer, in their place.
+            attention_mask: (batch, words), 1 at words and 0 at padding, which does not enter any state.
+            states: What the forward of the text before gave as `states`; None starts from zero.
+            use_states: Whether to give `states`; None for `config.stateful`.
+            wanted: (batch, words) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden).
+            output_hidden_states: Give `hidden_states`.
+            kwargs: What other families' models read, such as `token_type_ids`.
+
+        Raises:
+            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
+        """
+        given = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, wanted=wanted)
+        self._check_shapes(input_ids, inputs_embeds, attention_mask)
+        tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        if attention_mask is not None:
+            tokens = attention_mask != 0
+        traced = is_traced(given)
+        if not traced:
+            check_row_lengths(tokens.sum(1))
+        rows = PackedRows.build(tokens, with_padding=traced or not self.config.unpad)
+        if input_ids is None:
+            packed = rows.pack(given)
+        elif rows.present is not None:
+            packed = rows.pack(self.look_up(input_ids))
+        else:  # the characters of both directions' words at once
+            words = self.characters(input_ids.flatten(0, 1)[rows.places[0]])
+            back = torch.empty_like(rows.places[0]).scatter(0, _ranks(rows.places[0]), _counted(rows.places[0]))
+            packed = torch.stack([words, words[back[_ranks(rows.places[1])]]])
+        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        layers, carried = self._run(packed, rows, states)
+        recorded = None
+        if wants:
+            recorded = tuple(_side_by_side(rows.unpack(layer)) for layer in layers)
+        last = recorded[-1] if recorded is not None else _side_by_side(rows.unpack(layers[-1]))
+        wants_states = self.config.stateful if use_states is None else use_states
+        return CtxElmoModelOutput(
+            last_hidden_state=last if wanted is None else last[wanted],
+            hidden_states=recorded,
+            states=carried if wants_states else None,
+        )
+
+    def _check_shapes(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None) -> None:
+        if ids is not None and ids.shape[2] < max(width for width, _ in self.config.filters or []):
+            raise CtxError(
+                f"input_ids is {tuple(ids.shape)}: {ids.shape[2]} characters are fewer than a filter reads.",
+                mend=f"give {self.config.max_characters_per_token} of every word, as the tokenizer does.",
+            )
+        if embeds is not None and embeds.shape[2] != self.config.projection_size:
+            raise CtxError(f"inputs_embeds is {tuple(embeds.shape)}, expected width {self.config.projection_size}.")
+        if mask is not None and mask.dim() != 2:
+            raise CtxError(f"attention_mask must be (batch, words); got {tuple(mask.shape)}.")
+
+    def _run(
+        self, packed: Tensor, rows: PackedRows, states: Sequence[Tensor] | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The packed output of every layer, that of the characters first, and what to carry on."""
+        before = self._unstacked(states, rows)
+        outputs, after = [packed], []
+        for depth, layer in enumerate(self.layers):
+            out, state = layer(self.dropout(packed), rows, before[depth])
+            packed = out + packed if depth and self.config.residual else out
+            outputs.append(packed)
+            after.append(rows.unsorted(state))
+        carried = [torch.stack(parts).permute(2, 0, 1, 3) for parts in zip(*after, strict=True)]
+        return outputs, carried
+
+    def _unstacked(self, states: Sequence[Tensor] | None, rows: PackedRows) -> list[State | None]:
+        """The state of every layer, in the order of the packed rows."""
+        config = self.config
+        if states is None:
+            return [None] * config.num_hidden_layers
+        number = rows.shape[0]
+        expected = [(number, config.num_hidden_layers, 2, width) for width in (config.projection_size, config.cell_size)]
+        if [tuple(each.shape) for each in states] != expected:
+            raise CtxError(
+                f"states are {[tuple(each.shape) for each in states]}, expected {expected}.",
+                mend="give what the last forward returned, of as many rows, or states=None to start anew.",
+            )
+        hidden, cell = (each.permute(1, 2, 0, 3) for each in states)
+        return [rows.sorted(State(*parts)) for parts in zip(hidden, cell, strict=True)]
+
+
+def _ranks(places: Tensor) -> Tensor:
+    """(n,) different numbers -> the place of each among them in ascending order."""
+    return places.argsort().argsort()
+
+
+def _counted(places: Tensor) -> Tensor:
+    return torch.arange(len(places), device=places.device)
+
+
+def _side_by_side(states: Tensor) -> Tensor:
+    """(2, batch, words, width) -> (batch, words, 2 * width)."""
+    return torch.cat([states[0], states[1]], -1)
+
+
+class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
+    """Binds the generic heads to mixes of the encoder's layers (section 3.3)."""
+
+    encoder_class = CtxElmoModel
+    mixes_layers: ClassVar[bool] = True
+
+    def build_encoder(self, config: CtxElmoConfig) -> CtxElmoModel:
+        """The encoder; what mixes and pools stands beside it."""
+        if self.mixes_layers:
+            layers = config.num_hidden_layers + 1
+            self.mixes = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
+        if self.pools:
+            self.pooler = RowPooler(config.pooling)
+        return CtxElmoModel(config)
+
+    def encode(self, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """Run the encoder; `last_hidden_state` is what the mixes make of all layers, and `pooler_output` its pooled."""
+        if not self.mixes_layers:
+            return super().encode(attention_mask=attention_mask, **kwargs)
+        wants = kwargs.pop("output_hidden_states", None)
+        outputs = super().encode(attention_mask=attention_mask, output_hidden_states=True, **kwargs)
+        states = outputs.hidden_states
+        tokens = torch.ones_like(states[0][..., 0]) if attention_mask is None else attention_mask
+        tokens = tokens != 0
+        mixed = torch.cat([mix(states, tokens) for mix in self.mixes], -1)
+        outputs.last_hidden_state = mixed
+        if self.pools:
+            outputs.pooler_output = self.pooler(mixed, tokens)
+        if not (self.config.output_hidden_states if wants is None else wants):
+            outputs.hidden_states = None
+        return outputs
+
+
+@dataclass
+class CtxElmoForPreTrainingOutput(ModelOutput):
+    """Output of `CtxElmoForPreTraining`.
+
+    Attributes:
+        loss: Cross-entropy in nats per target, of both directions; its exponential is the perplexity.
+        logits: (batch, words, 2, vocabulary) of the word behind each and of the word before it; None with `labels`.
+        hidden_states, states: See `CtxElmoModelOutput`.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    states: list[Tensor] | None = None
+
+
+class CtxElmoForPreTraining(CtxElmoHeadModel):
+    """The language model: each word from those before it, and from those behind it (section 3.1).
+
+    Characters and softmax are those of both directions; the LSTMs are not.
+    """
+
+    mixes_layers = False
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    label_axes: ClassVar[tuple[str, ...]] = ("directions",)
+    carried_outputs: ClassVar[tuple[str, ...]] = ("states",)
+
+    def build_head(self, config: CtxElmoConfig) -> None:
+        """Dropout and the softmax's weights."""
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.decoder = nn.Linear(config.projection_size, config.vocab_size)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The softmax's weights."""
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace them (used when the vocabulary is resized)."""
+        self.decoder = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        states: Sequence[Tensor] | None = None,
+        use_states: bool | None = None,
+        labels: Tensor | None = None,
+        negatives: Tensor | None = None,
+        num_items_in_batch: heads.ItemCounts = None,
+        **kwargs: Any,
+    ) -> CtxElmoForPreTrainingOutput:
+        """The loss where `labels` are given, else logits. Other arguments as in `CtxElmoModel.forward`.
+
+        Args:
+            labels: (batch, words, 2) vocabulary ids of the word behind each word and of the word before it; -100 where
+                none is to be predicted.
+            negatives: (batch, k) vocabulary ids drawn as `layers.sampled_softmax` says; given, in training, they stand
+                for the vocabulary, all rows' for every row.
+
+        Raises:
+            CtxError: Input that does not fit together or the model.
+        """
+        asked = None if labels is None else self._asked(labels)
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            states=states,
+            use_states=use_states,
+            wanted=None if asked is None else asked.any(-1),
+            **kwargs,
+        )
+        top = self.dropout(outputs.last_hidden_state).unflatten(-1, (2, self.config.projection_size))
+        if labels is None or asked is None:
+            loss, logits = None, self.decoder(top)
+        else:
+            loss = heads.vocabulary_loss(
+                partial(self._summed_loss, negatives=negatives if self.training else None),
+                top[asked[asked.any(-1)]],
+                labels,
+                self.decoder.out_features,
+                num_items_in_batch,
+            )
+            logits = None
+        return CtxElmoForPreTrainingOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, states=outputs.states
+        )
+
+    def _asked(self, labels: Tensor) -> Tensor:
+        if labels.dim() != 3 or labels.shape[2] != 2:
+            raise CtxError(f"labels must be (batch, words, 2); got {tuple(labels.shape)}.")
+        return labels != heads.IGNORED
+
+    def _summed_loss(self, states: Tensor, targets: Tensor, negatives: Tensor | None) -> Tensor:
+        if negatives is None:
+            return chunked_cross_entropy(states, self.decoder.weight, self.decoder.bias, targets, reduction="sum")
+        check_ids("negatives", negatives, self.decoder.out_features, "vocab_size")
+        return sampled_cross_entropy(states, self.decoder.weight, self.decoder.bias, targets, negatives.flatten())
+
+
+class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoHeadModel):
+    """ELMo with a classifier or regressor on a row's pooled mix of layers."""
+
+
+class CtxElmoForTokenClassification(heads.ForTokenClassification, CtxElmoHeadModel):
+    """ELMo with a linear classifier on each word's mix of layers."""
