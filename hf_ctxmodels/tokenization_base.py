@@ -45,11 +45,12 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
             single: of one text, `$A`.
             pair: of two texts, `$A` and `$B`.
         """
-        names = {"cls": str(self.cls_token), "sep": str(self.sep_token)}
+        names = {name.removesuffix("_token"): str(token) for name, token in self.special_tokens_map.items()}
+        used = [token for name, token in names.items() if f"{{{name}}}" in single + pair]
         self._tokenizer.post_processor = processors.TemplateProcessing(
             single=single.format(**names),
             pair=pair.format(**names),
-            special_tokens=[(names["cls"], self.cls_token_id), (names["sep"], self.sep_token_id)],
+            special_tokens=[(token, self.convert_tokens_to_ids(token)) for token in used],
         )
 
 

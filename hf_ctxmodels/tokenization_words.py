@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
@@ -35,6 +35,7 @@ class CtxWordTokenizer(CtxTokenizer):
     vocab_files_names = {"tokenizer_file": "tokenizer.json"}
     model_input_names = ["input_ids", "attention_mask"]
     model = WordLevel
+    special_tokens: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS  # the first of every vocabulary
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class CtxWordTokenizer(CtxTokenizer):
 
         Args:
             texts: strings of any length.
-            vocab_size: tokens to keep at most, the two special ones included.
+            vocab_size: tokens to keep at most, the special ones included.
             min_count: a word seen fewer times is left out.
             do_lower_case, split_punctuation: see the class.
             model_max_length: longest input in words.
@@ -99,15 +100,15 @@ class CtxWordTokenizer(CtxTokenizer):
             seen.update(word for word, _ in split(normalize(text)))
         if not seen:
             raise no_text()
-        for token in SPECIAL_TOKENS:
+        for token in cls.special_tokens:
             del seen[token]
         kept = sorted(((-count, word) for word, count in seen.items() if count >= min_count))
-        kept = kept[: max(0, vocab_size - len(SPECIAL_TOKENS))]
+        kept = kept[: max(0, vocab_size - len(cls.special_tokens))]
         if not kept:
             raise CtxError(
                 f"No word is kept: {len(seen)} different ones, the most frequent seen {max(seen.values())} times, "
                 f"min_count={min_count}, vocab_size={vocab_size}.",
-                mend=f"give more text, a smaller min_count, or a vocab_size above {len(SPECIAL_TOKENS)}.",
+                mend=f"give more text, a smaller min_count, or a vocab_size above {len(cls.special_tokens)}.",
             )
         return cls.from_words(
             [word for _, word in kept],
@@ -126,12 +127,12 @@ class CtxWordTokenizer(CtxTokenizer):
             counts: of each word; None where they are not known.
             kwargs: of the class.
         """
-        every = [*SPECIAL_TOKENS, *words]
+        every = [*cls.special_tokens, *words]
         vocab = {word: number for number, word in enumerate(every)}
         if len(vocab) != len(every):
             twice = next(word for word, times in Counter(every).items() if times > 1)
             raise CtxError(f"The word {twice!r} stands twice in the vocabulary.", mend="leave one of the two out.")
-        numbers = None if counts is None else [0] * len(SPECIAL_TOKENS) + [int(count) for count in counts]
+        numbers = None if counts is None else [0] * len(cls.special_tokens) + [int(count) for count in counts]
         return cls(vocab=vocab, counts=numbers, **kwargs)
 
     @property

@@ -74,8 +74,8 @@ class WordVectors:
             CtxError: the family has no fixed vector for each word.
         """
         row = get_family(family)
-        if not issubclass(row.tokenizer, CtxWordTokenizer):
-            static = [name for name, other in FAMILIES.items() if issubclass(other.tokenizer, CtxWordTokenizer)]
+        if not issubclass(row.models["AutoModel"], StaticEncoder):
+            static = [name for name, other in FAMILIES.items() if issubclass(other.models["AutoModel"], StaticEncoder)]
             raise CtxError(
                 f"The family {family} has no fixed vector for each word.", mend=f"use one of: {', '.join(static)}."
             )

@@ -92,6 +92,12 @@ class PackedRows:
         """(rows, length, width) -> (directions, tokens, width)."""
         return states.flatten(0, 1)[self.places]
 
+    def turned(self, packed: Tensor) -> Tensor:
+        """(tokens, width) in the order of the first direction -> (directions, tokens, width)."""
+        ranks = self.places.new_empty(self.shape[0] * self.shape[1])
+        ranks[self.places[0]] = torch.arange(len(packed), device=packed.device)
+        return packed[ranks[self.places]]
+
     def unpack(self, packed: Tensor) -> Tensor:
         """(directions, tokens, width) -> (directions, rows, length, width), zero at padding."""
         rows, length = self.shape

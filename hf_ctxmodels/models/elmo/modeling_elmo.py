@@ -156,9 +156,7 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
         elif rows.present is not None:
             packed = rows.pack(self.look_up(input_ids))
         else:  # the characters of both directions' words at once
-            words = self.characters(input_ids.flatten(0, 1)[rows.places[0]])
-            back = torch.empty_like(rows.places[0]).scatter(0, _ranks(rows.places[0]), _counted(rows.places[0]))
-            packed = torch.stack([words, words[back[_ranks(rows.places[1])]]])
+            packed = rows.turned(self.characters(input_ids.flatten(0, 1)[rows.places[0]]))
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         layers, carried = self._run(packed, rows, states)
         recorded = None
@@ -211,15 +209,6 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
             )
         hidden, cell = (each.permute(1, 2, 0, 3) for each in states)
         return [rows.sorted(State(*parts)) for parts in zip(hidden, cell, strict=True)]
-
-
-def _ranks(places: Tensor) -> Tensor:
-    """(n,) different numbers -> the place of each among them in ascending order."""
-    return places.argsort().argsort()
-
-
-def _counted(places: Tensor) -> Tensor:
-    return torch.arange(len(places), device=places.device)
 
 
 def _side_by_side(states: Tensor) -> Tensor:
