@@ -36,6 +36,14 @@ from hf_ctxmodels.models.electra.modeling_electra import (
 )
 from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
 from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
+from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
+from hf_ctxmodels.models.elmo.modeling_elmo import (
+    CtxElmoForPreTraining,
+    CtxElmoForSequenceClassification,
+    CtxElmoForTokenClassification,
+    CtxElmoModel,
+)
+from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveForPreTraining,
@@ -108,6 +116,12 @@ __all__ = [
     "CtxElectraModel",
     "CtxElectraTokenizer",
     "CtxError",
+    "CtxElmoConfig",
+    "CtxElmoForPreTraining",
+    "CtxElmoForSequenceClassification",
+    "CtxElmoForTokenClassification",
+    "CtxElmoModel",
+    "CtxElmoTokenizer",
     "CtxGloveConfig",
     "CtxGloveForPreTraining",
     "CtxGloveForSequenceClassification",

@@ -1,0 +1,58 @@
+r"""Released ELMo weights (AllenNLP's options.json and HDF5 file) -> a model and its tokenizer.
+
+python conversion/elmo.py --options options.json --weights weights.hdf5 --output runs/elmo
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hf_ctxmodels import CtxElmoTokenizer
+from hf_ctxmodels.errors import CtxError, run_script
+from hf_ctxmodels.models.elmo.conversion_elmo import read_allennlp
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class ConversionArguments:
+    """What is converted."""
+
+    options: str = field(metadata={"help": "The model's options.json."})
+    weights: str = field(metadata={"help": "Its HDF5 file."})
+    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
+    vocabulary: str | None = field(
+        default=None,
+        metadata={"help": "Words that the language model predicts, one a line, most frequent first; the encoder needs none."},
+    )
+
+
+def read_vocabulary(file: str) -> list[str]:
+    """The words of a file, without those that mark sentences and unknown words.
+
+    Raises:
+        CtxError: the file cannot be read.
+    """
+    try:
+        words = Path(file).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CtxError(f"Cannot read the vocabulary: {error}.", where=file) from error
+    return [word for word in words if word not in {*CtxElmoTokenizer.special_tokens, "<UNK>"}]
+
+
+def main() -> None:
+    """Convert, and say what."""
+    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    words = [] if arguments.vocabulary is None else read_vocabulary(arguments.vocabulary)
+    model = read_allennlp(arguments.options, arguments.weights)
+    # the models were trained on text that had been split into words
+    tokenizer = CtxElmoTokenizer.from_words(
+        words, split_punctuation=False, max_characters=model.config.max_characters_per_token
+    )
+    model.config.vocab_size = len(tokenizer)
+    for part in (model, tokenizer):
+        part.save_pretrained(arguments.output)
+    number = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{number:,} parameters: {arguments.weights} -> {arguments.output}")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,138 @@
+"""The files of released ELMo models (AllenNLP's options.json and HDF5 weights) -> configuration and weights."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
+from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
+
+_FORGET_BIAS = 1.0  # added to the forget gate where these weights are used, and not stored
+_CHARACTERS = (261, 262)  # files count the id of no character, or do not
+
+
+def config_of_options(options: Mapping[str, Any], where: str | None = None) -> CtxElmoConfig:
+    """The configuration that an options.json describes.
+
+    Raises:
+        CtxError: an entry is missing, or asks for what this family cannot compute.
+    """
+    try:
+        lstm, cnn = options["lstm"], options["char_cnn"]
+        if cnn["n_characters"] not in _CHARACTERS:
+            raise CtxError(
+                f"n_characters={cnn['n_characters']}; expected 261 or 262: bytes and six marks.", where=where
+            )
+        return CtxElmoConfig(
+            hidden_size=2 * lstm["projection_dim"],
+            cell_size=lstm["dim"],
+            num_hidden_layers=lstm["n_layers"],
+            max_characters_per_token=cnn["max_characters_per_token"],
+            character_embedding_size=cnn["embedding"]["dim"],
+            filters=[list(pair) for pair in cnn["filters"]],
+            num_highway_layers=cnn["n_highway"],
+            hidden_act=cnn["activation"],
+            residual=lstm["use_skip_connections"],
+            cell_clip=lstm.get("cell_clip"),
+            projection_clip=lstm.get("proj_clip"),
+        )
+    except (KeyError, TypeError) as error:
+        raise CtxError(
+            f"No options of an ELMo: {error} is missing.", where=where, mend="give the model's options.json."
+        ) from error
+
+
+def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmoModel:
+    """The model of an options.json and an HDF5 file.
+
+    Raises:
+        CtxError: a file is missing or damaged, the two do not fit together, or h5py is not installed.
+    """
+    try:
+        options = json.loads(Path(options_file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CtxError(f"Cannot read the options: {error}.", where=str(options_file)) from error
+    model = CtxElmoModel(config_of_options(options, str(options_file)))
+    weights = _arrays(weights_file)
+    given = {name: value for name, value in model.state_dict().items()}
+    converted = _converted(weights, model.config, str(weights_file))
+    for name, value in converted.items():
+        if value.shape != given[name].shape:
+            raise CtxError(
+                f"{name} is {tuple(value.shape)}, but the options say {tuple(given[name].shape)}.",
+                where=str(weights_file),
+                mend="give the options.json and the weights of one model.",
+            )
+    model.load_state_dict(converted)
+    return model.eval()
+
+
+def _arrays(file: str | Path) -> dict[str, np.ndarray]:
+    """Every array of an HDF5 file by its path."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise CtxError("h5py is not installed.", mend="pip install 'hf_ctxmodels[hdf5]'.") from error
+    arrays: dict[str, np.ndarray] = {}
+
+    def keep(name: str, entry: Any) -> None:
+        if isinstance(entry, h5py.Dataset):
+            arrays[name] = entry[...]
+
+    try:
+        with h5py.File(file, "r") as opened:
+            opened.visititems(keep)
+    except OSError as error:
+        raise CtxError(
+            f"Cannot read the weights: {error}.", where=str(file), mend="give a whole HDF5 file."
+        ) from error
+    return arrays
+
+
+def _converted(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, where: str) -> dict[str, Tensor]:
+    """Native name -> weight."""
+
+    def array(name: str) -> Tensor:
+        if name not in arrays:
+            raise CtxError(
+                f"The file has no {name!r}; it has {', '.join(sorted(arrays)[:6])}, ...",
+                where=where,
+                mend="give the weights of an ELMo, and the options that belong to them.",
+            )
+        return torch.from_numpy(np.array(arrays[name], dtype=np.float32))
+
+    characters = array("char_embed")
+    weights = {"characters.embeddings.weight": torch.cat([torch.zeros_like(characters[:1]), characters])}
+    for number in range(len(config.filters or [])):
+        convolution = f"characters.convolutions.{number}"
+        weights[f"{convolution}.weight"] = array(f"CNN/W_cnn_{number}")[0].permute(2, 1, 0)
+        weights[f"{convolution}.bias"] = array(f"CNN/b_cnn_{number}")
+    for number in range(config.num_highway_layers):
+        layer, source = f"characters.highway.layers.{number}", f"CNN_high_{number}"
+        # the file's gate is how much is transformed, ours how much is carried on
+        weights[f"{layer}.weight"] = torch.cat([array(f"{source}/W_transform").T, -array(f"{source}/W_carry").T])
+        weights[f"{layer}.bias"] = torch.cat([array(f"{source}/b_transform"), -array(f"{source}/b_carry")])
+    weights["characters.projection.weight"] = array("CNN_proj/W_proj").T
+    weights["characters.projection.bias"] = array("CNN_proj/b_proj")
+    for depth in range(config.num_hidden_layers):
+        paths = [f"RNN_{direction}/RNN/MultiRNNCell/Cell{depth}/LSTMCell" for direction in range(2)]
+        gates = torch.stack([_reordered(array(f"{path}/W_0").T) for path in paths])
+        bias = torch.stack([_reordered(array(f"{path}/B")) for path in paths])
+        bias[:, config.cell_size : 2 * config.cell_size] += _FORGET_BIAS
+        layer, width = f"layers.{depth}", config.projection_size
+        weights[f"{layer}.input_weight"], weights[f"{layer}.state_weight"] = gates[..., :width], gates[..., width:]
+        weights[f"{layer}.bias"] = bias
+        weights[f"{layer}.projection"] = torch.stack([array(f"{path}/W_P_0").T for path in paths])
+    return weights
+
+
+def _reordered(gates: Tensor) -> Tensor:
+    """Gates in the order input, candidate, forget, output -> input, forget, candidate, output."""
+    in_gate, candidate, forget, out_gate = gates.chunk(4)
+    return torch.cat([in_gate, forget, candidate, out_gate])

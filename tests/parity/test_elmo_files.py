@@ -1,0 +1,108 @@
+"""ELMo weights as AllenNLP released them, and outputs that AllenNLP computed from them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hf_ctxmodels import CtxElmoTokenizer, CtxError
+from hf_ctxmodels.models.elmo.conversion_elmo import config_of_options, read_allennlp
+
+h5py = pytest.importorskip("h5py", reason="reads HDF5 (extra `hdf5`)")
+
+
+@pytest.fixture(scope="module")
+def folder(shared_data: Path) -> Path:
+    return shared_data / "elmo_fixture"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> CtxElmoTokenizer:
+    return CtxElmoTokenizer.from_words([])
+
+
+@pytest.fixture(scope="module")
+def streams(folder: Path) -> list[list[list[str]]]:
+    return [[line.split() for line in stream] for stream in json.loads((folder / "sentences.json").read_text())]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[Tensor]]:
+    """Of every stream and sentence the top layer, (words, 2 * 16)."""
+    arrays = []
+    for number in range(3):
+        with h5py.File(folder / f"lm_embeddings_{number}.hdf5") as file:
+            arrays.append([torch.from_numpy(np.concatenate(file[str(place)][...], -1)) for place in range(10)])
+    return arrays
+
+
+def read(folder: Path) -> Any:
+    return read_allennlp(folder / "options.json", folder / "lm_weights.hdf5")
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("unpad", [True, False])
+def test_top_layer_with_the_state_carried_over_ten_batches(
+    folder: Path, tokenizer: CtxElmoTokenizer, streams: list, expected: list, unpad: bool, side: str
+) -> None:
+    model = read(folder)
+    model.config.unpad = unpad
+    states = None
+    for number in range(10):
+        batch = tokenizer(
+            [stream[number] for stream in streams],
+            is_split_into_words=True,
+            padding=True,
+            padding_side=side,
+            return_tensors="pt",
+        )
+        with torch.no_grad():
+            outputs = model(**batch, states=states, use_states=True)
+        states = outputs.states
+        for row, stream in enumerate(expected):
+            words = outputs.last_hidden_state[row][batch["attention_mask"][row].bool()]
+            torch.testing.assert_close(words[1:-1], stream[number], rtol=0, atol=1e-5)
+
+
+def test_without_its_state_only_the_first_sentence_agrees(
+    folder: Path, tokenizer: CtxElmoTokenizer, streams: list, expected: list
+) -> None:
+    model = read(folder)
+    for number, agrees in ((0, True), (1, False)):
+        batch = tokenizer(streams[0][number], is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            outputs = model(**batch)
+        assert outputs.states is None
+        difference = float((outputs.last_hidden_state[0, 1:-1] - expected[0][number]).abs().max())
+        assert (difference < 1e-5) == agrees
+
+
+def test_token_layer_of_known_words(folder: Path, tokenizer: CtxElmoTokenizer) -> None:
+    """A table of what the character encoder gives for each word of a list, boundaries in front."""
+    words = (folder / "vocab_test.txt").read_text().split("\n")
+    with h5py.File(folder / "elmo_token_embeddings.hdf5") as file:
+        table = torch.from_numpy(file["embedding"][...])
+    model = read(folder)
+    with torch.no_grad():
+        got = model.look_up(tokenizer([words], is_split_into_words=True, return_tensors="pt").input_ids)[0, 1:-1]
+    assert len(table) == len(got)
+    torch.testing.assert_close(got, table, rtol=0, atol=1e-5)
+
+
+def test_a_damaged_pair_of_files(folder: Path, tmp_path: Path) -> None:
+    options = json.loads((folder / "options.json").read_text())
+    with pytest.raises(CtxError, match="'dim' is missing"):
+        config_of_options({**options, "lstm": {"projection_dim": 16}})
+    for changes, message in (({"dim": 65}, "layers.0.input_weight is"), ({"n_layers": 3}, "no 'RNN_0/.*Cell2")):
+        file = tmp_path / "options.json"
+        file.write_text(json.dumps({**options, "lstm": {**options["lstm"], **changes}}))
+        with pytest.raises(CtxError, match=message):
+            read_allennlp(file, folder / "lm_weights.hdf5")
+    with pytest.raises(CtxError, match="Cannot read the weights"):
+        read_allennlp(folder / "options.json", folder / "sentences.json")
+    with pytest.raises(CtxError, match="Cannot read the options"):
+        read_allennlp(tmp_path / "none.json", folder / "lm_weights.hdf5")
