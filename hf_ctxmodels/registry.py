@@ -23,6 +23,9 @@ from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
 from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
 from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
+from hf_ctxmodels.models.elmo import modeling_elmo as elmo
+from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
+from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
 from hf_ctxmodels.models.glove import modeling_glove as glove
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
@@ -34,6 +37,7 @@ from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import (
+    BidirectionalLM,
     ContinuousBagOfWords,
     Cooccurrence,
     MaskedLM,
@@ -105,6 +109,11 @@ def _albert_size(width: int, layers: int, heads: int, *, embedding: int = 128, d
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
     }
+
+
+def _recurrent_size(cell: int, projection: int, highways: int) -> dict[str, Any]:
+    """Shape of an LSTM of two directions, whose outputs are projected, over characters."""
+    return {"hidden_size": 2 * projection, "cell_size": cell, "num_highway_layers": highways}
 
 
 FAMILIES: dict[str, Family] = {
@@ -250,6 +259,30 @@ FAMILIES: dict[str, Family] = {
             },
             objectives={"cooccurrence": Cooccurrence},
             sizes=_WORD_VECTOR_SIZES,
+            conversion=[],
+        ),
+        Family(
+            name="elmo",
+            paper="Peters et al. 2018, Deep Contextualized Word Representations (arXiv 1802.05365)",
+            config=CtxElmoConfig,
+            tokenizer=CtxElmoTokenizer,
+            models={
+                "AutoModel": elmo.CtxElmoModel,
+                "AutoModelForPreTraining": elmo.CtxElmoForPreTraining,
+                "AutoModelForSequenceClassification": elmo.CtxElmoForSequenceClassification,
+                "AutoModelForTokenClassification": elmo.CtxElmoForTokenClassification,
+            },
+            objectives={"bilm": BidirectionalLM},
+            # small, medium, base (the original): the released models; tiny: for a CPU
+            sizes={
+                "tiny": {
+                    **_recurrent_size(256, 128, 1),
+                    "filters": [[1, 16], [2, 32], [3, 64], [4, 64], [5, 80]],
+                },
+                "small": _recurrent_size(1024, 128, 1),
+                "medium": _recurrent_size(2048, 256, 1),
+                "base": _recurrent_size(4096, 512, 2),
+            },
             conversion=[],
         ),
     ]

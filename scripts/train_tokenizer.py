@@ -80,7 +80,8 @@ def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
 def fit(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, float]:
     """Tokens per word (fertility) and the share of unknown tokens on some documents."""
     texts = list(islice(documents.texts(), HELD_OUT_DOCUMENTS))
-    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    encodings = tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []
+    encoded = [encoding.ids for encoding in encodings]
     tokens = sum(len(ids) for ids in encoded)
     unknown = sum(ids.count(tokenizer.unk_token_id) for ids in encoded)
     words = sum(len(text.split()) for text in texts)

@@ -1,6 +1,7 @@
 """Pretraining objectives: what a row holds, what is corrupted in it, and what is predicted."""
 
 from hf_ctxmodels.objectives.base import Objective
+from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLanguageModeling
 from hf_ctxmodels.objectives.cooccurrence import Cooccurrence, DataCollatorForCooccurrences
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
 from hf_ctxmodels.objectives.masking import MaskingRule, TokenMasker
@@ -19,8 +20,10 @@ from hf_ctxmodels.objectives.window_prediction import (
 )
 
 __all__ = [
+    "BidirectionalLM",
     "ContinuousBagOfWords",
     "Cooccurrence",
+    "DataCollatorForBidirectionalLanguageModeling",
     "DataCollatorForCooccurrences",
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",

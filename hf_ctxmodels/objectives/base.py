@@ -80,6 +80,11 @@ class Objective(ABC):
         """Fields that the model's configuration must have, and their values; most objectives ask for none."""
         return {}
 
+    @property
+    def never_predicted(self) -> list[int]:
+        """Tokens that are no target: all special ones, unless an objective says otherwise."""
+        return self.tokenizer.all_special_ids
+
     def frequency_scores(self, counts: np.ndarray) -> np.ndarray | None:
         """The logits of a prediction by frequency, (vocabulary,), for words seen as often as (vocabulary,) `counts`.
 

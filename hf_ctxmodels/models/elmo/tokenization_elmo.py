@@ -1,6 +1,6 @@
 """Tokenizer of ELMo: words, each as its characters."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -100,6 +100,15 @@ class CtxElmoTokenizer(CtxWordTokenizer):
             split_punctuation=split_punctuation,
             model_max_length=model_max_length,
         )
+
+    def vocabulary_ids(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, list[str]]]:
+        """Of every text the words' ids in the vocabulary (words,) int32, marks around them, and its unknown words."""
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        for text, encoding in zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True):
+            ids = np.array(encoding.ids, dtype=np.int32)
+            places = [encoding.offsets[place] for place in np.flatnonzero(ids == self.unk_token_id)]
+            yield ids, [text[start:stop] for start, stop in places]
 
     def spell(self, ids: Iterable[int], words: Iterable[str]) -> np.ndarray:
         """(words, characters) int64 of words with these vocabulary ids; a special token's are not its name's."""

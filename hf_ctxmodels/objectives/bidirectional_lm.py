@@ -1,0 +1,204 @@
+"""Each word from those before it, and from those behind it (Peters et al. 2018, section 3.1)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.data.data_collator import DataCollatorMixin
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
+from hf_ctxmodels.layers.sampled_softmax import log_uniform_samples
+from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.objectives.features import feature_generator, require_padding_token
+from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.padding import RowPadder
+from hf_ctxmodels.objectives.seeding import Stream
+
+DOCUMENTS_PER_BATCH = 1000  # tokenised together
+_BEHIND_A_WORD = 0xFF  # in no UTF-8 text
+
+
+def spelling_of(words: Iterable[str]) -> np.ndarray:
+    """(bytes,) uint8: words behind each other."""
+    text = b"".join(word.encode("utf-8", "surrogatepass") + bytes([_BEHIND_A_WORD]) for word in words)
+    return np.frombuffer(text, dtype=np.uint8)
+
+
+def words_of(spelling: np.ndarray) -> list[str]:
+    """The inverse of `spelling_of`."""
+    parts = spelling.astype(np.uint8).tobytes().split(bytes([_BEHIND_A_WORD]))
+    return [part.decode("utf-8", "surrogatepass") for part in parts[:-1]]
+
+
+@dataclass
+class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
+    """Spells words, and says which word stands behind and which before each.
+
+    Each feature holds:
+        input_ids: (words,) vocabulary ids, with those that mark sentences.
+        spelling: the words that are unknown to the vocabulary, see `spelling_of`.
+        example_index, epoch: integers, with `negatives`; they seed what is drawn.
+
+    Returns, padded on the tokenizer's side:
+        input_ids: (batch, words, characters).
+        attention_mask: (batch, words).
+        labels: (batch, words, 2) the next and the previous word; -100 outside the row, and where it would mark the
+            beginning of the next sentence or the end of the previous one: known without reading.
+        negatives: (batch, negatives) ids for a sampled softmax, see `layers.sampled_softmax`; absent with 0.
+
+    Attributes:
+        tokenizer: one that spells (`spell`).
+        negatives: drawn for every row.
+        seed: of what is drawn.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    negatives: int = 0
+    seed: int = 0
+    return_tensors: str = "pt"
+
+    def __post_init__(self) -> None:
+        require_padding_token(self.tokenizer)
+        if not hasattr(self.tokenizer, "spell"):
+            raise CtxError(
+                f"{type(self.tokenizer).__name__} does not spell words, which this objective reads.",
+                mend="use the tokenizer of a family that reads characters.",
+            )
+        table = self.tokenizer.spell(range(len(self.tokenizer)), self.tokenizer.words)
+        self.characters = table.astype(np.int16)
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        rows = [np.asarray(feature["input_ids"]) for feature in features]
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        ids = np.concatenate(rows)
+        if ids.min() < 0 or ids.max() >= len(self.characters):
+            raise CtxError(
+                f"A word id is outside the tokenizer's vocabulary of {len(self.characters)}: the example was made with "
+                "another tokenizer.",
+                mend="tokenise the text again with this one.",
+            )
+        unknown = self.tokenizer.unk_token_id
+        words = [word for feature in features for word in words_of(np.asarray(feature["spelling"]))]
+        spelled = self.characters[ids]
+        spelled[ids == unknown] = self.tokenizer.spell([unknown] * len(words), words)
+        characters = np.zeros((*padder.filled.shape, spelled.shape[1]), dtype=np.int64)
+        characters[padder.filled] = spelled
+        batch = {
+            "input_ids": torch.from_numpy(characters),
+            "attention_mask": padder.attention_mask(),
+            "labels": torch.stack([padder.pad(part, IGNORED) for part in self._neighbours(rows)], -1),
+        }
+        if self.negatives:
+            batch["negatives"] = self._drawn(features)
+        return batch
+
+    def _neighbours(self, rows: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Of every row the next words, and the previous ones."""
+        begins, ends = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        following, previous = [], []
+        for row in rows:
+            row = row.astype(np.int64)
+            following.append(np.append(np.where(row[1:] == begins, IGNORED, row[1:]), IGNORED))
+            previous.append(np.append(IGNORED, np.where(row[:-1] == ends, IGNORED, row[:-1])))
+        return following, previous
+
+    def _drawn(self, features: list[dict[str, Any]]) -> torch.Tensor:
+        numbers = [
+            feature_generator(feature, self.seed, False, Stream.SAMPLING).random(self.negatives) for feature in features
+        ]
+        return log_uniform_samples(torch.from_numpy(np.stack(numbers)), len(self.characters))
+
+
+@dataclass(frozen=True)
+class BidirectionalLMOptions:
+    """Options of `BidirectionalLM`."""
+
+    negatives: int = flag(0, "Words drawn for every row, of which all stand for the vocabulary; 0: the whole softmax.")
+    carry: bool = flag(True, "The LSTM's state goes on from a row to the next; rows are then trained in lanes.")
+
+    def __post_init__(self) -> None:
+        if self.negatives < 0:
+            raise CtxError(f"negatives={self.negatives} is negative.", mend="use 0 or more.")
+
+
+class BidirectionalLM(Objective):
+    """A language model of each direction, which share all but their LSTMs.
+
+    Rows are whole sentences, as many as fit, each between its marks; one that is longer than a row is cut. Both
+    directions go on from row to row: the backward one's state then is that of the beginning of a sentence, as in the
+    released models.
+
+    References: Peters et al. 2018, section 3.1; Jozefowicz et al. 2016 (arXiv 1602.02410) for words from characters.
+
+    Related: `MaskedLM` sees both sides at once.
+    """
+
+    auto_class = "AutoModelForPreTraining"
+    Options: ClassVar[type] = BidirectionalLMOptions
+    collate: DataCollatorForBidirectionalLanguageModeling
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        if max_length < 3:
+            raise CtxError(f"max_length={max_length} leaves no room for a word between its marks.", mend="use 3 or more.")
+        self.contiguous = self.options.carry
+        self.collate = DataCollatorForBidirectionalLanguageModeling(tokenizer, self.options.negatives, seed)
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """Whether the model gives its state, to be carried on."""
+        return {"stateful": self.options.carry}
+
+    @property
+    def never_predicted(self) -> list[int]:
+        """Padding alone: marks of sentences and unknown words are predicted."""
+        return [int(self.tokenizer.pad_token_id)]
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows with input_ids and spelling."""
+        unknown, room = self.tokenizer.unk_token_id, self.max_length
+        rows: list[np.ndarray] = []
+        words: list[str] = []
+        iterator = iter(documents)
+        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+            sentences = [sentence for document in batch for sentence in document]
+            self.statistics["documents"] += len(batch)
+            for ids, unknown_words in self.tokenizer.vocabulary_ids(sentences):
+                if len(ids) == 2:
+                    continue  # nothing between the marks
+                self.statistics.update(sentences=1, tokens=len(ids), unknown_tokens=len(unknown_words))
+                if rows and sum(map(len, rows)) + len(ids) > room:
+                    yield {"input_ids": np.concatenate(rows), "spelling": spelling_of(words)}
+                    rows, words = [], []
+                while len(ids) > room:
+                    cut = int((ids[:room] == unknown).sum())
+                    yield {"input_ids": ids[:room], "spelling": spelling_of(unknown_words[:cut])}
+                    ids, unknown_words = ids[room:], unknown_words[cut:]
+                rows.append(ids)
+                words += unknown_words
+        if rows:
+            yield {"input_ids": np.concatenate(rows), "spelling": spelling_of(words)}
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """See `Objective.count`."""
+        asked = batch["labels"] != IGNORED
+        return {
+            "words": int(batch["attention_mask"].sum()),
+            "places": batch["attention_mask"].numel(),
+            "targets": int(asked.sum()),
+            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
+        }
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`."""
+        return {
+            "fill": counts["words"] / max(1, counts["places"]),
+            "targets_per_word": counts["targets"] / max(1, counts["words"]),
+            "unknown_targets": counts["unknown"] / max(1, counts["targets"]),
+        }
