@@ -32,15 +32,18 @@ class PackedRows:
     """The tokens of a batch, step by step: the first token of every row, the second of those that have one, and so on.
 
     Rows are in the order of their lengths, longest first, so those that still have a token stand in front. The second
-    direction reads every row from its last token to its first.
+    direction reads every row from its last token to its first. Several sequences in a row of the batch are rows of
+    their own here.
 
     Attributes:
         places: (directions, tokens) of each packed token among the batch's (rows * length) positions.
         steps: number of rows in each step.
-        order: (rows,) the row of the batch that each packed row is.
+        order: (rows,) the row (or sequence) of the batch that each packed row is.
         shape: (rows, length) of the batch.
         present: None where padding is left out. Else it is behind each row's tokens, and this, (directions, tokens, 1)
             bool, is False there: the state stays as it is.
+        restarts: With `present` and several sequences in a row: (directions, tokens, 1) bool, where one begins behind
+            another, so that the state is zero.
     """
 
     places: Tensor
@@ -48,45 +51,49 @@ class PackedRows:
     order: Tensor
     shape: tuple[int, int]
     present: Tensor | None = None
+    restarts: Tensor | None = None
 
     @classmethod
-    def build(cls, tokens: Tensor, directions: int = 2, *, with_padding: bool = False) -> "PackedRows":
-        """From (rows, length) bool, where there is a token; padding may stand anywhere.
+    def build(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedRows":
+        """Without padding.
 
         Args:
-            with_padding: All rows have as many steps as there are columns, whatever the values: for graphs.
+            tokens: (rows, length) bool, where there is a token; padding may stand anywhere.
+            sequences: (rows, length) number of the sequence within its row; None for one in each.
+            directions: 1 or 2.
         """
         rows, length = tokens.shape
-        if with_padding:
-            return cls._with_padding(tokens, directions)
-        lengths = tokens.sum(1)
+        places = tokens.flatten().nonzero()[:, 0]
+        numbers = places // length
+        if sequences is not None:
+            numbers = numbers * (length + 1) + sequences.flatten()[places]
+        _, number, lengths = numbers.unique(return_inverse=True, return_counts=True)
+        rank = torch.arange(len(places), device=places.device) - (lengths.cumsum(0) - lengths)[number]
         order = lengths.argsort(descending=True, stable=True)
-        lengths = lengths[order]
-        # the columns of each row's tokens in front, those of padding behind
-        columns = torch.argsort((~tokens[order]).to(torch.uint8), dim=1, stable=True)
-        number = torch.arange(length, device=tokens.device)
-        present = (number < lengths[:, None]).T  # (length, rows): step by step
-        both = [columns]
-        if directions == 2:
-            both.append(columns.gather(1, (lengths[:, None] - 1 - number).clamp(min=0)))
-        places = torch.stack([(order[:, None] * length + each).T[present] for each in both])
-        steps = tuple(step for step in present.sum(1).tolist() if step)
-        return cls(places, steps, order, (rows, length))
+        column = order.argsort()[number]
+        ranks = [rank, lengths[number] - 1 - rank][:directions]
+        both = torch.stack([places[(each * len(order) + column).argsort()] for each in ranks])
+        return cls(both, tuple(torch.bincount(rank).tolist()), order, (rows, length))
 
     @classmethod
-    def _with_padding(cls, tokens: Tensor, directions: int) -> "PackedRows":
+    def with_padding(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedRows":
+        """As many steps for each row as there are columns, whatever the values: the slow way, and that of graphs."""
         rows, length = tokens.shape
         lengths = tokens.sum(1)[:, None]
         columns = torch.argsort((~tokens).to(torch.uint8), dim=1, stable=True)
         number = torch.arange(length, device=tokens.device).expand(rows, -1)
         present = number < lengths
-        both = [columns]
-        if directions == 2:
-            both.append(columns.gather(1, torch.where(present, lengths - 1 - number, number)))
+        both = [columns, columns.gather(1, torch.where(present, lengths - 1 - number, number))][:directions]
         order = torch.arange(rows, device=tokens.device)
         places = torch.stack([(order[:, None] * length + each).T.flatten() for each in both])
+        restarts = None
+        if sequences is not None:
+            numbers = torch.stack([sequences.gather(1, each).T for each in both])  # (directions, length, rows)
+            restarts = torch.zeros_like(numbers, dtype=torch.bool)
+            restarts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+            restarts = restarts.flatten(1)[..., None]
         present = present.T.reshape(1, -1, 1).expand(directions, -1, -1)
-        return cls(places, (rows,) * length, order, (rows, length), present)
+        return cls(places, (rows,) * length, order, (rows, length), present, restarts)
 
     def pack(self, states: Tensor) -> Tensor:
         """(rows, length, width) -> (directions, tokens, width)."""
@@ -196,7 +203,7 @@ class LSTM(nn.Module):
             arguments = (gates, state.hidden.to(dtype), state.cell.to(dtype), *weights)
             clips = (rows.steps, self.cell_clip, self.projection_clip)
             if rows.present is not None or torch.compiler.is_compiling():
-                outputs, hidden, cell = recurrence_by_steps(*arguments, *clips, rows.present)
+                outputs, hidden, cell = recurrence_by_steps(*arguments, *clips, rows.present, rows.restarts)
             else:
                 outputs, hidden, cell = _Recurrence.apply(*arguments, *clips, torch.is_grad_enabled())
         return outputs, State(hidden, cell)
@@ -212,6 +219,7 @@ def recurrence_by_steps(
     cell_clip: float | None,
     projection_clip: float | None,
     present: Tensor | None = None,
+    restarts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The recurrence as it is written down: outputs (directions, tokens, output), and the last hidden states and cells.
 
@@ -223,6 +231,7 @@ def recurrence_by_steps(
         steps: Rows of each step.
         cell_clip, projection_clip: Largest absolute values.
         present: (directions, tokens, 1) bool, where the state changes; None for everywhere.
+        restarts: (directions, tokens, 1) bool, before which the state is forgotten; None for nowhere.
     """
     outputs, start = [], 0
     ended: list[tuple[Tensor, Tensor]] = []
@@ -230,6 +239,9 @@ def recurrence_by_steps(
         if rows < hidden.shape[1]:
             ended.append((hidden[:, rows:], cell[:, rows:]))
             hidden, cell = hidden[:, :rows], cell[:, :rows]
+        if restarts is not None:
+            keeps = ~restarts[:, start : start + rows]
+            hidden, cell = hidden * keeps, cell * keeps
         values = gates[:, start : start + rows] + hidden @ state_weight.transpose(1, 2)
         in_gate, forget, candidate, out_gate = values.chunk(_GATES, -1)
         new_cell = forget.sigmoid() * cell + in_gate.sigmoid() * candidate.tanh()

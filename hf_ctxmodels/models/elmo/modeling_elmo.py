@@ -26,11 +26,8 @@ from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
 from hf_ctxmodels.layers.sampled_softmax import sampled_cross_entropy
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.layers.varlen import check_row_lengths
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel, check_ids, is_traced
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel, check_ids, is_traced, sequence_numbers
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
-
-PADDING_CHARACTER = 261  # fills a word behind its end
-
 
 class CtxElmoPreTrainedModel(CtxPreTrainedModel):
     """ELMo's part of the model base."""
@@ -51,10 +48,16 @@ class CtxElmoPreTrainedModel(CtxPreTrainedModel):
         else:
             super()._init_weights(module)
 
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Nothing to resize: the encoder reads characters, whatever the vocabulary is."""
+        """Give what is as large as the vocabulary the new size; the encoder reads characters, whatever it is."""
+        if new_num_tokens is not None or pad_to_multiple_of is not None:
+            size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
+            size = -(-size // step) * step
+            if (decoder := self.get_output_embeddings()) is not None:
+                self.set_output_embeddings(self._get_resized_lm_head(decoder, size, mean_resizing=mean_resizing))
+            self.config.vocab_size = size
         return self.get_input_embeddings()
 
 
@@ -86,7 +89,7 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
             config.filters or [],
             highway_layers=config.num_highway_layers,
             projection_size=config.projection_size,
-            padding_character=PADDING_CHARACTER,
+            padding_character=config.num_characters - 1,
             activation=config.hidden_act,
         )
         self.layers = nn.ModuleList(
@@ -121,6 +124,7 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
         states: Sequence[Tensor] | None = None,
         use_states: bool | None = None,
         wanted: Tensor | None = None,
@@ -133,6 +137,8 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
             input_ids: (batch, words, characters) ids, as the tokenizer makes them; or `inputs_embeds` (batch, words,
                 hidden / 2), which stand for the token layer, in their place.
             attention_mask: (batch, words), 1 at words and 0 at padding, which does not enter any state.
+            sequence_ids: (batch, words), for several sequences in one row: 0 at padding; a run of equal numbers is one
+                sequence, which starts from zero.
             states: What the forward of the text before gave as `states`; None starts from zero.
             use_states: Whether to give `states`; None for `config.stateful`.
             wanted: (batch, words) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden).
@@ -142,15 +148,15 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
         Raises:
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
-        given = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, wanted=wanted)
+        given = self.check_encoder_input(
+            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=wanted
+        )
         self._check_shapes(input_ids, inputs_embeds, attention_mask)
-        tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
-        if attention_mask is not None:
-            tokens = attention_mask != 0
-        traced = is_traced(given)
-        if not traced:
-            check_row_lengths(tokens.sum(1))
-        rows = PackedRows.build(tokens, with_padding=traced or not self.config.unpad)
+        rows = self._rows(given, attention_mask, sequence_ids)
+        if sequence_ids is not None:
+            if states is not None:
+                raise CtxError("states go on from row to row, but sequence_ids say that a row is several sequences.")
+            use_states = False
         if input_ids is None:
             packed = rows.pack(given)
         elif rows.present is not None:
@@ -180,6 +186,19 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
             raise CtxError(f"inputs_embeds is {tuple(embeds.shape)}, expected width {self.config.projection_size}.")
         if mask is not None and mask.dim() != 2:
             raise CtxError(f"attention_mask must be (batch, words); got {tuple(mask.shape)}.")
+
+    def _rows(self, given: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> PackedRows:
+        """Where the words are: packed, unless `config.unpad` is off or a graph is traced."""
+        tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        for mask in (attention_mask, sequence_ids):
+            if mask is not None:
+                tokens = tokens & (mask != 0)
+        numbers = None if sequence_ids is None else sequence_numbers(sequence_ids)
+        if is_traced(given):
+            return PackedRows.with_padding(tokens, numbers)
+        check_row_lengths(tokens.sum(1))
+        build = PackedRows.build if self.config.unpad else PackedRows.with_padding
+        return build(tokens, numbers)
 
     def _run(
         self, packed: Tensor, rows: PackedRows, states: Sequence[Tensor] | None
@@ -231,15 +250,20 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
             self.pooler = RowPooler(config.pooling)
         return CtxElmoModel(config)
 
-    def encode(self, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+    def encode(
+        self, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any
+    ) -> Any:
         """Run the encoder; `last_hidden_state` is what the mixes make of all layers, and `pooler_output` its pooled."""
         if not self.mixes_layers:
-            return super().encode(attention_mask=attention_mask, **kwargs)
+            return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
         wants = kwargs.pop("output_hidden_states", None)
-        outputs = super().encode(attention_mask=attention_mask, output_hidden_states=True, **kwargs)
+        kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "output_hidden_states": True}
+        outputs = super().encode(**kwargs)
         states = outputs.hidden_states
-        tokens = torch.ones_like(states[0][..., 0]) if attention_mask is None else attention_mask
-        tokens = tokens != 0
+        tokens = torch.ones_like(states[0][..., 0], dtype=torch.bool)
+        for mask in (attention_mask, sequence_ids):
+            if mask is not None:
+                tokens = tokens & (mask != 0)
         mixed = torch.cat([mix(states, tokens) for mix in self.mixes], -1)
         outputs.last_hidden_state = mixed
         if self.pools:
