@@ -37,6 +37,11 @@ TINY = {
     "attention_probs_dropout_prob": 0.0,
     "num_labels": 3,
     "discriminator_weight": 2.0,
+    "cell_size": 24,
+    "num_characters": 61,
+    "max_characters_per_token": 12,
+    "character_embedding_size": 6,
+    "filters": [[1, 8], [3, 8]],
 }
 
 _OF_EVERY_CONFIGURATION = ("num_labels", "architectures", "problem_type", "id2label", "label2id")
@@ -132,6 +137,30 @@ class Case:
         """Whether vectors can be given in the place of ids."""
         return "inputs_embeds" in inspect.signature(self.model_class.forward).parameters
 
+    @property
+    def id_axes(self) -> tuple[str, ...]:
+        """Axes of a single token's ids; none where a token is one integer."""
+        return self.model_class.id_axes
+
+    @property
+    def directions(self) -> int:
+        """Predictions at a position, each with a label of its own."""
+        return 2 if getattr(self.model_class, "label_axes", ()) else 1
+
+    @property
+    def recurs(self) -> bool:
+        """Whether the number of operations is that of the steps, so that a graph is of one length."""
+        return self.has_field("cell_size")
+
+    def spell(self, words: Tensor) -> Tensor:
+        """What stands for these integers in `input_ids`: themselves, or the characters of each."""
+        return _characters(words, TINY["max_characters_per_token"]) if self.id_axes else words
+
+    def positions(self, batch: Batch) -> Tensor:
+        """A tensor of the shape of the batch's tokens, whatever their ids are."""
+        ids = batch["input_ids"]
+        return ids[..., 0] if self.id_axes else ids
+
     def has_field(self, name: str) -> bool:
         """Whether the family's configuration has a field."""
         return name in self.family.config.__dataclass_fields__
@@ -183,6 +212,16 @@ class Case:
         """A random model of the peer in transformers, in evaluation mode."""
         torch.manual_seed(seed)
         return randomised(self.reference_class(self.reference_config(**changes)), seed).eval()
+
+
+def _characters(words: Tensor, width: int) -> Tensor:
+    """Two to five characters for each word, different words having different ones; none at all for padding."""
+    filler = TINY["num_characters"] - 1
+    spelled = torch.full((*words.shape, width), filler)
+    spelled[..., 0], spelled[..., 1] = 1 + words // 8, 20 + words % 8
+    for place in range(2, 5):
+        spelled[..., place] = torch.where(words % 4 >= place - 1, 30 + words % 7, filler)
+    return spelled * (words != PAD)[..., None]
 
 
 CASES = [Case(family, auto_name) for family in FAMILIES.values() for auto_name in family.models]
@@ -248,6 +287,7 @@ def make_batch(
             batch["token_type_ids"][row, columns] = (torch.arange(length) >= (length + 1) // 2).long()
         if "position_ids" in batch:
             batch["position_ids"][row, columns] = torch.arange(length)
+    batch["input_ids"] = case.spell(batch["input_ids"])
     if not masked:
         del batch["attention_mask"]
     if case.has_choices:
@@ -263,19 +303,21 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
     """
     generator = torch.Generator().manual_seed(seed)
     rows = batch["input_ids"].shape[0]
+    tokens = batch.get("attention_mask", torch.ones_like(case.positions(batch))).bool()
     targets = {}
     for name in getattr(case.model_class, "loss_targets", ()):
         if name in ("start_positions", "end_positions"):
             targets[name] = _random_positions(batch, generator)
         elif name == "labels" and case.predicts_where_labelled:
-            targets[name] = _random_token_targets(batch, TINY["vocab_size"], 0.4, generator)
+            labels = [_random_token_targets(tokens, TINY["vocab_size"], 0.4, generator) for _ in range(case.directions)]
+            targets[name] = torch.stack(labels, -1) if case.directions > 1 else labels[0]
         elif name == "token_labels":
             originals = batch["input_ids"].where(targets["labels"] == -100, targets["labels"])
             targets[name] = originals.masked_fill(batch.get("attention_mask", torch.ones(1)) == 0, -100)
         elif name == "labels" and case.detects:
-            targets[name] = _random_token_targets(batch, 2, 1.0, generator)
+            targets[name] = _random_token_targets(tokens, 2, 1.0, generator)
         elif name == "labels" and case.auto_name == "AutoModelForTokenClassification":
-            targets[name] = _random_token_targets(batch, TINY["num_labels"], 0.8, generator)
+            targets[name] = _random_token_targets(tokens, TINY["num_labels"], 0.8, generator)
         elif name == "labels" or name.endswith("_label"):
             pairs = name.endswith("_label") or case.auto_name == "AutoModelForNextSentencePrediction"
             classes = CHOICES if case.has_choices else 2 if pairs else TINY["num_labels"]
@@ -287,9 +329,8 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
     return targets
 
 
-def _random_token_targets(batch: Batch, classes: int, share: float, generator: torch.Generator) -> Tensor:
+def _random_token_targets(tokens: Tensor, classes: int, share: float, generator: torch.Generator) -> Tensor:
     """(batch, length) targets at about `share` of the tokens, one at least; -100 elsewhere."""
-    tokens = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
     targets = torch.randint(classes, tokens.shape, generator=generator)
     kept = (torch.rand(tokens.shape, generator=generator) < share) & tokens
     row = int(tokens.sum(1).argmax())
@@ -304,6 +345,12 @@ def _random_positions(batch: Batch, generator: torch.Generator) -> Tensor:
 
 
 def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
+    """As `_learnable_words` says, with the words as the family's `input_ids` hold them."""
+    batch, baseline = _learnable_words(case, rows, seed)
+    return batch | {"input_ids": case.spell(batch["input_ids"])}, baseline
+
+
+def _learnable_words(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
     """A batch of a task a tiny model learns in a few dozen steps.
 
     Each row repeats one word of four (which word decides the row's target, and is what stands behind every [MASK]);
@@ -346,6 +393,8 @@ def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
             batch = {"input_ids": words, "labels": words}
         return batch, float(ignorant(**batch).loss)
     batch, baseline = {"input_ids": words}, 0.0
+    if case.directions > 1:  # a row's words are all the same, so that each says which are next to it
+        return batch | {"labels": words[..., None].expand(-1, -1, case.directions)}, math.log(kinds)
     for name in case.model_class.loss_targets:
         if name == "labels" and case.predicts_where_labelled:
             hidden = torch.rand(words.shape, generator=generator) < 0.3

@@ -26,8 +26,9 @@ class TestInput:
     @pytest.mark.parametrize("bad", [SIZE, SIZE + 1000, -1])
     def test_id_out_of_range(self, case: Case, bad: int) -> None:
         batch = make_batch(case)
-        batch["input_ids"].flatten(0, -2)[0, 3] = bad
-        assert_refused(case, batch, "input_ids[0, 3]", str(bad), f"vocab_size={SIZE}", "tokenizer")
+        ids = batch["input_ids"].flatten(0, 1) if case.has_choices else batch["input_ids"]
+        ids[0, 3] = bad
+        assert_refused(case, batch, "input_ids[0, 3", str(bad), f"{case.model_class.id_limit}={SIZE}", "tokenizer")
 
     @pytest.mark.parametrize("case", SEGMENT_LIMITED, ids=str)
     def test_token_type_out_of_range(self, case: Case) -> None:
@@ -54,7 +55,7 @@ class TestInput:
 
     def test_both_ids_and_embeddings(self, case: Case) -> None:
         batch = make_batch(case)
-        batch["inputs_embeds"] = torch.zeros(*batch["input_ids"].shape, TINY["hidden_size"])
+        batch["inputs_embeds"] = torch.zeros(*case.positions(batch).shape, TINY["hidden_size"])
         assert_refused(case, batch, "exactly one of input_ids and inputs_embeds")
 
     def test_wrong_number_of_dimensions(self, case: Case) -> None:
@@ -63,6 +64,7 @@ class TestInput:
     @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
     def test_empty_batch(self, case: Case, shape: tuple[int, int]) -> None:
         shape = (shape[0], CHOICES, shape[1]) if case.has_choices else shape
+        shape = (*shape, *[TINY["max_characters_per_token"]] * len(case.id_axes))
         assert_refused(case, {"input_ids": torch.zeros(shape, dtype=torch.long)}, "empty")
 
     @pytest.mark.parametrize("name", ["attention_mask", "token_type_ids", "position_ids"])
@@ -77,7 +79,7 @@ class TestInput:
     @pytest.mark.parametrize("name", ["sequence_ids", "wanted"])
     def test_own_arguments_of_another_shape(self, base: Case, name: str) -> None:
         batch = make_batch(base)
-        batch[name] = torch.ones(2, batch["input_ids"].shape[1], dtype=torch.bool if name == "wanted" else torch.long)
+        batch[name] = torch.ones(2, base.positions(batch).shape[1], dtype=torch.bool if name == "wanted" else torch.long)
         assert_refused(base, batch, name, "(2, 12)", "(4, 12)")
 
     @pytest.mark.parametrize("path", [("eager", False), ("sdpa", False), ("sdpa", True)])

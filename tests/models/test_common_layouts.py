@@ -118,7 +118,7 @@ class TestAttentionPaths:
     @pytest.mark.parametrize("path", FAST_PATHS)
     def test_mask_with_holes(self, base: Case, path: str) -> None:
         batch = make_batch(base, masked=False)
-        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        batch["attention_mask"] = torch.ones_like(base.positions(batch))
         batch["attention_mask"][0, 3:6] = 0
         batch["attention_mask"][1, ::2] = 0
         expected = base.model(**PATHS["eager"])(**batch)
@@ -163,16 +163,17 @@ class TestPadding:
         targets = make_targets(head, plain)
         wide = make_batch(head, width=20, side="right")
         for name, target in targets.items():
-            if target.dim() == 2:
-                target = torch.nn.functional.pad(target, (0, 20 - target.shape[1]), value=-100)
             wide[name] = target
+            if target.dim() > 1:
+                wide[name] = target.new_full((len(target), 20, *target.shape[2:]), -100)
+                wide[name][:, : target.shape[1]] = target
         assert_close(model(**wide).loss, model(**plain, **targets).loss)
 
     @pytest.mark.parametrize("path", PATHS)
     def test_no_mask_is_a_mask_of_ones(self, case: Case, path: str) -> None:
         model = case.model(**PATHS[path])
         batch = make_batch(case, masked=False)
-        ones = torch.ones_like(batch["input_ids"])
+        ones = torch.ones_like(case.positions(batch))
         assert_same_outputs(model(**batch), model(**batch, attention_mask=ones))
 
     @pytest.mark.parametrize("path", PATHS)
@@ -251,7 +252,7 @@ class TestRecordedOutputs:
         model = base.model(**PATHS[path])
         batch = make_batch(base)
         generator = torch.Generator().manual_seed(5)
-        wanted = (torch.rand(batch["input_ids"].shape, generator=generator) < 0.4) & batch["attention_mask"].bool()
+        wanted = (torch.rand(base.positions(batch).shape, generator=generator) < 0.4) & batch["attention_mask"].bool()
         wanted[1] = False  # a row without any
         assert wanted.any()
         full, some = model(**batch), model(**batch, wanted=wanted)
@@ -265,7 +266,9 @@ def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tenso
     apart = make_batch(case, lengths, seed=seed, side="right")
     pairs = [lengths[i : i + 2] for i in range(0, len(lengths), 2)]
     shape = (len(pairs), max(map(sum, pairs)) + 2)
-    together = {name: tensor.new_zeros(shape) for name, tensor in apart.items() if name != "attention_mask"}
+    together = {
+        name: tensor.new_zeros(*shape, *tensor.shape[2:]) for name, tensor in apart.items() if name != "attention_mask"
+    }
     together["sequence_ids"] = torch.zeros(shape, dtype=torch.long)
     for number, length in enumerate(lengths):
         row, second = divmod(number, 2)
@@ -292,7 +295,7 @@ class TestSequenceIds:
         apart, together = _packing(token_head, self.LENGTHS, seed=1)
         labels = make_targets(token_head, apart)["labels"]
         model = token_head.model(**PATHS[path])
-        packed_labels = torch.full(together["input_ids"].shape, -100)
+        packed_labels = torch.full(token_head.positions(together).shape, -100)
         packed_labels[together["sequence_ids"] != 0] = labels[apart["attention_mask"] == 1]
         expected, got = model(**apart, labels=labels).loss, model(**together, labels=packed_labels).loss
         assert_close(got, expected, "loss")
@@ -317,7 +320,7 @@ class TestSequenceIds:
 
     def test_neighbouring_rows_with_the_same_number_stay_apart(self, base: Case) -> None:
         batch = make_batch(base, (6, 6, 6), masked=False)
-        ids = torch.ones_like(batch["input_ids"])
+        ids = torch.ones_like(base.positions(batch))
         model = base.model()
         assert_same_outputs(model(**batch, sequence_ids=ids), model(**batch))
 
@@ -326,6 +329,7 @@ class TestCompile:
     """Mostly with ahead-of-time tracing instead of the code generator: the same graph and guards, in less time."""
 
     SHAPES = ((12, 7, 3, 9), (15, 4, 6), (8, 20, 5, 6, 7), (9, 9))
+    OF_ONE_LENGTH = ((12, 7, 3, 9), (5, 4, 12), (8, 12, 5, 6, 7), (9, 12))
 
     def _run_over_shapes(self, case: Case, backend: str) -> None:
         torch._dynamo.reset()
@@ -334,7 +338,7 @@ class TestCompile:
         compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
         graphs = set()
         with torch.no_grad():
-            for lengths in self.SHAPES:
+            for lengths in self.OF_ONE_LENGTH if case.recurs else self.SHAPES:
                 batch = make_batch(case, lengths)
                 assert_same_outputs(compiled(**batch), model(**batch), batch["attention_mask"])
                 graphs.add(counter.frame_count)
