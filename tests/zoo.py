@@ -147,11 +147,6 @@ class Case:
         """Predictions at a position, each with a label of its own."""
         return 2 if getattr(self.model_class, "label_axes", ()) else 1
 
-    @property
-    def recurs(self) -> bool:
-        """Whether the number of operations is that of the steps, so that a graph is of one length."""
-        return self.has_field("cell_size")
-
     def spell(self, words: Tensor) -> Tensor:
         """What stands for these integers in `input_ids`: themselves, or the characters of each."""
         return _characters(words, TINY["max_characters_per_token"]) if self.id_axes else words

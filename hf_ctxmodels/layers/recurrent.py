@@ -37,7 +37,7 @@ class PackedRows:
 
     Attributes:
         places: (directions, tokens) of each packed token among the batch's (rows * length) positions.
-        steps: number of rows in each step.
+        steps: number of rows in each step; empty with `present`, where it is always that of all rows.
         order: (rows,) the row (or sequence) of the batch that each packed row is.
         shape: (rows, length) of the batch.
         present: None where padding is left out. Else it is behind each row's tokens, and this, (directions, tokens, 1)
@@ -93,7 +93,7 @@ class PackedRows:
             restarts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
             restarts = restarts.flatten(1)[..., None]
         present = present.T.reshape(1, -1, 1).expand(directions, -1, -1)
-        return cls(places, (rows,) * length, order, (rows, length), present, restarts)
+        return cls(places, (), order, (rows, length), present, restarts)
 
     def pack(self, states: Tensor) -> Tensor:
         """(rows, length, width) -> (directions, tokens, width)."""
@@ -194,18 +194,21 @@ class LSTM(nn.Module):
         dtype = packed.dtype
         if torch.is_autocast_enabled(packed.device.type):
             dtype = torch.get_autocast_dtype(packed.device.type)
-        state = self.zero_state(rows.steps[0]) if state is None else state
+        state = self.zero_state(len(rows.order)) if state is None else state
         with torch.autocast(packed.device.type, enabled=False):
             weights = [None if each is None else each.to(dtype) for each in (self.state_weight, self.projection)]
             gates = torch.baddbmm(
                 self.bias.to(dtype)[:, None], packed.to(dtype), self.input_weight.to(dtype).transpose(1, 2)
             )
             arguments = (gates, state.hidden.to(dtype), state.cell.to(dtype), *weights)
-            clips = (rows.steps, self.cell_clip, self.projection_clip)
-            if rows.present is not None or torch.compiler.is_compiling():
-                outputs, hidden, cell = recurrence_by_steps(*arguments, *clips, rows.present, rows.restarts)
+            clips = (self.cell_clip, self.projection_clip)
+            if rows.present is None:
+                outputs, hidden, cell = _Recurrence.apply(*arguments, rows.steps, *clips, torch.is_grad_enabled())
+            elif torch.compiler.is_compiling():
+                outputs, hidden, cell = _in_a_graph(*arguments, rows.present, rows.restarts, *clips)
             else:
-                outputs, hidden, cell = _Recurrence.apply(*arguments, *clips, torch.is_grad_enabled())
+                steps = (rows.shape[0],) * rows.shape[1]
+                outputs, hidden, cell = recurrence_by_steps(*arguments, steps, *clips, rows.present, rows.restarts)
         return outputs, State(hidden, cell)
 
 
@@ -261,6 +264,96 @@ def recurrence_by_steps(
     ended.append((hidden, cell))
     hidden, cell = (torch.cat(parts[::-1], 1) for parts in zip(*ended, strict=True))
     return torch.cat(outputs, 1), hidden, cell
+
+
+def _with_all_rows(
+    gates: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    state_weight: Tensor,
+    projection: Tensor | None,
+    present: Tensor,
+    restarts: Tensor | None,
+    cell_clip: float | None,
+    projection_clip: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = hidden.shape[1]
+    steps = (rows,) * (gates.shape[1] // rows)
+    return recurrence_by_steps(
+        gates, hidden, cell, state_weight, projection, steps, cell_clip, projection_clip, present, restarts
+    )
+
+
+@torch.library.custom_op("hf_ctxmodels::recurrence", mutates_args=())
+def _in_a_graph(
+    gates: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    state_weight: Tensor,
+    projection: Tensor | None,
+    present: Tensor,
+    restarts: Tensor | None,
+    cell_clip: float | None,
+    projection_clip: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All steps as one operation of a compiled graph, which would otherwise be another one for every length."""
+    with torch.no_grad():
+        return tuple(
+            each.clone()
+            for each in _with_all_rows(
+                gates, hidden, cell, state_weight, projection, present, restarts, cell_clip, projection_clip
+            )
+        )
+
+
+@_in_a_graph.register_fake
+def _shapes(
+    gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    outputs = gates.new_empty(gates.shape[0], gates.shape[1], state_weight.shape[2])
+    return outputs, gates.new_empty(hidden.shape), gates.new_empty(cell.shape)
+
+
+@torch.library.custom_op("hf_ctxmodels::recurrence_backward", mutates_args=())
+def _backward_in_a_graph(
+    gradients: list[Tensor],
+    gates: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    state_weight: Tensor,
+    projection: Tensor | None,
+    present: Tensor,
+    restarts: Tensor | None,
+    cell_clip: float | None,
+    projection_clip: float | None,
+) -> list[Tensor]:
+    """Gradients of the first four arguments of `_in_a_graph`, and of the projection; it is computed once more."""
+    given = [gates, hidden, cell, state_weight, *([] if projection is None else [projection])]
+    with torch.enable_grad():
+        given = [each.detach().requires_grad_() for each in given]
+        outputs = _with_all_rows(
+            *given[:4], given[4] if len(given) > 4 else None, present, restarts, cell_clip, projection_clip
+        )
+        return [each.contiguous() for each in torch.autograd.grad(outputs, given, gradients)]
+
+
+@_backward_in_a_graph.register_fake
+def _gradient_shapes(gradients: list[Tensor], *given: Any) -> list[Tensor]:
+    return [each.new_empty(each.shape) for each in given[:5] if each is not None]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.clips = inputs[7:]
+
+
+def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    parts = [each.contiguous() for each in gradients]
+    found = _backward_in_a_graph(parts, *ctx.saved_tensors, *ctx.clips)
+    return (*found, *[None] * (9 - len(found)))
+
+
+_in_a_graph.register_autograd(_differentiate, setup_context=_keep)
 
 
 class _Recurrence(torch.autograd.Function):

@@ -329,7 +329,6 @@ class TestCompile:
     """Mostly with ahead-of-time tracing instead of the code generator: the same graph and guards, in less time."""
 
     SHAPES = ((12, 7, 3, 9), (15, 4, 6), (8, 20, 5, 6, 7), (9, 9))
-    OF_ONE_LENGTH = ((12, 7, 3, 9), (5, 4, 12), (8, 12, 5, 6, 7), (9, 12))
 
     def _run_over_shapes(self, case: Case, backend: str) -> None:
         torch._dynamo.reset()
@@ -338,7 +337,7 @@ class TestCompile:
         compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
         graphs = set()
         with torch.no_grad():
-            for lengths in self.OF_ONE_LENGTH if case.recurs else self.SHAPES:
+            for lengths in self.SHAPES:
                 batch = make_batch(case, lengths)
                 assert_same_outputs(compiled(**batch), model(**batch), batch["attention_mask"])
                 graphs.add(counter.frame_count)
