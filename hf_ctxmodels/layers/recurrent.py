@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import initialization as init
 
 _GATES = 4
@@ -197,9 +198,8 @@ class LSTM(nn.Module):
         state = self.zero_state(len(rows.order)) if state is None else state
         with torch.autocast(packed.device.type, enabled=False):
             weights = [None if each is None else each.to(dtype) for each in (self.state_weight, self.projection)]
-            gates = torch.baddbmm(
-                self.bias.to(dtype)[:, None], packed.to(dtype), self.input_weight.to(dtype).transpose(1, 2)
-            )
+            parts = (self.bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
+            gates = torch.stack([F.linear(states, weight, bias) for bias, states, weight in zip(*parts)])
             arguments = (gates, state.hidden.to(dtype), state.cell.to(dtype), *weights)
             clips = (self.cell_clip, self.projection_clip)
             if rows.present is None:

@@ -7,17 +7,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def log_uniform_logs(ids: Tensor, vocab_size: int) -> Tensor:
-    """Logarithm of the probability of each id under `log((id + 2) / (id + 1)) / log(vocabulary + 1)`.
+def log_uniform(ids: Tensor, vocab_size: int) -> Tensor:
+    """Probability of each id: `log((id + 2) / (id + 1)) / log(vocabulary + 1)`, double precision.
 
     Close to how often words occur where ids are in the order of their frequency.
     """
-    ids = ids.double()
-    return (((ids + 2) / (ids + 1)).log() / math.log(vocab_size + 1)).log().float()
+    return (1 / (ids.double() + 1)).log1p() / math.log(vocab_size + 1)
 
 
 def log_uniform_samples(numbers: Tensor, vocab_size: int) -> Tensor:
-    """Ids with the probabilities of `log_uniform_logs`, from numbers that are uniform in [0, 1)."""
+    """Ids with the probabilities of `log_uniform`, from numbers that are uniform in [0, 1)."""
     ids = (numbers.double() * math.log(vocab_size + 1)).exp().long() - 1
     return ids.clamp(0, vocab_size - 1)
 
@@ -27,8 +26,9 @@ def sampled_cross_entropy(
 ) -> Tensor:
     """Summed cross-entropy of the targets among themselves and the negatives, in nats.
 
-    From every logit goes the logarithm of how often its word is expected among the negatives, so that the gradient is,
-    for many negatives, that of the whole softmax. A negative that is a row's target does not count there.
+    A word that was drawn several times counts once, and from every logit goes the logarithm of the chance that its word
+    was drawn at all; so the loss is, for very many negatives, that of the whole softmax. A negative that is a row's
+    target does not count there.
 
     Args:
         hidden_states: (rows, width).
@@ -36,10 +36,14 @@ def sampled_cross_entropy(
         targets: (rows,) ids.
         negatives: (k,) ids drawn by `log_uniform_samples`, the same for all rows.
     """
-    vocab_size, drawn = len(weight), math.log(len(negatives))
+    vocab_size, tries = len(weight), len(negatives)
+
+    def correction(ids: Tensor) -> Tensor:
+        return (-torch.expm1(tries * torch.log1p(-log_uniform(ids, vocab_size)))).log().float()
+
+    negatives = negatives.unique()
     true = (hidden_states * weight[targets]).sum(-1) + bias[targets]
-    true = true.float() - log_uniform_logs(targets, vocab_size) - drawn
-    others = F.linear(hidden_states, weight[negatives], bias[negatives]).float()
-    others = others - log_uniform_logs(negatives, vocab_size) - drawn
+    true = true.float() - correction(targets)
+    others = F.linear(hidden_states, weight[negatives], bias[negatives]).float() - correction(negatives)
     others = others.masked_fill(targets[:, None] == negatives, float("-inf"))
     return (torch.cat([true[:, None], others], 1).logsumexp(1) - true).sum()

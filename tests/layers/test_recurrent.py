@@ -1,0 +1,108 @@
+"""The packed recurrence against the formula, step by step and row by row, and against torch's own LSTM."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
+
+TOKENS = torch.tensor(
+    [[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool
+)
+
+
+def one_row(layer: LSTM, direction: int, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(steps, input) -> (steps, output) and the state, by the equations of the class."""
+    outputs = []
+    for step in inputs:
+        gates = (
+            layer.input_weight[direction] @ step + layer.state_weight[direction] @ hidden + layer.bias[direction]
+        ).chunk(4)
+        cell = gates[1].sigmoid() * cell + gates[0].sigmoid() * gates[2].tanh()
+        if layer.cell_clip is not None:
+            cell = cell.clamp(-layer.cell_clip, layer.cell_clip)
+        hidden = gates[3].sigmoid() * cell.tanh()
+        if layer.projection is not None:
+            hidden = layer.projection[direction] @ hidden
+        if layer.projection_clip is not None:
+            hidden = hidden.clamp(-layer.projection_clip, layer.projection_clip)
+        outputs.append(hidden)
+    return torch.stack(outputs), hidden, cell
+
+
+def slow(layer: LSTM, inputs: Tensor, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    """(rows, length, input) -> (2, rows, length, output), one row and direction after the other."""
+    outputs = torch.zeros(2, *tokens.shape, layer.output_size, dtype=inputs.dtype)
+    hidden, cell = torch.zeros_like(state.hidden), torch.zeros_like(state.cell)
+    for direction in range(2):
+        for row, there in enumerate(tokens):
+            places = there.nonzero()[:, 0]
+            places = places.flip(0) if direction else places
+            start = state.hidden[direction, row], state.cell[direction, row]
+            found = one_row(layer, direction, inputs[row, places], *start)
+            outputs[direction, row, places], hidden[direction, row], cell[direction, row] = found
+    return outputs, State(hidden, cell)
+
+
+def fast(layer: LSTM, inputs: Tensor, rows: PackedRows, state: State) -> tuple[Tensor, State]:
+    outputs, after = layer(rows.pack(inputs), rows, rows.sorted(state))
+    return rows.unpack(outputs), rows.unsorted(after)
+
+
+@pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
+@pytest.mark.parametrize(("projection", "clip"), [(None, None), (6, None), (6, 0.3), (None, 0.3)])
+def test_values_and_gradients_are_those_of_the_formula(build: object, projection: int | None, clip: float | None) -> None:
+    torch.manual_seed(0)
+    layer = LSTM(5, 8, projection_size=projection, cell_clip=clip, projection_clip=clip).double()
+    inputs = torch.randn(4, 7, 5, dtype=torch.double, requires_grad=True)
+    state = State(torch.randn(2, 4, layer.output_size).double(), torch.randn(2, 4, 8).double())
+    state = State(*(each.requires_grad_() for each in state))
+    results = []
+    for outputs, after in (slow(layer, inputs, TOKENS, state), fast(layer, inputs, build(TOKENS), state)):
+        torch.manual_seed(1)
+        total = sum((each * torch.randn_like(each)).sum() for each in (outputs, *after))
+        results.append([outputs, *after, *torch.autograd.grad(total, [inputs, *state, *layer.parameters()])])
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_without_gradient_and_in_parts() -> None:
+    """Two halves with the state carried over give what the whole does, in the forward direction."""
+    torch.manual_seed(0)
+    layer, inputs = LSTM(5, 8, projection_size=6, cell_clip=0.5), torch.randn(3, 8, 5)
+    with torch.no_grad():
+        whole, _ = fast(layer, inputs, PackedRows.build(torch.ones(3, 8, dtype=torch.bool)), layer.zero_state(3))
+        half = PackedRows.build(torch.ones(3, 4, dtype=torch.bool))
+        first, state = fast(layer, inputs[:, :4], half, layer.zero_state(3))
+        second, _ = fast(layer, inputs[:, 4:], half, state)
+    torch.testing.assert_close(torch.cat([first[0], second[0]], 1), whole[0])
+    assert not torch.allclose(first[1], whole[1, :, :4])
+
+
+def test_torch_agrees_where_it_has_the_same() -> None:
+    """`torch.nn.LSTM` projects, and knows no clipping."""
+    torch.manual_seed(0)
+    layer, peer = LSTM(5, 8, projection_size=6), nn.LSTM(5, 8, proj_size=6, bidirectional=True, batch_first=True)
+    with torch.no_grad():
+        for direction, suffix in enumerate(("", "_reverse")):
+            getattr(peer, f"weight_ih_l0{suffix}").copy_(layer.input_weight[direction])
+            getattr(peer, f"weight_hh_l0{suffix}").copy_(layer.state_weight[direction])
+            getattr(peer, f"weight_hr_l0{suffix}").copy_(layer.projection[direction])
+            getattr(peer, f"bias_ih_l0{suffix}").copy_(layer.bias[direction])
+            getattr(peer, f"bias_hh_l0{suffix}").zero_()
+        inputs = torch.randn(3, 9, 5)
+        outputs, _ = fast(layer, inputs, PackedRows.build(torch.ones(3, 9, dtype=torch.bool)), layer.zero_state(3))
+        torch.testing.assert_close(torch.cat([*outputs], -1), peer(inputs)[0])
+
+
+@pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
+def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
+    torch.manual_seed(0)
+    layer, inputs = LSTM(5, 8, projection_size=6), torch.randn(1, 6, 5)
+    tokens = torch.tensor([[True, True, True, False, True, True]])
+    together, _ = layer((rows := build(tokens, torch.tensor([[1, 1, 2, 3, 2, 2]]))).pack(inputs), rows)
+    together = rows.unpack(together)
+    for places in ([0, 1], [2, 4, 5]):
+        alone = PackedRows.build(torch.ones(1, len(places), dtype=torch.bool))
+        expected = alone.unpack(layer(alone.pack(inputs[:, places]), alone)[0])
+        torch.testing.assert_close(together[:, :, places], expected)

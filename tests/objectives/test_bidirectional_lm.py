@@ -1,0 +1,104 @@
+"""What ELMo's language model is asked: neighbours on both sides, spelled words, rows that follow each other."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ctxmodels import CtxBertTokenizer, CtxElmoTokenizer, CtxError
+from hf_ctxmodels.objectives import BidirectionalLM
+from hf_ctxmodels.objectives.bidirectional_lm import spelling_of, words_of
+
+DOCUMENTS = [["The cat sat on the mat .", "", "A cat !"], ["The Ümlaut cat sat on one long line of many unseen words ."]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> CtxElmoTokenizer:
+    return CtxElmoTokenizer.train(["The cat sat on the mat . A cat sat on the mat ."], 30, min_count=2)
+
+
+def examples(tokenizer: CtxElmoTokenizer, length: int = 9, **options: object) -> tuple[BidirectionalLM, list[dict]]:
+    objective = BidirectionalLM(tokenizer, max_length=length, seed=0, **options)
+    rows = [
+        {**row, "example_index": number, "epoch": 0} for number, row in enumerate(objective.examples(DOCUMENTS))
+    ]
+    return objective, rows
+
+
+@pytest.mark.parametrize("length", [3, 5, 9, 14, 50])
+def test_rows_hold_the_whole_text_in_order(tokenizer: CtxElmoTokenizer, length: int) -> None:
+    objective, rows = examples(tokenizer, length)
+    assert max(len(row["input_ids"]) for row in rows) <= length
+    read = []
+    for row in rows:
+        batch = objective.collate([row])
+        read += tokenizer.unspell(batch["input_ids"][0])
+    expected = []
+    for document in DOCUMENTS:
+        for sentence in filter(None, document):
+            expected += ["<S>", *sentence.split(), "</S>"]
+    assert read == expected
+
+
+def test_labels_are_the_neighbours(tokenizer: CtxElmoTokenizer) -> None:
+    objective, rows = examples(tokenizer, 14)
+    batch = objective.collate(rows)
+    begins, ends = tokenizer.bos_token_id, tokenizer.eos_token_id
+    for ids, mask, labels in zip(rows, batch["attention_mask"], batch["labels"], strict=True):
+        ids, labels = ids["input_ids"].tolist(), labels[mask.bool()].tolist()
+        for place, (following, previous) in enumerate(labels):
+            after = ids[place + 1] if place + 1 < len(ids) else begins
+            before = ids[place - 1] if place else ends
+            assert following == (-100 if after == begins else after)
+            assert previous == (-100 if before == ends else before)
+    assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()
+    assert not batch["input_ids"][batch["attention_mask"] == 0].any()
+
+
+def test_no_row_depends_on_its_batch_and_draws_on_its_number(tokenizer: CtxElmoTokenizer) -> None:
+    objective, rows = examples(tokenizer, 9, negatives=50)
+    together = objective.collate(rows)
+    for number, row in enumerate(rows):
+        alone = objective.collate([row])
+        length = len(row["input_ids"])
+        assert torch.equal(together["input_ids"][number, :length], alone["input_ids"][0])
+        assert torch.equal(together["negatives"][number], alone["negatives"][0])
+    assert not torch.equal(together["negatives"][0], together["negatives"][1])
+    later = objective.collate([{**rows[0], "epoch": 1}])
+    assert not torch.equal(later["negatives"], together["negatives"][:1])
+    assert together["negatives"].max() < len(tokenizer)
+    assert "negatives" not in examples(tokenizer)[0].collate(rows)
+
+
+def test_spelling_round_trip() -> None:
+    words = ["a", "ünï", "", "日本", "\udc80"]
+    assert words_of(spelling_of(words)) == words
+    assert words_of(np.array([], dtype=np.uint8)) == []
+
+
+def test_rates_and_statistics(tokenizer: CtxElmoTokenizer) -> None:
+    objective, rows = examples(tokenizer, 50)
+    assert objective.statistics["sentences"] == 3
+    assert objective.statistics["tokens"] == sum(len(row["input_ids"]) for row in rows)
+    rates = objective.rates(objective.count(objective.collate(rows)))
+    words = objective.statistics["tokens"]
+    assert rates["targets_per_word"] == pytest.approx((2 * words - 2 * 3) / words)  # every sentence lacks two
+    assert 0 < rates["unknown_targets"] < 1
+
+
+def test_whether_the_state_is_carried(tokenizer: CtxElmoTokenizer) -> None:
+    assert BidirectionalLM(tokenizer, max_length=9, seed=0).contiguous
+    alone = BidirectionalLM(tokenizer, max_length=9, seed=0, carry=False)
+    assert not alone.contiguous
+    assert alone.config_fields == {"stateful": False}
+
+
+def test_what_cannot_be(tokenizer: CtxElmoTokenizer) -> None:
+    with pytest.raises(CtxError, match="max_length=2"):
+        BidirectionalLM(tokenizer, max_length=2, seed=0)
+    with pytest.raises(CtxError, match="negatives=-1"):
+        BidirectionalLM(tokenizer, max_length=9, seed=0, negatives=-1)
+    with pytest.raises(CtxError, match="does not spell"):
+        BidirectionalLM(CtxBertTokenizer.train(["a b"], vocab_size=40), max_length=9, seed=0)
+    objective, rows = examples(tokenizer)
+    with pytest.raises(CtxError, match="another tokenizer"):
+        objective.collate([{**rows[0], "input_ids": rows[0]["input_ids"] + 99}])
