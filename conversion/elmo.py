@@ -21,7 +21,9 @@ class ConversionArguments:
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
     vocabulary: str | None = field(
         default=None,
-        metadata={"help": "Words that the language model predicts, one a line, most frequent first; the encoder needs none."},
+        metadata={
+            "help": "Words that the language model predicts, one a line, most frequent first; the encoder needs none."
+        },
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.feed_forward import make_activation

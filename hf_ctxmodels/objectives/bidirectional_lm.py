@@ -146,7 +146,9 @@ class BidirectionalLM(Objective):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if max_length < 3:
-            raise CtxError(f"max_length={max_length} leaves no room for a word between its marks.", mend="use 3 or more.")
+            raise CtxError(
+                f"max_length={max_length} leaves no room for a word between its marks.", mend="use 3 or more."
+            )
         self.contiguous = self.options.carry
         self.collate = DataCollatorForBidirectionalLanguageModeling(tokenizer, self.options.negatives, seed)
 

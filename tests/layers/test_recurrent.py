@@ -51,7 +51,9 @@ def fast(layer: LSTM, inputs: Tensor, rows: PackedRows, state: State) -> tuple[T
 
 @pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
 @pytest.mark.parametrize(("projection", "clip"), [(None, None), (6, None), (6, 0.3), (None, 0.3)])
-def test_values_and_gradients_are_those_of_the_formula(build: object, projection: int | None, clip: float | None) -> None:
+def test_values_and_gradients_are_those_of_the_formula(
+    build: object, projection: int | None, clip: float | None
+) -> None:
     torch.manual_seed(0)
     layer = LSTM(5, 8, projection_size=projection, cell_clip=clip, projection_clip=clip).double()
     inputs = torch.randn(4, 7, 5, dtype=torch.double, requires_grad=True)

@@ -204,7 +204,8 @@ class TestSaving:
         model.save_pretrained(tmp_path)
         again = case.model_class.from_pretrained(tmp_path).eval()
         batch = make_batch(case)
-        assert_same_outputs(again(**batch), model(**batch), tolerance=0)
+        # products of a few rows, as of one step, round differently by where the weights lie in memory
+        assert_same_outputs(again(**batch), model(**batch), tolerance=1e-6 if case.has_field("cell_size") else 0)
 
     def test_file_holds_the_native_names_and_tied_weights_once(self, case: Case, tmp_path: Path) -> None:
         model = case.model()

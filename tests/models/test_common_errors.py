@@ -79,7 +79,9 @@ class TestInput:
     @pytest.mark.parametrize("name", ["sequence_ids", "wanted"])
     def test_own_arguments_of_another_shape(self, base: Case, name: str) -> None:
         batch = make_batch(base)
-        batch[name] = torch.ones(2, base.positions(batch).shape[1], dtype=torch.bool if name == "wanted" else torch.long)
+        batch[name] = torch.ones(
+            2, base.positions(batch).shape[1], dtype=torch.bool if name == "wanted" else torch.long
+        )
         assert_refused(base, batch, name, "(2, 12)", "(4, 12)")
 
     @pytest.mark.parametrize("path", [("eager", False), ("sdpa", False), ("sdpa", True)])

@@ -8,7 +8,10 @@ from hf_ctxmodels import CtxBertTokenizer, CtxElmoTokenizer, CtxError
 from hf_ctxmodels.objectives import BidirectionalLM
 from hf_ctxmodels.objectives.bidirectional_lm import spelling_of, words_of
 
-DOCUMENTS = [["The cat sat on the mat .", "", "A cat !"], ["The Ümlaut cat sat on one long line of many unseen words ."]]
+DOCUMENTS = [
+    ["The cat sat on the mat .", "", "A cat !"],
+    ["The Ümlaut cat sat on one long line of many unseen words ."],
+]
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +21,7 @@ def tokenizer() -> CtxElmoTokenizer:
 
 def examples(tokenizer: CtxElmoTokenizer, length: int = 9, **options: object) -> tuple[BidirectionalLM, list[dict]]:
     objective = BidirectionalLM(tokenizer, max_length=length, seed=0, **options)
-    rows = [
-        {**row, "example_index": number, "epoch": 0} for number, row in enumerate(objective.examples(DOCUMENTS))
-    ]
+    rows = [{**row, "example_index": number, "epoch": 0} for number, row in enumerate(objective.examples(DOCUMENTS))]
     return objective, rows
 
 

@@ -34,8 +34,6 @@ class CtxElmoConfig(CtxConfig):
         mix_layer_norm: Normalise every layer before it is mixed.
         pooling: What stands for a sequence: the "mean" of its words' states, or "mean+max", twice as wide.
         classifier_dropout: Dropout before the task heads.
-        static_size: Width of the fixed vectors (of another model, one for each word of the vocabulary) that task heads
-            read beside the mixes; 0 for none.
         pad_token_id: Id of padding in the vocabulary.
     """
 
@@ -62,7 +60,6 @@ class CtxElmoConfig(CtxConfig):
     mix_layer_norm: bool = False
     pooling: Literal["mean", "mean+max"] = "mean"
     classifier_dropout: float | int = 0.1
-    static_size: int = 0
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -94,7 +91,7 @@ class CtxElmoConfig(CtxConfig):
     @property
     def task_size(self) -> int:
         """Width of what a task head reads of every word."""
-        return self.hidden_size * self.num_mixes + self.static_size
+        return self.hidden_size * self.num_mixes
 
     @property
     def pooled_size(self) -> int:

@@ -89,9 +89,7 @@ def _arrays(file: str | Path) -> dict[str, np.ndarray]:
         with h5py.File(file, "r") as opened:
             opened.visititems(keep)
     except OSError as error:
-        raise CtxError(
-            f"Cannot read the weights: {error}.", where=str(file), mend="give a whole HDF5 file."
-        ) from error
+        raise CtxError(f"Cannot read the weights: {error}.", where=str(file), mend="give a whole HDF5 file.") from error
     return arrays
 
 

@@ -29,6 +29,7 @@ from hf_ctxmodels.layers.varlen import check_row_lengths
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel, check_ids, is_traced, sequence_numbers
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
+
 class CtxElmoPreTrainedModel(CtxPreTrainedModel):
     """ELMo's part of the model base."""
 
@@ -220,7 +221,9 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
         if states is None:
             return [None] * config.num_hidden_layers
         number = rows.shape[0]
-        expected = [(number, config.num_hidden_layers, 2, width) for width in (config.projection_size, config.cell_size)]
+        expected = [
+            (number, config.num_hidden_layers, 2, width) for width in (config.projection_size, config.cell_size)
+        ]
         if [tuple(each.shape) for each in states] != expected:
             raise CtxError(
                 f"states are {[tuple(each.shape) for each in states]}, expected {expected}.",
@@ -250,9 +253,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
             self.pooler = RowPooler(config.pooling)
         return CtxElmoModel(config)
 
-    def encode(
-        self, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any
-    ) -> Any:
+    def encode(self, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
         """Run the encoder; `last_hidden_state` is what the mixes make of all layers, and `pooler_output` its pooled."""
         if not self.mixes_layers:
             return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)

@@ -140,7 +140,7 @@ class CtxElmoTokenizer(CtxWordTokenizer):
             encoded = super()._encode_plus(text, text_pair, **kwargs)
         finally:
             self._tokenizer.pre_tokenizer = splitter
-        rows = isinstance(text, list | tuple) and (not split or bool(text) and isinstance(text[0], list | tuple))
+        rows = isinstance(text, list | tuple) and (not split or (bool(text) and isinstance(text[0], list | tuple)))
         texts = list(text) if rows else [text]
         pairs = [None] * len(texts) if text_pair is None else list(text_pair) if rows else [text_pair]
         sources = encoded.get("overflow_to_sample_mapping", range(len(encoded.encodings or [])))
