@@ -6,6 +6,7 @@ over the steps once more, and makes the gradient of each weight in one product f
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -128,8 +129,8 @@ class PackedRows:
 class LSTM(nn.Module):
     """One layer of a long short-term memory, in one direction or two that do not see each other.
 
-    Of the gates input, forget, cell and output, in this order, of every step (Hochreiter & Schmidhuber 1997; projection:
-    Sak et al. 2014, arXiv 1402.1128):
+    Of the gates input, forget, cell and output, in this order, of every step (Hochreiter & Schmidhuber 1997; the
+    projection: Sak et al. 2014, arXiv 1402.1128):
 
         cell = clip(sigmoid(forget) * cell + sigmoid(input) * tanh(candidate))
         output = clip(P (sigmoid(output) * tanh(cell)))
@@ -417,7 +418,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_outputs: Tensor, d_last_hidden: Tensor, d_last_cell: Tensor) -> tuple[Tensor | None, ...]:
-        values, outputs, cells, first_hidden, first_cell, state_weight, projection = ctx.saved_tensors
+        values, outputs, cells, first_hidden, _, _, projection = ctx.saved_tensors
         d_values, d_pre, d_hidden, d_cell = _backward_steps(ctx, d_outputs, d_last_hidden, d_last_cell)
         size = cells.shape[2]
         before = _shifted(first_hidden, outputs, ctx.steps)
@@ -438,7 +439,7 @@ def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
 def _shifted(first: Tensor, values: Tensor, steps: tuple[int, ...]) -> Tensor:
     """(directions, tokens, width): what each packed token's row had one step before; `first` at the first step."""
     parts, start = [first[:, : steps[0]]], 0
-    for rows, following in zip(steps, steps[1:]):
+    for rows, following in pairwise(steps):
         parts.append(values[:, start : start + following])
         start += rows
     return torch.cat(parts, 1)

@@ -60,7 +60,7 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
         raise CtxError(f"Cannot read the options: {error}.", where=str(options_file)) from error
     model = CtxElmoModel(config_of_options(options, str(options_file)))
     weights = _arrays(weights_file)
-    given = {name: value for name, value in model.state_dict().items()}
+    given = model.state_dict()
     converted = _converted(weights, model.config, str(weights_file))
     for name, value in converted.items():
         if value.shape != given[name].shape:

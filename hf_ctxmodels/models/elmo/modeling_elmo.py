@@ -1,7 +1,7 @@
 """ELMo (Peters et al. 2018, arXiv 1802.05365): all layers of a language model of both directions, over characters.
 
-Its own here: what the layers are, which of them a task reads, and what the language model predicts. The arithmetic is in
-`hf_ctxmodels.layers.characters`, `recurrent` and `scalar_mix`.
+Its own here: what the layers are, which of them a task reads, and what the language model predicts. The arithmetic is
+in `hf_ctxmodels.layers.characters`, `recurrent` and `scalar_mix`.
 """
 
 from collections.abc import Sequence
