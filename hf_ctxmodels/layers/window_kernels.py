@@ -13,22 +13,45 @@ import numpy as np
 from numba import njit
 
 IGNORED = -100
-_FREELY = {"reassoc", "contract", "arcp", "nsz"}  # sums in any order, but no assumption that all is finite
+_FREELY = {
+    "reassoc",
+    "contract",
+    "arcp",
+    "nsz",
+}  # sums in any order, but no assumption that all is finite; loops, since array expressions cost a call each
 _LEAST = 2.0**-24  # what a probability counts as, at least, in the reported loss
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _clear(vector: np.ndarray) -> None:
+    for d in range(len(vector)):
+        vector[d] = 0.0
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _add(vector: np.ndarray, other: np.ndarray) -> None:
+    for d in range(len(vector)):
+        vector[d] += other[d]
+
+
 @njit(fastmath=_FREELY, nogil=True, cache=True, inline="always")
-def _fit(predictor: np.ndarray, error: np.ndarray, output: np.ndarray, sign: float, rate: float) -> float:
+def _score(predictor: np.ndarray, output: np.ndarray) -> float:
+    score = np.float32(0.0)
+    for d in range(len(output)):
+        score += predictor[d] * output[d]
+    return score
+
+
+@njit(fastmath=_FREELY, nogil=True, cache=True, inline="always")
+def _fit(predictor: np.ndarray, error: np.ndarray, output: np.ndarray, score: float, sign: float, rate: float) -> float:
     """One logistic regression of a predictor against a row of the output table: the row follows, `error` is added to.
 
     Args:
+        score: of the two.
         sign: 1.0 if the two belong together, else -1.0.
 
     Returns: the probability of what is right.
     """
-    score = np.float32(0.0)
-    for d in range(len(output)):
-        score += predictor[d] * output[d]
     wrong = np.float32(1.0) / (np.float32(1.0) + np.exp(sign * score))
     step = rate * sign * wrong
     for d in range(len(output)):
@@ -45,17 +68,23 @@ def _against_negatives(
     outputs: np.ndarray,
     label: int,
     negatives: np.ndarray,
+    scores: np.ndarray,
     share: float,
     rate: float,
 ) -> float:
-    """A predictor against the word to be predicted and the block's negatives, each of which counts `share`."""
+    """A predictor against the word to be predicted and its negatives, each of which counts `share`.
+
+    All scores come first, so that a row is on its way from memory while another is read.
+    """
     one = np.float32(1.0)
-    right = _fit(predictor, error, outputs[label], one, rate)
+    label_score = _score(predictor, outputs[label])
+    for k in range(len(negatives)):
+        scores[k] = _score(predictor, outputs[negatives[k]])
+    loss = -math.log(_fit(predictor, error, outputs[label], label_score, one, rate))
     others = 1.0  # a product takes one logarithm; that of hundreds of probabilities would vanish
-    loss = -math.log(right)
-    for negative in negatives:
-        if negative != label:
-            others *= _fit(predictor, error, outputs[negative], -one, rate * share)
+    for k in range(len(negatives)):
+        if negatives[k] != label:
+            others *= _fit(predictor, error, outputs[negatives[k]], scores[k], -one, rate * share)
             if others < 1e-200:
                 loss -= share * math.log(others)
                 others = 1.0
@@ -71,7 +100,8 @@ def _along_path(
     for step in range(len(path)):
         if path[step] >= 0:
             sign = np.float32(1.0 - 2.0 * codes[step])
-            loss -= math.log(_fit(predictor, error, outputs[path[step]], sign, rate))
+            score = _score(predictor, outputs[path[step]])
+            loss -= math.log(_fit(predictor, error, outputs[path[step]], score, sign, rate))
     return loss
 
 
@@ -109,6 +139,7 @@ def follow_rows(
     tree = len(paths) > 0
     size = length // (paths.shape[1] if tree else negatives.shape[1])
     mean, error = np.zeros(words.shape[1], np.float32), np.zeros(words.shape[1], np.float32)
+    scores = np.zeros(0 if tree else negatives.shape[2], np.float32)
     loss = 0.0
     for row in range(rows):
         for place in range(length):
@@ -118,32 +149,34 @@ def follow_rows(
             block, column = place // size, place % size
             start, stop = max(0, place - windows[row, place]), min(length, place + windows[row, place] + 1)
             near = 0
-            mean[:] = 0.0
+            _clear(mean)
             for other in range(start, stop):
                 if other == place or not real[row, other]:
                     continue
                 near += 1
                 word = words[ids[row, other]]
                 if average:
-                    mean += word
+                    _add(mean, word)
                     continue
-                error[:] = 0.0
+                _clear(error)
                 if tree:
                     loss += _along_path(
                         word, error, outputs, paths[row, block, column], codes[row, block, column], rate
                     )
                 else:
-                    loss += _against_negatives(word, error, outputs, label, negatives[row, block], share, rate)
-                word += error
+                    loss += _against_negatives(word, error, outputs, label, negatives[row, block], scores, share, rate)
+                _add(word, error)
             if not average or near == 0:
                 continue
-            mean /= np.float32(near)
-            error[:] = 0.0
+            share_of_one = np.float32(1.0) / np.float32(near)
+            for d in range(len(mean)):
+                mean[d] *= share_of_one
+            _clear(error)
             if tree:
                 loss += _along_path(mean, error, outputs, paths[row, block, column], codes[row, block, column], rate)
             else:
-                loss += _against_negatives(mean, error, outputs, label, negatives[row, block], share, rate)
+                loss += _against_negatives(mean, error, outputs, label, negatives[row, block], scores, share, rate)
             for other in range(start, stop):
                 if other != place and real[row, other]:
-                    words[ids[row, other]] += error
+                    _add(words[ids[row, other]], error)
     return loss
