@@ -36,7 +36,7 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         input_ids, attention_mask: (batch, width).
         labels: (batch, width) the words again, -100 at padding.
         windows: (batch, width) 1 to `window`.
-        negatives: (batch, width / block, shared_negatives); or for hierarchical softmax
+        negatives: (batch, width / block, shared_negatives), 0 behind a row's end; or for hierarchical softmax
         paths, codes: (batch, width / block, block, depth), see `HuffmanTree`.
 
     Args:
@@ -79,12 +79,14 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         shape = (len(rows), blocks * self.block)
         ids = np.full(shape, self.tokenizer.pad_token_id, dtype=np.int64)
         windows = np.ones(shape, dtype=np.int64)
-        negatives = np.empty((len(rows), blocks, self.shared_negatives), dtype=np.int64)
+        negatives = np.zeros((len(rows), blocks, self.shared_negatives), dtype=np.int64)
         for number, (row, rng) in enumerate(zip(rows, generators)):
             ids[number, : len(row)] = row
             windows[number, : len(row)] = rng.integers(1, self.window + 1, size=len(row))
             if self.tree is None:
-                negatives[number] = self.noise.draw(rng, blocks * self.shared_negatives).reshape(blocks, -1)
+                own = -(-len(row) // self.block)
+                drawn = self.noise.draw(rng, own * self.shared_negatives)
+                negatives[number, :own] = drawn.reshape(own, self.shared_negatives)
         mask = np.arange(shape[1]) < np.array([len(row) for row in rows])[:, None]
         batch = {
             "input_ids": ids,
