@@ -51,7 +51,9 @@ class TestCollator:
         assert ((batch["labels"] == -100) == (batch["attention_mask"] == 0)).all()
         assert int(batch["windows"].min()) == 1
         assert int(batch["windows"].max()) == 5
-        assert int(batch["negatives"].min()) >= 2, "a special token was drawn"
+        assert int(batch["negatives"][:2].min()) >= 2, "a special token was drawn"
+        assert (batch["negatives"][2, :1] >= 2).all()
+        assert not batch["negatives"][2, 1:].any(), "something was drawn for padding"
 
     def test_frequent_words_are_dropped_at_their_rate(self, tokenizer) -> None:
         ids = np.tile(np.arange(2, 10), 4000)
