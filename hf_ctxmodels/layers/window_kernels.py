@@ -35,7 +35,7 @@ def _add(vector: np.ndarray, other: np.ndarray) -> None:
 
 
 @njit(fastmath=_FREELY, nogil=True, cache=True, inline="always")
-def _score(predictor: np.ndarray, output: np.ndarray) -> float:
+def _score(predictor: np.ndarray, output: np.ndarray) -> np.float32:
     score = np.float32(0.0)
     for d in range(len(output)):
         score += predictor[d] * output[d]
@@ -43,7 +43,9 @@ def _score(predictor: np.ndarray, output: np.ndarray) -> float:
 
 
 @njit(fastmath=_FREELY, nogil=True, cache=True, inline="always")
-def _fit(predictor: np.ndarray, error: np.ndarray, output: np.ndarray, score: float, sign: float, rate: float) -> float:
+def _fit(
+    predictor: np.ndarray, error: np.ndarray, output: np.ndarray, score: np.float32, sign: float, rate: float
+) -> float:
     """One logistic regression of a predictor against a row of the output table: the row follows, `error` is added to.
 
     Args:
