@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 IGNORED = -100
-_FREELY = {
+FREELY = {
     "reassoc",
     "contract",
     "arcp",
@@ -23,18 +23,12 @@ _LEAST = 2.0**-24  # what a probability counts as, at least, in the reported los
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _clear(vector: np.ndarray) -> None:
-    for d in range(len(vector)):
-        vector[d] = 0.0
-
-
-@njit(nogil=True, cache=True, inline="always")
 def _add(vector: np.ndarray, other: np.ndarray) -> None:
     for d in range(len(vector)):
         vector[d] += other[d]
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True, inline="always")
+@njit(fastmath=FREELY, nogil=True, cache=True, inline="always")
 def _score(predictor: np.ndarray, output: np.ndarray) -> np.float32:
     score = np.float32(0.0)
     for d in range(len(output)):
@@ -42,7 +36,7 @@ def _score(predictor: np.ndarray, output: np.ndarray) -> np.float32:
     return score
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True, inline="always")
+@njit(fastmath=FREELY, nogil=True, cache=True, inline="always")
 def _fit(
     predictor: np.ndarray, error: np.ndarray, output: np.ndarray, score: np.float32, sign: float, rate: float
 ) -> float:
@@ -63,7 +57,7 @@ def _fit(
     return max(1.0 - np.float64(wrong), _LEAST)
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True)
+@njit(fastmath=FREELY, nogil=True, cache=True)
 def _against_negatives(
     predictor: np.ndarray,
     error: np.ndarray,
@@ -93,7 +87,7 @@ def _against_negatives(
     return loss - share * math.log(others)
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True)
+@njit(fastmath=FREELY, nogil=True, cache=True)
 def _along_path(
     predictor: np.ndarray, error: np.ndarray, outputs: np.ndarray, path: np.ndarray, codes: np.ndarray, rate: float
 ) -> float:
@@ -107,7 +101,34 @@ def _along_path(
     return loss
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True)
+@njit(fastmath=FREELY, nogil=True, cache=True, inline="always")
+def _learn(
+    predictor: np.ndarray,
+    error: np.ndarray,
+    outputs: np.ndarray,
+    label: int,
+    negatives: np.ndarray,
+    paths: np.ndarray,
+    codes: np.ndarray,
+    place: tuple[int, int, int],
+    scores: np.ndarray,
+    share: float,
+    rate: float,
+) -> float:
+    """Everything that a predictor is held against; `error` becomes what the predictor's words are to be changed by.
+
+    Args:
+        place: row, block, and the word to be predicted within it.
+    """
+    row, block, column = place
+    for d in range(len(error)):
+        error[d] = 0.0
+    if len(paths) > 0:
+        return _along_path(predictor, error, outputs, paths[row, block, column], codes[row, block, column], rate)
+    return _against_negatives(predictor, error, outputs, label, negatives[row, block], scores, share, rate)
+
+
+@njit(fastmath=FREELY, nogil=True, cache=True)
 def follow_rows(
     words: np.ndarray,
     outputs: np.ndarray,
@@ -151,7 +172,8 @@ def follow_rows(
             block, column = place // size, place % size
             start, stop = max(0, place - windows[row, place]), min(length, place + windows[row, place] + 1)
             near = 0
-            _clear(mean)
+            for d in range(len(mean)):
+                mean[d] = 0.0
             for other in range(start, stop):
                 if other == place or not real[row, other]:
                     continue
@@ -159,25 +181,19 @@ def follow_rows(
                 word = words[ids[row, other]]
                 if average:
                     _add(mean, word)
-                    continue
-                _clear(error)
-                if tree:
-                    loss += _along_path(
-                        word, error, outputs, paths[row, block, column], codes[row, block, column], rate
-                    )
                 else:
-                    loss += _against_negatives(word, error, outputs, label, negatives[row, block], scores, share, rate)
-                _add(word, error)
+                    loss += _learn(
+                        word, error, outputs, label, negatives, paths, codes, (row, block, column), scores, share, rate
+                    )
+                    _add(word, error)
             if not average or near == 0:
                 continue
             share_of_one = np.float32(1.0) / np.float32(near)
             for d in range(len(mean)):
                 mean[d] *= share_of_one
-            _clear(error)
-            if tree:
-                loss += _along_path(mean, error, outputs, paths[row, block, column], codes[row, block, column], rate)
-            else:
-                loss += _against_negatives(mean, error, outputs, label, negatives[row, block], scores, share, rate)
+            loss += _learn(
+                mean, error, outputs, label, negatives, paths, codes, (row, block, column), scores, share, rate
+            )
             for other in range(start, stop):
                 if other != place and real[row, other]:
                     _add(words[ids[row, other]], error)
