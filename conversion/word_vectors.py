@@ -6,15 +6,15 @@ python conversion/word_vectors.py --write glove --input runs/vectors --output ve
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoModel
 
 from hf_ctxmodels.errors import CtxError, run_script
+from hf_ctxmodels.flags import flag
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.word_files import READERS, WRITERS
-from hf_ctxmodels.word_vectors import WordVectors
+from hf_ctxmodels.word_vectors import WordVectors, gensim_models
 
 GENSIM = "gensim"
 
@@ -32,13 +32,10 @@ class ConversionArguments:
         default=None,
         metadata={"help": "The file's form; writes a model's vectors to it.", "choices": [*WRITERS, GENSIM]},
     )
-    family: str | None = field(default=None, metadata={"help": "With --read, the model's family."})
-    lower_case: bool = field(
-        default=False, metadata={"help": "With --read, lower-case text before words are looked up."}
-    )
-    allow_pickle: bool = field(
-        default=False,
-        metadata={"help": "Open a gensim file. It is a pickle, which runs the code it holds: only if you trust it."},
+    family: str | None = flag(None, "With --read, the model's family.")
+    lower_case: bool = flag(False, "With --read, lower-case text before words are looked up.")
+    allow_pickle: bool = flag(
+        False, "Open a gensim file. It is a pickle, which runs the code it holds: only if you trust it."
     )
 
 
@@ -52,12 +49,7 @@ def read(arguments: ConversionArguments) -> WordVectors:
             where=arguments.input,
             mend="give --allow_pickle if you trust it, or save it in gensim with save_word2vec_format.",
         )
-    try:
-        from gensim.models import KeyedVectors
-
-        opened: Any = KeyedVectors.load(arguments.input)
-    except ImportError as error:
-        raise CtxError("gensim is not installed.", mend="pip install 'hf_ctxmodels[demo]'.") from error
+    opened = gensim_models().KeyedVectors.load(arguments.input)
     return WordVectors.of_gensim(getattr(opened, "wv", opened))
 
 

@@ -1,6 +1,6 @@
 """What the configurations of families with one vector for each word have in common."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
@@ -34,6 +34,11 @@ class CtxStaticConfig(CtxConfig):
             raise ValueError(f"vocab_size={self.vocab_size} and hidden_size={self.hidden_size} must be 1 or more.")
         if self.update_threads < 1:
             raise ValueError(f"update_threads={self.update_threads} must be 1 or more.")
+
+    @classmethod
+    def of_one_table(cls, vocab_size: int, hidden_size: int) -> Self:
+        """For vectors from elsewhere, of which there is one for each word."""
+        return cls(vocab_size=vocab_size, hidden_size=hidden_size)
 
     @property
     def num_hidden_layers(self) -> int:

@@ -128,10 +128,8 @@ class CtxWordTokenizer(CtxTokenizer):
             kwargs: of the class.
         """
         every = [*cls.special_tokens, *words]
+        require_different(every)
         vocab = {word: number for number, word in enumerate(every)}
-        if len(vocab) != len(every):
-            twice = next(word for word, times in Counter(every).items() if times > 1)
-            raise CtxError(f"The word {twice!r} stands twice in the vocabulary.", mend="leave one of the two out.")
         numbers = None if counts is None else [0] * len(cls.special_tokens) + [int(count) for count in counts]
         return cls(vocab=vocab, counts=numbers, **kwargs)
 
@@ -139,6 +137,13 @@ class CtxWordTokenizer(CtxTokenizer):
     def words(self) -> list[str]:
         """The words in the order of their ids, special tokens included."""
         return sorted(self._tokenizer.get_vocab(), key=self._tokenizer.get_vocab().__getitem__)
+
+
+def require_different(words: Sequence[str]) -> None:
+    """Raise CtxError if a word stands twice."""
+    if len(set(words)) != len(words):
+        twice = next(word for word, times in Counter(words).items() if times > 1)
+        raise CtxError(f"The word {twice!r} stands twice in the vocabulary.", mend="leave one of the two out.")
 
 
 def _build_backend(vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:

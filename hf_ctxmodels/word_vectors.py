@@ -12,7 +12,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.static import StaticEncoder
-from hf_ctxmodels.tokenization_words import SPECIAL_TOKENS, CtxWordTokenizer
+from hf_ctxmodels.tokenization_words import SPECIAL_TOKENS, CtxWordTokenizer, require_different
+
+
+def gensim_models() -> Any:
+    """The module `gensim.models`.
+
+    Raises:
+        CtxError: gensim is not installed.
+    """
+    try:
+        return importlib.import_module("gensim.models")
+    except ImportError as error:
+        raise CtxError("gensim is not installed.", mend="pip install 'hf_ctxmodels[demo]'.") from error
 
 
 @dataclass
@@ -38,9 +50,7 @@ class WordVectors:
         self.places = {word: place for place, word in enumerate(self.words)}
         if self.matrix.ndim != 2 or len(self.words) != len(self.matrix):
             raise CtxError(f"{len(self.words)} words, but a matrix of shape {self.matrix.shape}.")
-        if len(self.places) != len(self.words):
-            twice = next(word for place, word in enumerate(self.words) if self.places[word] != place)
-            raise CtxError(f"The word {twice!r} stands twice in the vocabulary.", mend="leave one of the two out.")
+        require_different(self.words)
         if self.counts is not None and len(self.counts) != len(self.words):
             raise CtxError(f"{len(self.counts)} counts for {len(self.words)} words.")
 
@@ -84,10 +94,7 @@ class WordVectors:
         tokenizer = row.tokenizer.from_words(
             [self.words[place] for place in kept], counts, do_lower_case=self.lower_case, split_punctuation=False
         )
-        fields: dict[str, Any] = {"vocab_size": len(tokenizer), "hidden_size": self.matrix.shape[1]}
-        if "context_vectors" in row.config.__dataclass_fields__:
-            fields["context_vectors"] = False
-        model = row.models["AutoModel"](row.config(**fields))
+        model = row.models["AutoModel"](row.config.of_one_table(len(tokenizer), self.matrix.shape[1]))
         table = model.get_input_embeddings().weight
         with torch.no_grad():
             table[: len(SPECIAL_TOKENS)] = 0
@@ -112,10 +119,7 @@ class WordVectors:
         Raises:
             CtxError: gensim is not installed.
         """
-        try:
-            keyed = importlib.import_module("gensim.models").KeyedVectors(self.matrix.shape[1], dtype=np.float32)
-        except ImportError as error:
-            raise CtxError("gensim is not installed.", mend="pip install 'hf_ctxmodels[demo]'.") from error
+        keyed = gensim_models().KeyedVectors(self.matrix.shape[1], dtype=np.float32)
         keyed.add_vectors(list(self.words), self.matrix)
         for word, count in zip(self.words, self.counts or ()):
             keyed.set_vecattr(word, "count", count)

@@ -19,6 +19,7 @@ from hf_ctxmodels.analysis import (
     read_similarities,
 )
 from hf_ctxmodels.errors import CtxError, run_script
+from hf_ctxmodels.flags import flag
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.word_vectors import WordVectors
@@ -29,19 +30,11 @@ class EvaluationArguments:
     """Which model, and which tests."""
 
     model: str = field(metadata={"help": "Checkpoint directory or Hub id of a static family."})
-    similarity: list[str] = field(
-        default_factory=list, metadata={"help": "Files of two words and a judgement a line, separated by tabs."}
-    )
-    analogies: list[str] = field(
-        default_factory=list, metadata={"help": "Files of four words a line, in sections `: name`."}
-    )
-    most_frequent: int | None = field(
-        default=None, metadata={"help": "Search answers among this many of the most frequent words; by default all."}
-    )
-    near: list[str] = field(default_factory=list, metadata={"help": "Words whose nearest words are shown."})
-    analogy: list[str] = field(
-        default_factory=list, metadata={"help": "Three words a b c: what is to c as b is to a is shown."}
-    )
+    similarity: list[str] = flag((), "Files of two words and a judgement a line, separated by tabs.")
+    analogies: list[str] = flag((), "Files of four words a line, in sections `: name`.")
+    most_frequent: int | None = flag(None, "Search answers among this many of the most frequent words; by default all.")
+    near: list[str] = flag((), "Words whose nearest words are shown.")
+    analogy: list[str] = flag((), "Three words a b c: what is to c as b is to a is shown.")
 
 
 def main() -> None:

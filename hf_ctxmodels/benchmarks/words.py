@@ -1,7 +1,6 @@
 """The suites of word vectors against gensim: words per second, and what the vectors are worth."""
 
 import contextlib
-import importlib
 import io
 import tempfile
 import time
@@ -22,7 +21,7 @@ from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.loop import make_accelerator, train
-from hf_ctxmodels.word_vectors import WordVectors
+from hf_ctxmodels.word_vectors import WordVectors, gensim_models
 
 WIDTH, WINDOW, NEGATIVE, SUBSAMPLING, MIN_COUNT, ROW, BATCH = 100, 5, 5, 1e-3, 5, 1000, 128
 RATES = {"skip-gram": 0.025, "cbow": 0.05}  # the defaults of the released code
@@ -99,7 +98,6 @@ def run_speed(
     only: str | None = None,
     *,
     dataset: str = "demo",
-    **others: Any,
 ) -> Iterator[Speed]:
     """Time one pass of either side in turn.
 
@@ -107,7 +105,7 @@ def run_speed(
         repeats: Passes of each side.
         only: Part of an architecture's name.
         dataset: Text.
-        device, dtype, attention, others: Not used.
+        device, dtype, attention: Not used.
     """
     text = Text.load(dataset)
     for architecture in RATES:
@@ -130,7 +128,6 @@ def run_quality(
     dataset: str = "demo",
     word_tests: str | None = None,
     epochs: int = 5,
-    **others: Any,
 ) -> Iterator[Quality]:
     """Train on the same text with several seeds, and test.
 
@@ -140,7 +137,7 @@ def run_quality(
         dataset: Text.
         word_tests: Directory with the tests `SIMILARITY_TESTS` and `ANALOGY_TEST`.
         epochs: Passes over the text; GloVe makes five times as many over its cells.
-        device, dtype, attention, others: Not used.
+        device, dtype, attention: Not used.
     """
     if word_tests is None:
         raise CtxError("Word vectors are to be tested, but on what?", where="--word_tests", mend="name the directory.")
@@ -237,7 +234,7 @@ def _train(
 
 def _train_gensim(text: Text, architecture: str, epochs: int, seed: int) -> tuple[WordVectors, float]:
     """gensim's vectors, and the seconds of training alone."""
-    model = importlib.import_module("gensim.models").Word2Vec(
+    model = gensim_models().Word2Vec(
         vector_size=WIDTH,
         window=WINDOW,
         negative=NEGATIVE,

@@ -9,11 +9,12 @@ import math
 import numpy as np
 from numba import njit
 
-_FREELY = {"reassoc", "contract", "arcp", "nsz"}
+from hf_ctxmodels.layers.window_kernels import FREELY
+
 _EPSILON = np.float32(1e-10)  # torch.optim.Adagrad's
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True)
+@njit(fastmath=FREELY, nogil=True, cache=True)
 def follow_cells(
     words: np.ndarray,
     contexts: np.ndarray,

@@ -13,22 +13,41 @@ import numpy as np
 from numba import njit
 
 IGNORED = -100
-_FREELY = {"reassoc", "contract", "arcp", "nsz"}  # sums in any order, but no assumption that all is finite
+FREELY = {
+    "reassoc",
+    "contract",
+    "arcp",
+    "nsz",
+}  # sums in any order, but no assumption that all is finite; loops, since array expressions cost a call each
 _LEAST = 2.0**-24  # what a probability counts as, at least, in the reported loss
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True, inline="always")
-def _fit(predictor: np.ndarray, error: np.ndarray, output: np.ndarray, sign: float, rate: float) -> float:
+@njit(nogil=True, cache=True, inline="always")
+def _add(vector: np.ndarray, other: np.ndarray) -> None:
+    for d in range(len(vector)):
+        vector[d] += other[d]
+
+
+@njit(fastmath=FREELY, nogil=True, cache=True, inline="always")
+def _score(predictor: np.ndarray, output: np.ndarray) -> np.float32:
+    score = np.float32(0.0)
+    for d in range(len(output)):
+        score += predictor[d] * output[d]
+    return score
+
+
+@njit(fastmath=FREELY, nogil=True, cache=True, inline="always")
+def _fit(
+    predictor: np.ndarray, error: np.ndarray, output: np.ndarray, score: np.float32, sign: float, rate: float
+) -> float:
     """One logistic regression of a predictor against a row of the output table: the row follows, `error` is added to.
 
     Args:
+        score: of the two.
         sign: 1.0 if the two belong together, else -1.0.
 
     Returns: the probability of what is right.
     """
-    score = np.float32(0.0)
-    for d in range(len(output)):
-        score += predictor[d] * output[d]
     wrong = np.float32(1.0) / (np.float32(1.0) + np.exp(sign * score))
     step = rate * sign * wrong
     for d in range(len(output)):
@@ -38,31 +57,37 @@ def _fit(predictor: np.ndarray, error: np.ndarray, output: np.ndarray, sign: flo
     return max(1.0 - np.float64(wrong), _LEAST)
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True)
+@njit(fastmath=FREELY, nogil=True, cache=True)
 def _against_negatives(
     predictor: np.ndarray,
     error: np.ndarray,
     outputs: np.ndarray,
     label: int,
     negatives: np.ndarray,
+    scores: np.ndarray,
     share: float,
     rate: float,
 ) -> float:
-    """A predictor against the word to be predicted and the block's negatives, each of which counts `share`."""
+    """A predictor against the word to be predicted and its negatives, each of which counts `share`.
+
+    All scores come first, so that a row is on its way from memory while another is read.
+    """
     one = np.float32(1.0)
-    right = _fit(predictor, error, outputs[label], one, rate)
+    label_score = _score(predictor, outputs[label])
+    for k in range(len(negatives)):
+        scores[k] = _score(predictor, outputs[negatives[k]])
+    loss = -math.log(_fit(predictor, error, outputs[label], label_score, one, rate))
     others = 1.0  # a product takes one logarithm; that of hundreds of probabilities would vanish
-    loss = -math.log(right)
-    for negative in negatives:
-        if negative != label:
-            others *= _fit(predictor, error, outputs[negative], -one, rate * share)
+    for k in range(len(negatives)):
+        if negatives[k] != label:
+            others *= _fit(predictor, error, outputs[negatives[k]], scores[k], -one, rate * share)
             if others < 1e-200:
                 loss -= share * math.log(others)
                 others = 1.0
     return loss - share * math.log(others)
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True)
+@njit(fastmath=FREELY, nogil=True, cache=True)
 def _along_path(
     predictor: np.ndarray, error: np.ndarray, outputs: np.ndarray, path: np.ndarray, codes: np.ndarray, rate: float
 ) -> float:
@@ -71,11 +96,39 @@ def _along_path(
     for step in range(len(path)):
         if path[step] >= 0:
             sign = np.float32(1.0 - 2.0 * codes[step])
-            loss -= math.log(_fit(predictor, error, outputs[path[step]], sign, rate))
+            score = _score(predictor, outputs[path[step]])
+            loss -= math.log(_fit(predictor, error, outputs[path[step]], score, sign, rate))
     return loss
 
 
-@njit(fastmath=_FREELY, nogil=True, cache=True)
+@njit(fastmath=FREELY, nogil=True, cache=True, inline="always")
+def _learn(
+    predictor: np.ndarray,
+    error: np.ndarray,
+    outputs: np.ndarray,
+    label: int,
+    negatives: np.ndarray,
+    paths: np.ndarray,
+    codes: np.ndarray,
+    place: tuple[int, int, int],
+    scores: np.ndarray,
+    share: float,
+    rate: float,
+) -> float:
+    """Everything that a predictor is held against; `error` becomes what the predictor's words are to be changed by.
+
+    Args:
+        place: row, block, and the word to be predicted within it.
+    """
+    row, block, column = place
+    for d in range(len(error)):
+        error[d] = 0.0
+    if len(paths) > 0:
+        return _along_path(predictor, error, outputs, paths[row, block, column], codes[row, block, column], rate)
+    return _against_negatives(predictor, error, outputs, label, negatives[row, block], scores, share, rate)
+
+
+@njit(fastmath=FREELY, nogil=True, cache=True)
 def follow_rows(
     words: np.ndarray,
     outputs: np.ndarray,
@@ -109,6 +162,7 @@ def follow_rows(
     tree = len(paths) > 0
     size = length // (paths.shape[1] if tree else negatives.shape[1])
     mean, error = np.zeros(words.shape[1], np.float32), np.zeros(words.shape[1], np.float32)
+    scores = np.zeros(0 if tree else negatives.shape[2], np.float32)
     loss = 0.0
     for row in range(rows):
         for place in range(length):
@@ -118,32 +172,29 @@ def follow_rows(
             block, column = place // size, place % size
             start, stop = max(0, place - windows[row, place]), min(length, place + windows[row, place] + 1)
             near = 0
-            mean[:] = 0.0
+            for d in range(len(mean)):
+                mean[d] = 0.0
             for other in range(start, stop):
                 if other == place or not real[row, other]:
                     continue
                 near += 1
                 word = words[ids[row, other]]
                 if average:
-                    mean += word
-                    continue
-                error[:] = 0.0
-                if tree:
-                    loss += _along_path(
-                        word, error, outputs, paths[row, block, column], codes[row, block, column], rate
-                    )
+                    _add(mean, word)
                 else:
-                    loss += _against_negatives(word, error, outputs, label, negatives[row, block], share, rate)
-                word += error
+                    loss += _learn(
+                        word, error, outputs, label, negatives, paths, codes, (row, block, column), scores, share, rate
+                    )
+                    _add(word, error)
             if not average or near == 0:
                 continue
-            mean /= np.float32(near)
-            error[:] = 0.0
-            if tree:
-                loss += _along_path(mean, error, outputs, paths[row, block, column], codes[row, block, column], rate)
-            else:
-                loss += _against_negatives(mean, error, outputs, label, negatives[row, block], share, rate)
+            share_of_one = np.float32(1.0) / np.float32(near)
+            for d in range(len(mean)):
+                mean[d] *= share_of_one
+            loss += _learn(
+                mean, error, outputs, label, negatives, paths, codes, (row, block, column), scores, share, rate
+            )
             for other in range(start, stop):
                 if other != place and real[row, other]:
-                    words[ids[row, other]] += error
+                    _add(words[ids[row, other]], error)
     return loss

@@ -91,10 +91,8 @@ def cut(
     Raises:
         CtxError: the row's length is no multiple of its number of blocks.
     """
-    length, per_row = input_ids.shape[1], given[0].shape[1]
-    if length % per_row:
-        raise CtxError(f"A row of {length} columns cannot be cut into {per_row} equal blocks.")
-    size = length // per_row
+    per_row = given[0].shape[1]
+    size = _block_size(input_ids, given)
     reach = size + 2 * window
 
     def with_margins(rows: Tensor) -> Tensor:
@@ -115,6 +113,14 @@ def cut(
         words, labels, near = words[used], labels[used], near[used]
         given = [tensor[used] for tensor in given]
     return Centres(words, labels, near.to(dtype), given)
+
+
+def _block_size(ids: Tensor, given: list[Tensor]) -> int:
+    """Words of a block."""
+    length, per_row = ids.shape[1], given[0].shape[1]
+    if length % per_row:
+        raise CtxError(f"A row of {length} columns cannot be cut into {per_row} equal blocks.")
+    return length // per_row
 
 
 def negative_sampling_grid(centres: Centres, number: float, average: bool) -> Blocks:
@@ -244,9 +250,7 @@ def descend_by_words(
         CtxError: as `cut`.
     """
     kernels = importlib.import_module("hf_ctxmodels.layers.window_kernels")  # numba takes a second to import
-    length, per_row = text.ids.shape[1], text.given[0].shape[1]
-    if length % per_row:
-        raise CtxError(f"A row of {length} columns cannot be cut into {per_row} equal blocks.")
+    _block_size(text.ids, text.given)  # the kernel takes it on trust
     tree = len(text.given) == 2
     none = np.zeros((0, 1, 1, 1), dtype=np.int64)
     negatives, (paths, codes) = (none[..., 0], text.given) if tree else (text.given[0], (none, none))

@@ -53,7 +53,7 @@ class NoiseDistribution:
         weights = np.where(counts > 0, np.maximum(counts, 1) ** power, 0.0)
         self.probabilities = weights / weights.sum()
         scaled = (self.probabilities * len(counts)).tolist()
-        self._share, self._alias = np.ones(len(counts), dtype=np.float32), np.arange(len(counts), dtype=np.int64)
+        self._share, self._alias = np.ones(len(counts)), np.arange(len(counts), dtype=np.int64)
         small = [word for word, value in enumerate(scaled) if value < 1]
         large = [word for word, value in enumerate(scaled) if value >= 1]
         while small and large:
@@ -67,9 +67,13 @@ class NoiseDistribution:
                 self._share[word], self._alias[word] = 0, int(weights.argmax())
 
     def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
-        """(number,) ids."""
-        places = rng.integers(len(self._alias), size=number)
-        return np.where(rng.random(number, dtype=np.float32) < self._share[places], places, self._alias[places])
+        """(number,) ids. One uniform number tells the place by its whole part, and the word by its fraction."""
+        fractions = rng.random(number)
+        fractions *= len(self._alias)
+        places = fractions.astype(np.int64)
+        fractions -= places
+        own = fractions < self._share[places]
+        return np.where(own, places, self._alias[places])
 
 
 class HuffmanTree:

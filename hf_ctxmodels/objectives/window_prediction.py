@@ -32,12 +32,13 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         input_ids: (words,) without special tokens.
         example_index, epoch: integers; they seed what is drawn.
 
-    Returns, with rows padded on the right to a multiple of `block`:
-        input_ids, attention_mask: (batch, width).
-        labels: (batch, width) the words again, -100 at padding.
-        windows: (batch, width) 1 to `window`.
-        negatives: (batch, width / block, shared_negatives); or for hierarchical softmax
-        paths, codes: (batch, width / block, block, depth), see `HuffmanTree`.
+    Returns, with short rows one behind the other in a line, padding between them, and all lines as long as the longest
+    row, a multiple of `block`:
+        input_ids, attention_mask: (lines, width).
+        labels: (lines, width) the words again, -100 at padding.
+        windows: (lines, width) 1 to `window`.
+        negatives: (lines, width / block, shared_negatives), 0 where there is no row; or for hierarchical softmax
+        paths, codes: (lines, width / block, block, depth), see `HuffmanTree`.
 
     Args:
         tokenizer: with `counts` (see `CtxWordTokenizer`) and a padding token.
@@ -75,31 +76,44 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         """Collate features; see the class for what they hold and what is returned."""
         generators = [feature_generator(feature, self.seed, static=False) for feature in features]
         rows = [self._thinned(np.asarray(feature["input_ids"]), rng) for feature, rng in zip(features, generators)]
-        blocks = -(-max(map(len, rows)) // self.block)
-        shape = (len(rows), blocks * self.block)
+        places, shape = self._lines([len(row) for row in rows])
+        blocks = shape[1] // self.block
         ids = np.full(shape, self.tokenizer.pad_token_id, dtype=np.int64)
-        windows = np.ones(shape, dtype=np.int64)
-        negatives = np.empty((len(rows), blocks, self.shared_negatives), dtype=np.int64)
-        for number, (row, rng) in enumerate(zip(rows, generators)):
-            ids[number, : len(row)] = row
-            windows[number, : len(row)] = rng.integers(1, self.window + 1, size=len(row))
+        mask, windows = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.int64)
+        negatives = np.zeros((shape[0], blocks, self.shared_negatives), dtype=np.int64)
+        for row, (line, start), rng in zip(rows, places, generators):
+            here = slice(start, start + len(row))
+            ids[line, here], mask[line, here] = row, 1
+            windows[line, here] = rng.integers(1, self.window + 1, size=len(row))
             if self.tree is None:
-                negatives[number] = self.noise.draw(rng, blocks * self.shared_negatives).reshape(blocks, -1)
-        mask = np.arange(shape[1]) < np.array([len(row) for row in rows])[:, None]
-        batch = {
-            "input_ids": ids,
-            "attention_mask": mask.astype(np.int64),
-            "labels": np.where(mask, ids, IGNORED),
-            "windows": windows,
-        }
+                own = -(-len(row) // self.block)
+                drawn = self.noise.draw(rng, own * self.shared_negatives)
+                first = start // self.block
+                negatives[line, first : first + own] = drawn.reshape(own, self.shared_negatives)
+        labels = np.where(mask, ids, IGNORED)
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "windows": windows}
         if self.tree is None:
             batch["negatives"] = negatives
         else:
             paths = np.where(mask[..., None], self.tree.paths[ids], -1)
             depth = int((paths >= 0).any((0, 1)).sum())
             for name, table in {"paths": paths, "codes": self.tree.codes[ids]}.items():
-                batch[name] = table[..., :depth].reshape(len(rows), blocks, self.block, depth)
+                batch[name] = table[..., :depth].reshape(shape[0], blocks, self.block, depth)
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
+
+    def _lines(self, lengths: list[int]) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+        """Where each row comes to stand, (line, start), and the shape of all lines, which are as long as the longest.
+
+        Rows begin with a block of their own, so much behind the row before that no window reaches it.
+        """
+        width = -(-max(lengths) // self.block) * self.block
+        places, line, start = [], 0, 0
+        for length in lengths:
+            if start + length > width:
+                line, start = line + 1, 0
+            places.append((line, start))
+            start += -(-(length + self.window) // self.block) * self.block
+        return places, (line + 1, width)
 
     def _thinned(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """What stays of a row; if nothing does, its rarest word."""

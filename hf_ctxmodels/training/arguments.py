@@ -28,8 +28,15 @@ class LoopArguments:
     adam_beta1: float = flag(0.9, "Decay of the first moment.")
     adam_beta2: float = flag(0.999, "Decay of the second moment.")
     adam_epsilon: float = flag(1e-6, "Added to the denominator.")
-    lr_scheduler: Literal["linear", "cosine", "constant"] = flag("linear", "Learning rate after the warm-up.")
+    lr_scheduler: Literal["linear", "cosine", "constant", "slanted-triangular"] = flag(
+        "linear", "Learning rate after the warm-up; slanted-triangular is that of ULMFiT."
+    )
+    slant_ratio: float = flag(32.0, "By how much the lowest rate of slanted-triangular is below the peak.")
     warmup_steps: float = flag(0.0, "Steps of linear warm-up; a value below 1 is a share of all steps.")
+    layer_rate_decay: float = flag(1.0, "Divide the rate by this from each layer to the one below it; ULMFiT: 2.6.")
+    unfreeze_steps: float = flag(
+        0.0, "Train the head first and one layer more after so many steps; below 1 a share of all; 0 trains all."
+    )
     max_grad_norm: float = flag(1.0, "Clip the gradient to this norm; 0 does not clip.")
     mixed_precision: Literal["no", "bf16", "fp16"] | None = flag(
         None, "Precision of the forward pass; by default what `accelerate launch` says, else no."
@@ -54,8 +61,10 @@ class LoopArguments:
             self._require(name, above=0)
         for name in ("learning_rate", "logging_steps", "keep_checkpoints", "adam_epsilon"):
             self._require(name, above=0)
-        for name in ("weight_decay", "warmup_steps", "max_grad_norm", "eval_steps", "save_steps"):
+        for name in ("weight_decay", "warmup_steps", "unfreeze_steps", "max_grad_norm", "eval_steps", "save_steps"):
             self._require(name, at_least=0)
+        for name in ("slant_ratio", "layer_rate_decay"):
+            self._require(name, at_least=1)
         for name in ("dataloader_workers", "seed"):
             self._require(name, at_least=0)
 
@@ -68,4 +77,13 @@ class LoopArguments:
 
     def warmup(self, total_steps: int) -> int:
         """Steps of warm-up in a run of `total_steps`."""
-        return round(self.warmup_steps * total_steps) if self.warmup_steps < 1 else int(self.warmup_steps)
+        return _steps(self.warmup_steps, total_steps)
+
+    def unfreezing(self, total_steps: int) -> int:
+        """Steps from one group of layers to the next in a run of `total_steps`; 0 for no freezing."""
+        return max(1, _steps(self.unfreeze_steps, total_steps)) if self.unfreeze_steps else 0
+
+
+def _steps(value: float, total_steps: int) -> int:
+    """A number of steps, or below 1 a share of all."""
+    return round(value * total_steps) if value < 1 else int(value)

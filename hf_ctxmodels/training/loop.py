@@ -19,6 +19,7 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
 from hf_ctxmodels.training.carry import CarriedState, carried_outputs
+from hf_ctxmodels.training.depth import GradualUnfreezing, require_one_process
 from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch
 from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
 from hf_ctxmodels.training.progress import Progress, Stopwatch
@@ -174,6 +175,10 @@ class _Run:
             self.state.load_weights(checkpoint, model)
         self.parameters = model.num_parameters()
         optimizer = make_optimizer(model, arguments)
+        self.unfreezing = None
+        if interval := arguments.unfreezing(self.total_steps):
+            require_one_process(accelerator.num_processes)
+            self.unfreezing = GradualUnfreezing(model, interval)
         self.model, prepared = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
         carried = CarriedState(carried_outputs(model) if contiguous else (), arguments.gradient_accumulation_steps)
@@ -213,6 +218,8 @@ class _Run:
         self.watch.start()
         while state.step < self.total_steps:
             step = state.step + 1
+            if self.unfreezing is not None:
+                self.unfreezing.apply(state.step)
             scalars, indices = self.stepper.step(take(self.batches, arguments.gradient_accumulation_steps))
             self.learning_rate = self.scheduler.get_last_lr()[0]
             self.scheduler.step()
@@ -232,6 +239,8 @@ class _Run:
                 self._save()
             if received and not last:
                 raise InterruptionError(received, step, str(self.state.path))
+        if self.unfreezing is not None:
+            self.unfreezing.apply(None)
         self.watch.pause()
 
     def _log(self) -> None:

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.depth import group_rates, layer_groups
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -17,22 +18,43 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
     Everything with fewer than two dimensions is a bias or a normalisation weight (BERT, appendix A.2, decays neither).
     """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [parameter for parameter in trainable if parameter.ndim >= 2]
-    spared = [parameter for parameter in trainable if parameter.ndim < 2]
+    return _by_decay([parameter for parameter in model.parameters() if parameter.requires_grad], weight_decay)
+
+
+def discriminative_groups(model: Any, weight_decay: float, learning_rate: float, decay: float) -> list[dict]:
+    """`parameter_groups` for each group of layers, with the rate of its depth (Howard & Ruder 2018, section 3.2).
+
+    The heads come first, with `learning_rate`; each group below has the rate of the one above it divided by `decay`.
+    """
+    groups = layer_groups(model)
+    rates = group_rates(groups, learning_rate, decay)
+    return [
+        {**group, "lr": rate}
+        for parameters, rate in zip(reversed(groups), reversed(rates))
+        for group in _by_decay(parameters, weight_decay)
+    ]
+
+
+def _by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict]:
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
+    spared = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
-    """The optimizer that `arguments.optimizer` names, over `parameter_groups`.
+    """The optimizer that `arguments.optimizer` names, over `parameter_groups` or `discriminative_groups`.
 
     `transformers.Trainer` takes it too: `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
 
     Raises:
         CtxError: its package is not installed.
     """
-    groups = parameter_groups(model, arguments.weight_decay)
+    if arguments.layer_rate_decay == 1:
+        groups = parameter_groups(model, arguments.weight_decay)
+    else:
+        rates = arguments.learning_rate, arguments.layer_rate_decay
+        groups = discriminative_groups(model, arguments.weight_decay, *rates)
     options: dict[str, Any] = {
         "lr": arguments.learning_rate,
         "betas": (arguments.adam_beta1, arguments.adam_beta2),
@@ -88,8 +110,22 @@ def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:
-    """Linear warm-up, then linear or cosine decay to 0 at `total_steps`, or a constant rate."""
+    """Linear warm-up, then linear or cosine decay to 0 at `total_steps`, or a constant rate; or slanted triangles."""
+    warmup = arguments.warmup(total_steps)
+    if arguments.lr_scheduler == "slanted-triangular":
+        return LambdaLR(optimizer, lambda step: slanted_triangle(step, warmup, total_steps, arguments.slant_ratio))
     name = "constant_with_warmup" if arguments.lr_scheduler == "constant" else arguments.lr_scheduler
-    return get_scheduler(
-        name, optimizer, num_warmup_steps=arguments.warmup(total_steps), num_training_steps=total_steps
-    )
+    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total_steps)
+
+
+def slanted_triangle(step: int, cut: int, total_steps: int, ratio: float = 32) -> float:
+    """The share of the peak rate at a step (Howard & Ruder 2018, equation 3): a short way up, a long one down.
+
+    Args:
+        step: from 0 on.
+        cut: step of the peak; a tenth of all in the paper.
+        total_steps: T.
+        ratio: of the peak to the lowest rate.
+    """
+    height = step / cut if step < cut else 1 - (step - cut) / max(1, total_steps - cut)
+    return (1 + height * (ratio - 1)) / ratio

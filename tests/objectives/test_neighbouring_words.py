@@ -5,8 +5,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
-from hf_ctxmodels import CtxError, CtxWord2VecTokenizer, DataCollatorForWindowPrediction
+from hf_ctxmodels import (
+    CtxError,
+    CtxWord2VecConfig,
+    CtxWord2VecForPreTraining,
+    CtxWord2VecTokenizer,
+    DataCollatorForWindowPrediction,
+)
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
 from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, kept_shares
 
@@ -51,7 +58,29 @@ class TestCollator:
         assert ((batch["labels"] == -100) == (batch["attention_mask"] == 0)).all()
         assert int(batch["windows"].min()) == 1
         assert int(batch["windows"].max()) == 5
-        assert int(batch["negatives"].min()) >= 2, "a special token was drawn"
+        assert int(batch["negatives"][:2].min()) >= 2, "a special token was drawn"
+        assert (batch["negatives"][2, :1] >= 2).all()
+        assert not batch["negatives"][2, 1:].any(), "something was drawn for padding"
+
+    @pytest.mark.parametrize("output", ["negative-sampling", "hierarchical-softmax"])
+    @pytest.mark.parametrize("architecture", ["skip-gram", "cbow"])
+    @pytest.mark.parametrize("block", [1, 4, 16])
+    def test_short_rows_share_a_line_and_nothing_else(
+        self, tokenizer, output: str, architecture: str, block: int
+    ) -> None:
+        collate = DataCollatorForWindowPrediction(tokenizer, output=output, subsampling=0, block=block)
+        lengths = (40, 7, 3, 20, 2, 9)
+        rows = [next(features(rows=1, length=length)) | {"example_index": n} for n, length in enumerate(lengths)]
+        config = CtxWord2VecConfig(vocab_size=10, hidden_size=6, architecture=architecture, output=output)
+        torch.manual_seed(0)
+        model = CtxWord2VecForPreTraining(config)
+        for table in model.parameters():
+            torch.nn.init.normal_(table)
+        together = collate(rows)
+        assert len(together["input_ids"]) < len(rows)
+        assert int(together["attention_mask"].sum()) == sum(lengths)
+        alone = sum(float(model(**collate([row])).loss) * length for row, length in zip(rows, lengths))
+        assert float(model(**together).loss) * sum(lengths) == pytest.approx(alone, rel=1e-5)
 
     def test_frequent_words_are_dropped_at_their_rate(self, tokenizer) -> None:
         ids = np.tile(np.arange(2, 10), 4000)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from zoo import tiny_config
 
+from hf_ctxmodels.data.tasks import TASKS
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
 
@@ -134,6 +135,11 @@ def test_every_task_is_learned_saved_and_recorded(checkpoint, task, tmp_path, mo
     status = finetune(
         monkeypatch, *flags, "--output_dir", out, "--predictions_file", tmp_path / "new" / "predictions.jsonl"
     )
+    auto_class = TASKS[task].auto_class
+    if type(AutoConfig.from_pretrained(checkpoint)) not in getattr(transformers, auto_class)._model_mapping:
+        assert status == 2
+        assert f"cannot be opened with {auto_class}" in capsys.readouterr().err
+        return
     assert status == 0
     summary = TrainingSummary.load(out)
     score, baseline = summary.metrics[f"eval_{metric}"], summary.metrics[f"baseline_{metric}"]

@@ -147,6 +147,22 @@ def test_resume_in_the_middle_of_an_epoch_and_of_a_logging_interval(workspace, p
     assert resumed.tokens == whole.tokens
 
 
+def test_layers_unfreeze_at_the_same_steps_after_a_resume(workspace, problem, tmp_path):
+    """Slower below, slanted triangles; the run stops while lower layers have never moved."""
+    common = {"unfreeze_steps": 2, "layer_rate_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2}
+    common |= {"max_steps": 7}
+    run(new_model(workspace), problem, arguments(tmp_path / "a", **common))
+    stopped = arguments(tmp_path / "b", save_steps=1, **common)
+    with pytest.raises(InterruptedError):
+        run(new_model(workspace), problem, stopped, collate=stop_after(problem[1].collate, 3))
+    start, then = new_model(workspace).state_dict(), load_file(tmp_path / "b/checkpoint-2/model.safetensors")
+    moved = {name for name, weight in then.items() if not torch.equal(weight, start[name])}
+    assert moved
+    assert not {name for name in moved if name.startswith(("bert.embeddings", "bert.layers"))}
+    run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **common))
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
 def test_resume_with_lamb(workspace, problem, tmp_path):
     common = {"optimizer": "lamb", "learning_rate": 1e-2, "lr_scheduler": "linear", "max_steps": 6}
     run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", **common))

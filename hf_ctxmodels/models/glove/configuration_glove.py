@@ -1,5 +1,7 @@
 """GloVe configuration (Pennington, Socher, Manning 2014, "GloVe: Global Vectors for Word Representation")."""
 
+from typing import Self
+
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.configuration_static import CtxStaticConfig
@@ -21,6 +23,11 @@ class CtxGloveConfig(CtxStaticConfig):
     x_max: float | int = 100.0
     alpha: float | int = 0.75
     context_vectors: bool = True
+
+    @classmethod
+    def of_one_table(cls, vocab_size: int, hidden_size: int) -> Self:
+        """See `CtxStaticConfig`: the sum of the two tables."""
+        return cls(vocab_size=vocab_size, hidden_size=hidden_size, context_vectors=False)
 
     def validate_weighting(self) -> None:
         """Check the weighting (called at construction)."""

@@ -1,0 +1,154 @@
+"""Layers that learn more slowly, and later, the lower they are: by depth, in our loop and in the Trainer's."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+from zoo import HEADS, Case, learnable_batch
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.depth import (
+    GradualUnfreezing,
+    GradualUnfreezingCallback,
+    group_rates,
+    layer_groups,
+    require_one_process,
+)
+from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler, slanted_triangle
+
+CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
+
+
+@pytest.fixture(params=CLASSIFIERS, ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+def names(model: torch.nn.Module, group: list[torch.nn.Parameter]) -> set[str]:
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {known[id(parameter)] for parameter in group}
+
+
+def arguments(folder: Path, **more: Any) -> LoopArguments:
+    return LoopArguments(output_dir=str(folder), max_steps=10, **more)
+
+
+def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
+    model = case.model()
+    groups = layer_groups(model)
+    assert sum(map(len, groups)) == len(list(model.parameters()))
+    assert len({id(parameter) for group in groups for parameter in group}) == sum(map(len, groups))
+    assert any(model.get_input_embeddings().weight is parameter for parameter in groups[0])
+    assert {name for name in names(model, groups[-1]) if name.startswith("classifier")}
+    assert not {name for group in groups[:-1] for name in names(model, group) if name.startswith("classifier")}
+    layers = [names(model, group) for group in groups[1:-1]]
+    for number, group in enumerate(layers):
+        assert all(name.startswith(f"{model.base_model_prefix}.layers.{number}.") for name in group)
+    for parameter in model.base_model.parameters():
+        parameter.requires_grad_(False)
+    assert len(layer_groups(model)) == 1
+
+
+def test_a_bare_encoder_has_groups_as_well(case: Case) -> None:
+    base = case.model().base_model
+    groups = layer_groups(base)
+    assert sum(map(len, groups)) == len(list(base.parameters()))
+    assert len(groups) >= len(layer_groups(case.model())) - 1
+
+
+def test_rates_fall_from_layer_to_layer(case: Case, tmp_path: Path) -> None:
+    model = case.model()
+    groups = layer_groups(model)
+    assert group_rates([0, 0, 0], 1.3, 2.6) == pytest.approx([1.3 / 2.6**2, 0.5, 1.3])
+    optimizer = make_optimizer(model, arguments(tmp_path, learning_rate=0.01, layer_rate_decay=2.6))
+    rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    assert len(rates) == len(list(model.parameters()))
+    for depth, group in enumerate(reversed(groups)):
+        assert [rates[id(parameter)] for parameter in group] == pytest.approx([0.01 / 2.6**depth] * len(group))
+    decayed = {id(each) for group in optimizer.param_groups if group["weight_decay"] for each in group["params"]}
+    assert decayed == {id(parameter) for parameter in model.parameters() if parameter.ndim >= 2}
+
+
+def test_slanted_triangles_are_those_of_the_paper(tmp_path: Path) -> None:
+    """Equation 3 with T = 100, cut_frac = 0.1, ratio = 32, written out."""
+    total, cut_frac, ratio = 100, 0.1, 32
+    cut = math.floor(total * cut_frac)
+    for step in range(total):
+        share = step / cut if step < cut else 1 - (step - cut) / (cut * (1 / cut_frac - 1))
+        assert slanted_triangle(step, cut, total, ratio) == pytest.approx((1 + share * (ratio - 1)) / ratio)
+    model = torch.nn.Linear(2, 2)
+    given = LoopArguments(
+        output_dir=str(tmp_path), max_steps=100, lr_scheduler="slanted-triangular", warmup_steps=0.1, learning_rate=0.5
+    )
+    optimizer = make_optimizer(model, given)
+    scheduler = make_scheduler(optimizer, given, 100)
+    assert scheduler.get_last_lr()[0] == pytest.approx(0.5 / 32)
+    seen = []
+    for _ in range(100):
+        optimizer.step()
+        scheduler.step()
+        seen.append(scheduler.get_last_lr()[0])
+    assert max(seen) == seen[9] == 0.5
+    assert seen[-1] == pytest.approx(0.5 / 32)
+    assert slanted_triangle(0, 0, 1) == 1
+
+
+def test_layers_are_unfrozen_from_the_head_down(case: Case) -> None:
+    model = case.model()
+    groups = layer_groups(model)
+    unfreezing = GradualUnfreezing(model, 3)
+    for step in range(3 * len(groups) + 4):
+        unfreezing.apply(step)
+        frozen = len(groups) - min(len(groups), 1 + step // 3)
+        for depth, group in enumerate(groups):
+            assert {parameter.requires_grad for parameter in group} == {depth >= frozen}
+    unfreezing.apply(0)
+    unfreezing.apply(None)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert GradualUnfreezing(model, 0).trained(0) == len(groups)
+    with pytest.raises(CtxError, match="negative"):
+        GradualUnfreezing(model, -1)
+
+
+def test_the_trainer_unfreezes(case: Case, tmp_path: Path) -> None:
+    batch, _ = learnable_batch(case, 16, seed=1)
+    rows = [{name: tensor[index] for name, tensor in batch.items()} for index in range(16)]
+    model = case.model()
+    groups = layer_groups(model)
+    before = [[parameter.detach().clone() for parameter in group] for group in groups]
+    training = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=4,
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    Trainer(model, training, train_dataset=rows, callbacks=[GradualUnfreezingCallback(4)]).train()  # type: ignore[arg-type]
+    for depth, (group, old) in enumerate(zip(groups, before)):
+        changed = any(not torch.equal(parameter, value) for parameter, value in zip(group, old))
+        assert changed == (depth == len(groups) - 1)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_several_processes_are_refused() -> None:
+    require_one_process(1)
+    with pytest.raises(CtxError, match="one process"):
+        require_one_process(2)
+
+
+def test_intervals(tmp_path: Path) -> None:
+    assert arguments(tmp_path).unfreezing(100) == 0
+    assert arguments(tmp_path, unfreeze_steps=0.25).unfreezing(100) == 25
+    assert arguments(tmp_path, unfreeze_steps=0.001).unfreezing(100) == 1
+    assert arguments(tmp_path, unfreeze_steps=7).unfreezing(100) == 7
+    for wrong in ({"unfreeze_steps": -1}, {"layer_rate_decay": 0.5}, {"slant_ratio": 0}):
+        with pytest.raises(CtxError, match=f"--{next(iter(wrong))} must be"):
+            arguments(tmp_path, **wrong)
