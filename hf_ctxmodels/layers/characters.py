@@ -120,16 +120,20 @@ class CharacterEncoder(nn.Module):
         return character_ids[:, : longest + self.widest]
 
 
+def row_keys(rows: Tensor) -> Tensor:
+    """(n, width) integers -> (n,) int64, one number for each row, which depends on all of it; zeros add nothing."""
+    factors = torch.arange(1, rows.shape[1] + 1, device=rows.device) * _SPREAD
+    factors = (factors ^ (factors >> 31)) * _SPREAD | 1
+    mixed = rows.long() * factors
+    return ((mixed ^ (mixed >> 29)) * factors).sum(1)
+
+
 def unique_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The different rows among (n, width) integers, and which of them each row is, (n,): `rows = different[which]`.
 
     Sorts one number for each row, which is far faster than sorting rows; should two rows share it, rows are sorted.
     """
-    width = rows.shape[1]
-    factors = torch.arange(1, width + 1, device=rows.device).mul_(_SPREAD)
-    factors = (factors ^ (factors >> 31)) * _SPREAD | 1
-    mixed = rows.long() * factors
-    keys, which = ((mixed ^ (mixed >> 29)) * factors).sum(1).unique(return_inverse=True)
+    keys, which = row_keys(rows).unique(return_inverse=True)
     first = which.new_zeros(len(keys)).index_put_((which,), torch.arange(len(rows), device=rows.device))
     different = rows[first]
     if not torch.equal(different[which], rows):
