@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.linear import Linear
 
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number of 64 bits, as a signed one
 
@@ -27,7 +28,7 @@ class Highway(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(layers))
+        self.layers = nn.ModuleList(Linear(width, 2 * width) for _ in range(layers))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -80,7 +81,7 @@ class CharacterEncoder(nn.Module):
         self.activation = make_activation(activation)
         width = sum(number for _, number in filters)
         self.highway = Highway(width, highway_layers)
-        self.projection = nn.Linear(width, projection_size)
+        self.projection = Linear(width, projection_size)
         self.reset_parameters()
 
     @torch.no_grad()

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import initialization as init
 
-from hf_ctxmodels.layers.recurrence import GATES, recur, recurrence_by_steps, recurrence_in_a_graph
+from hf_ctxmodels.layers.linear import linear
+from hf_ctxmodels.layers.recurrence import GATES, recur, recurrence_in_a_graph
 
 
 class State(NamedTuple):
@@ -198,7 +198,7 @@ class LSTM(nn.Module):
         with torch.autocast(packed.device.type, enabled=False):
             weights = [None if each is None else each.to(dtype) for each in (self.state_weight, self.projection)]
             parts = (self.bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
-            gates = torch.stack([F.linear(states, weight, bias) for bias, states, weight in zip(*parts)])
+            gates = torch.stack([linear(states, weight, bias) for bias, states, weight in zip(*parts)])
             arguments = (gates, state.hidden.to(dtype), state.cell.to(dtype), *weights)
             clips = (self.cell_clip, self.projection_clip)
             if rows.present is None:
@@ -207,5 +207,5 @@ class LSTM(nn.Module):
                 outputs, hidden, cell = recurrence_in_a_graph(*arguments, rows.present, rows.restarts, *clips)
             else:
                 steps = (rows.shape[0],) * rows.shape[1]
-                outputs, hidden, cell = recurrence_by_steps(*arguments, steps, *clips, rows.present, rows.restarts)
+                outputs, hidden, cell = recur(*arguments, steps, *clips, rows.present, rows.restarts)
         return outputs, State(hidden, cell)
