@@ -128,6 +128,11 @@ class Case:
         return self.has_field("num_attention_heads")
 
     @property
+    def recurs(self) -> bool:
+        """Whether words are read one after the other, which takes more steps to learn."""
+        return self.has_field("cell_size")
+
+    @property
     def learns_vectors(self) -> bool:
         """Whether the head is a plain model of which words stand near each other, whose loss is no cross-entropy."""
         return issubclass(self.model_class, StaticPreTrainedModel) and self.auto_name == "AutoModelForPreTraining"

@@ -5,6 +5,7 @@ behind their last character is left out; `CharacterEncoder.plain` computes the s
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class Highway(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Linear(width, 2 * width) for _ in range(layers))
+        self.layers: Any = nn.ModuleList(Linear(width, 2 * width) for _ in range(layers))
         self.reset_parameters()
 
     @torch.no_grad()

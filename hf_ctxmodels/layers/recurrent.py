@@ -196,16 +196,14 @@ class LSTM(nn.Module):
             dtype = torch.get_autocast_dtype(packed.device.type)
         state = self.zero_state(len(rows.order)) if state is None else state
         with torch.autocast(packed.device.type, enabled=False):
-            weights = [None if each is None else each.to(dtype) for each in (self.state_weight, self.projection)]
+            projection = None if self.projection is None else self.projection.to(dtype)
             parts = (self.bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
             gates = torch.stack([linear(states, weight, bias) for bias, states, weight in zip(*parts)])
-            arguments = (gates, state.hidden.to(dtype), state.cell.to(dtype), *weights)
-            clips = (self.cell_clip, self.projection_clip)
-            if rows.present is None:
-                outputs, hidden, cell = recur(*arguments, rows.steps, *clips)
-            elif torch.compiler.is_compiling():
-                outputs, hidden, cell = recurrence_in_a_graph(*arguments, rows.present, rows.restarts, *clips)
+            given = (gates, state.hidden.to(dtype), state.cell.to(dtype), self.state_weight.to(dtype), projection)
+            where, clips = (rows.present, rows.restarts), (self.cell_clip, self.projection_clip)
+            if torch.compiler.is_compiling():
+                outputs, hidden, cell = recurrence_in_a_graph(*given, *where, *clips)
             else:
-                steps = (rows.shape[0],) * rows.shape[1]
-                outputs, hidden, cell = recur(*arguments, steps, *clips, rows.present, rows.restarts)
+                steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]
+                outputs, hidden, cell = recur(*given, steps, *clips, *where)
         return outputs, State(hidden, cell)

@@ -248,6 +248,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
 
     encoder_class = CtxElmoModel
     mixes_layers: ClassVar[bool] = True
+    vectors: SpelledVectors
 
     def build_encoder(self, config: CtxElmoConfig) -> CtxElmoModel:
         """The encoder; what mixes and pools stands beside it."""

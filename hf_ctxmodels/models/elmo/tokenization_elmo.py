@@ -116,6 +116,7 @@ class CtxElmoTokenizer(CtxWordTokenizer):
         split_punctuation: bool = True,
         model_max_length: int = 1_000_000,
         languages: Sequence[str] = (),
+        **kwargs: Any,
     ) -> Self:
         """Count words and keep the most frequent for the language model to predict; see `CtxWordTokenizer.train`.
 
@@ -130,6 +131,7 @@ class CtxElmoTokenizer(CtxWordTokenizer):
             split_punctuation=split_punctuation,
             model_max_length=model_max_length,
             languages=list(languages),
+            **kwargs,
         )
 
     @property
