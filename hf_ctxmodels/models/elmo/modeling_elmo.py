@@ -254,7 +254,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         """The encoder; what mixes and pools stands beside it."""
         if self.mixes_layers:
             layers = config.num_hidden_layers + 1
-            self.mixes = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
+            self.mixes: Any = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
             config.measure_static_model()
             if config.static_size:
                 self.vectors = SpelledVectors(
