@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
@@ -26,45 +25,16 @@ from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
 from hf_ctxmodels.layers.sampled_softmax import sampled_cross_entropy
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
-from hf_ctxmodels.layers.varlen import check_row_lengths
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel, check_ids, is_traced, sequence_numbers
+from hf_ctxmodels.modeling_base import check_ids
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
-from hf_ctxmodels.models.elmo.vectors_elmo import fill_from_model
+from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors, side_by_side, where_tokens_are
 
 
-class CtxElmoPreTrainedModel(CtxPreTrainedModel):
+class CtxElmoPreTrainedModel(SpelledPreTrainedModel):
     """ELMo's part of the model base."""
 
     config: CtxElmoConfig
     base_model_prefix = "elmo"
-    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
-    id_axes: ClassVar[tuple[str, ...]] = ("characters",)
-    id_limit: ClassVar[str] = "num_characters"
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LSTM | CharacterEncoder):
-            module.reset_parameters()
-        elif isinstance(module, ScalarMix):
-            init.zeros_(module.weights)
-            init.ones_(module.gamma)
-        elif isinstance(module, SpelledVectors):
-            if not getattr(module.table, "_is_hf_initialized", False):
-                fill_from_model(module, self.config)
-        else:
-            super()._init_weights(module)
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Module:
-        """Give what is as large as the vocabulary the new size; the encoder reads characters, whatever it is."""
-        if new_num_tokens is not None or pad_to_multiple_of is not None:
-            size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
-            size = -(-size // step) * step
-            if (decoder := self.get_output_embeddings()) is not None:
-                self.set_output_embeddings(self._get_resized_lm_head(decoder, size, mean_resizing=mean_resizing))
-            self.config.vocab_size = size
-        return self.get_input_embeddings()
 
 
 @dataclass
@@ -81,7 +51,7 @@ class CtxElmoModelOutput(BaseModelOutputWithPooling):
     states: list[Tensor] | None = None
 
 
-class CtxElmoModel(CtxElmoPreTrainedModel):
+class CtxElmoModel(SpelledEncoder, CtxElmoPreTrainedModel):
     """Characters, and an LSTM of each direction.
 
     A row is read as it is: the words that mark beginning and end of a sentence are in `input_ids`.
@@ -110,14 +80,6 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
         )
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The characters' embeddings."""
-        return self.characters.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the characters' embeddings."""
-        self.characters.embeddings = value
 
     def look_up(self, input_ids: Tensor) -> Tensor:
         """(batch, words, characters) ids -> (batch, words, hidden / 2): the token layer, which sees no other word."""
@@ -157,8 +119,8 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
         given = self.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=wanted
         )
-        self._check_shapes(input_ids, inputs_embeds, attention_mask)
-        rows = self._rows(given, attention_mask, sequence_ids)
+        self.check_spelled(input_ids, inputs_embeds, attention_mask, self.config.projection_size)
+        rows = self.rows_of(given, attention_mask, sequence_ids)
         if sequence_ids is not None:
             if states is not None:
                 raise CtxError("states go on from row to row, but sequence_ids say that a row is several sequences.")
@@ -173,38 +135,14 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
         layers, carried = self._run(packed, rows, states)
         recorded = None
         if wants:
-            recorded = tuple(_side_by_side(rows.unpack(layer)) for layer in layers)
-        last = recorded[-1] if recorded is not None else _side_by_side(rows.unpack(layers[-1]))
+            recorded = tuple(side_by_side(rows.unpack(layer)) for layer in layers)
+        last = recorded[-1] if recorded is not None else side_by_side(rows.unpack(layers[-1]))
         wants_states = self.config.stateful if use_states is None else use_states
         return CtxElmoModelOutput(
             last_hidden_state=last if wanted is None else last[wanted],
             hidden_states=recorded,
             states=carried if wants_states else None,
         )
-
-    def _check_shapes(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None) -> None:
-        if ids is not None and ids.shape[2] < max(width for width, _ in self.config.filters or []):
-            raise CtxError(
-                f"input_ids is {tuple(ids.shape)}: {ids.shape[2]} characters are fewer than a filter reads.",
-                mend=f"give {self.config.max_characters_per_token} of every word, as the tokenizer does.",
-            )
-        if embeds is not None and embeds.shape[2] != self.config.projection_size:
-            raise CtxError(f"inputs_embeds is {tuple(embeds.shape)}, expected width {self.config.projection_size}.")
-        if mask is not None and mask.dim() != 2:
-            raise CtxError(f"attention_mask must be (batch, words); got {tuple(mask.shape)}.")
-
-    def _rows(self, given: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> PackedRows:
-        """Where the words are: packed, unless `config.unpad` is off or a graph is traced."""
-        tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
-        for mask in (attention_mask, sequence_ids):
-            if mask is not None:
-                tokens = tokens & (mask != 0)
-        numbers = None if sequence_ids is None else sequence_numbers(sequence_ids)
-        if is_traced(given):
-            return PackedRows.with_padding(tokens, numbers)
-        check_row_lengths(tokens.sum(1))
-        build = PackedRows.build if self.config.unpad else PackedRows.with_padding
-        return build(tokens, numbers)
 
     def _run(
         self, packed: Tensor, rows: PackedRows, states: Sequence[Tensor] | None
@@ -238,11 +176,6 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
         return [rows.sorted(State(*parts)) for parts in zip(hidden, cell, strict=True)]
 
 
-def _side_by_side(states: Tensor) -> Tensor:
-    """(2, batch, words, width) -> (batch, words, 2 * width)."""
-    return torch.cat([states[0], states[1]], -1)
-
-
 class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
     """Binds the generic heads to mixes of the encoder's layers, with fixed word vectors beside them (section 3.3)."""
 
@@ -255,15 +188,8 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         if self.mixes_layers:
             layers = config.num_hidden_layers + 1
             self.mixes: Any = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
-            config.measure_static_model()
-            if config.static_size:
-                self.vectors = SpelledVectors(
-                    config.static_words,
-                    config.static_size,
-                    padding_character=config.padding_character,
-                    lower_case=config.static_lower_case,
-                    trainable=config.static_trainable,
-                )
+            if (vectors := fixed_vectors(config)) is not None:
+                self.vectors = vectors
         if self.pools:
             self.pooler = RowPooler(config.pooling)
         return CtxElmoModel(config)
@@ -283,10 +209,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "output_hidden_states": True}
         outputs = super().encode(**kwargs)
         states = outputs.hidden_states
-        tokens = torch.ones_like(states[0][..., 0], dtype=torch.bool)
-        for mask in (attention_mask, sequence_ids):
-            if mask is not None:
-                tokens = tokens & (mask != 0)
+        tokens = where_tokens_are(states[0], attention_mask, sequence_ids)
         parts = [mix(states, tokens) for mix in self.mixes]
         if self.config.static_size:
             parts.append(self._fixed(kwargs.get("input_ids")).to(parts[0].dtype))

@@ -1,0 +1,149 @@
+"""Families that read words by their characters and run over them in both directions: their part of the model base.
+
+A family derives its `...PreTrainedModel` from `SpelledPreTrainedModel` and its encoder from `SpelledEncoder`.
+"""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer
+from transformers import initialization as init
+
+from hf_ctxmodels.configuration_spelled import CtxSpelledConfig
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.characters import CharacterEncoder
+from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
+from hf_ctxmodels.layers.scalar_mix import ScalarMix
+from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
+from hf_ctxmodels.layers.varlen import check_row_lengths
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced, sequence_numbers
+from hf_ctxmodels.tokenization_spelled import characters_of
+
+
+class SpelledPreTrainedModel(CtxPreTrainedModel):
+    """The part of the model base that such families share."""
+
+    config: CtxSpelledConfig
+    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
+    id_axes: ClassVar[tuple[str, ...]] = ("characters",)
+    id_limit: ClassVar[str] = "num_characters"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, LSTM | CharacterEncoder):
+            module.reset_parameters()
+        elif isinstance(module, ScalarMix):
+            init.zeros_(module.weights)
+            init.ones_(module.gamma)
+        elif isinstance(module, SpelledVectors):
+            if not getattr(module.table, "_is_hf_initialized", False):
+                fill_from_model(module, self.config)
+        else:
+            super()._init_weights(module)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Give what is as large as the vocabulary the new size; the encoder reads characters, whatever it is."""
+        if new_num_tokens is not None or pad_to_multiple_of is not None:
+            size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
+            size = -(-size // step) * step
+            if (decoder := self.get_output_embeddings()) is not None:
+                self.set_output_embeddings(self._get_resized_lm_head(decoder, size, mean_resizing=mean_resizing))
+            self.config.vocab_size = size
+        return self.get_input_embeddings()
+
+
+if TYPE_CHECKING:
+    _Mixin = SpelledPreTrainedModel
+else:  # derived from PreTrainedModel itself, the encoder would settle `config_class` before the family can
+    _Mixin = object
+
+
+class SpelledEncoder(_Mixin):
+    """Words from their characters.
+
+    Attributes:
+        characters: what reads them.
+    """
+
+    characters: CharacterEncoder
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The characters' embeddings."""
+        return self.characters.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the characters' embeddings."""
+        self.characters.embeddings = value
+
+    def check_spelled(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, width: int) -> None:
+        """Raise CtxError unless `input_ids`, or `inputs_embeds` of this width, and the mask have fitting shapes."""
+        if ids is not None and ids.shape[2] < self.characters.widest:
+            raise CtxError(
+                f"input_ids is {tuple(ids.shape)}: {ids.shape[2]} characters are fewer than a filter reads.",
+                mend=f"give {self.config.max_characters_per_token} of every word, as the tokenizer does.",
+            )
+        if embeds is not None and embeds.shape[2] != width:
+            raise CtxError(f"inputs_embeds is {tuple(embeds.shape)}, expected width {width}.")
+        if mask is not None and mask.dim() != 2:
+            raise CtxError(f"attention_mask must be (batch, words); got {tuple(mask.shape)}.")
+
+    def rows_of(self, given: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> PackedRows:
+        """Where the words are: packed, unless `config.unpad` is off or a graph is traced."""
+        tokens = where_tokens_are(given, attention_mask, sequence_ids)
+        numbers = None if sequence_ids is None else sequence_numbers(sequence_ids)
+        if is_traced(given):
+            return PackedRows.with_padding(tokens, numbers)
+        check_row_lengths(tokens.sum(1))
+        build = PackedRows.build if self.config.unpad else PackedRows.with_padding
+        return build(tokens, numbers)
+
+
+def fixed_vectors(config: CtxSpelledConfig) -> SpelledVectors | None:
+    """Room for the vectors of `config.static_model`, which is measured; None where there is no such model."""
+    config.measure_static_model()
+    if not config.static_size:
+        return None
+    return SpelledVectors(
+        config.static_words,
+        config.static_size,
+        padding_character=config.padding_character,
+        lower_case=config.static_lower_case,
+        trainable=config.static_trainable,
+    )
+
+
+def fill_from_model(module: SpelledVectors, config: CtxSpelledConfig) -> None:
+    """Give a new model the words and vectors of `config.static_model`.
+
+    Raises:
+        CtxError: it is not given, or has no fixed vector for each word.
+    """
+    from hf_ctxmodels.word_vectors import WordVectors  # it imports the registry, and that all families
+
+    source = config.static_model
+    if source is None:
+        raise CtxError(
+            f"static_size={config.static_size}, but static_model is not given.", mend="name the model of the vectors."
+        )
+    found = WordVectors.of_model(AutoModel.from_pretrained(source), AutoTokenizer.from_pretrained(source))
+    width = config.max_characters_per_token
+    spelled = np.array([characters_of(word, width) for word in found.words], dtype=np.int64)
+    module.fill(torch.from_numpy(spelled), torch.from_numpy(found.matrix))
+
+
+def where_tokens_are(given: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
+    """(batch, words) bool, of ids or vectors (batch, words, ...)."""
+    tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+    for mask in (attention_mask, sequence_ids):
+        if mask is not None:
+            tokens = tokens & (mask != 0)
+    return tokens
+
+
+def side_by_side(states: Tensor) -> Tensor:
+    """(2, batch, words, width) of the directions -> (batch, words, 2 * width)."""
+    return torch.cat([states[0], states[1]], -1)
