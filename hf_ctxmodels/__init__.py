@@ -24,6 +24,13 @@ from hf_ctxmodels.models.bert.modeling_bert import (
     CtxBertModel,
 )
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
+from hf_ctxmodels.models.cvt.modeling_cvt import (
+    CtxCvtForSequenceClassification,
+    CtxCvtForTokenClassification,
+    CtxCvtModel,
+)
+from hf_ctxmodels.models.cvt.tokenization_cvt import CtxCvtTokenizer
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.modeling_electra import (
     CtxElectraForMaskedLM,
@@ -105,6 +112,11 @@ __all__ = [
     "CtxBertForTokenClassification",
     "CtxBertModel",
     "CtxBertTokenizer",
+    "CtxCvtConfig",
+    "CtxCvtForSequenceClassification",
+    "CtxCvtForTokenClassification",
+    "CtxCvtModel",
+    "CtxCvtTokenizer",
     "CtxElectraConfig",
     "CtxElectraForMaskedLM",
     "CtxElectraForMultipleChoice",

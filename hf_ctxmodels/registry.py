@@ -18,6 +18,9 @@ from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.models.cvt import modeling_cvt as cvt
+from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
+from hf_ctxmodels.models.cvt.tokenization_cvt import CtxCvtTokenizer
 from hf_ctxmodels.models.electra import modeling_electra as electra
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
@@ -282,6 +285,31 @@ FAMILIES: dict[str, Family] = {
                 "small": _recurrent_size(1024, 128, 1),
                 "medium": _recurrent_size(2048, 256, 1),
                 "base": _recurrent_size(4096, 512, 2),
+            },
+            conversion=[],
+        ),
+        Family(
+            name="cvt",
+            paper="Clark et al. 2018, Semi-Supervised Sequence Modeling with Cross-View Training (arXiv 1809.08370)",
+            config=CtxCvtConfig,
+            tokenizer=CtxCvtTokenizer,
+            models={
+                "AutoModel": cvt.CtxCvtModel,
+                "AutoModelForSequenceClassification": cvt.CtxCvtForSequenceClassification,
+                "AutoModelForTokenClassification": cvt.CtxCvtForTokenClassification,
+            },
+            objectives={},
+            # base: the paper's; tiny and small: for a CPU
+            sizes={
+                "tiny": {
+                    "hidden_size": 128,
+                    "cell_size": 128,
+                    "prediction_size": 64,
+                    "character_embedding_size": 16,
+                    "filters": [[2, 32], [3, 32], [4, 32]],
+                },
+                "small": {"hidden_size": 256, "cell_size": 256, "prediction_size": 128, "character_embedding_size": 25},
+                "base": {},
             },
             conversion=[],
         ),

@@ -138,6 +138,11 @@ class Case:
         return issubclass(self.model_class, StaticPreTrainedModel) and self.auto_name == "AutoModelForPreTraining"
 
     @property
+    def teaches_itself(self) -> bool:
+        """Whether a term of the loss compares two predictions of the model, so that it is small, and rounding weighs."""
+        return any(name in SOFT_TARGETS for name in getattr(self.model_class, "loss_targets", ()))
+
+    @property
     def takes_embeddings(self) -> bool:
         """Whether vectors can be given in the place of ids."""
         return "inputs_embeds" in inspect.signature(self.model_class.forward).parameters
@@ -314,6 +319,11 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
         elif name == "token_labels":
             originals = batch["input_ids"].where(targets["labels"] == -100, targets["labels"])
             targets[name] = originals.masked_fill(batch.get("attention_mask", torch.ones(1)) == 0, -100)
+        elif name == "views":  # what is to agree: some of what has labels, and some of what has none
+            shape = targets["labels"].shape
+            targets[name] = torch.where(torch.rand(shape, generator=generator) < 0.5, 1, -100)
+            if len(shape) > 1:
+                targets[name][~tokens] = -100
         elif name == "labels" and case.detects:
             targets[name] = _random_token_targets(tokens, 2, 1.0, generator)
         elif name == "labels" and case.auto_name == "AutoModelForTokenClassification":

@@ -15,6 +15,7 @@ from hf_ctxmodels.heads.downstream import (
     ForQuestionAnswering,
     ForSequenceClassification,
     ForTokenClassification,
+    sequence_loss,
 )
 from hf_ctxmodels.heads.pretraining import ForMaskedLM, ForMaskedLMWithPair
 
@@ -32,5 +33,6 @@ __all__ = [
     "cross_entropy_over_targets",
     "mean_over_targets",
     "right_guesses",
+    "sequence_loss",
     "vocabulary_loss",
 ]

@@ -58,25 +58,27 @@ class ForSequenceClassification(HeadModel):
         logits = self.classifier(self.dropout(outputs.pooler_output))
         loss = None
         if labels is not None:
-            loss = self._loss(logits, labels, num_items_in_batch)
+            loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
             loss = self.penalised(loss, labels, "labels", num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
-    def _loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-        if self.config.problem_type is None:
-            if self.config.num_labels == 1:
-                self.config.problem_type = "regression"
-            elif labels.is_floating_point():
-                self.config.problem_type = "multi_label_classification"
-            else:
-                self.config.problem_type = "single_label_classification"
-        if self.config.problem_type == "single_label_classification":
-            return cross_entropy_over_targets(logits, labels.view(-1), "labels", counts)
-        labels = labels.to(torch.float32).view(logits.shape)
-        error = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
-        return mean_over_targets(error(logits.float(), labels, reduction="sum"), labels, "labels", counts)
+
+def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
+    """Mean loss of (batch, num_labels) logits, of the kind that `problem_type` says; see `ForSequenceClassification`."""
+    if config.problem_type is None:
+        if config.num_labels == 1:
+            config.problem_type = "regression"
+        elif labels.is_floating_point():
+            config.problem_type = "multi_label_classification"
+        else:
+            config.problem_type = "single_label_classification"
+    if config.problem_type == "single_label_classification":
+        return cross_entropy_over_targets(logits, labels.view(-1), "labels", counts)
+    labels = labels.to(torch.float32).view(logits.shape)
+    error = F.mse_loss if config.problem_type == "regression" else F.binary_cross_entropy_with_logits
+    return mean_over_targets(error(logits.float(), labels, reduction="sum"), labels, "labels", counts)
 
 
 class ForTokenClassification(HeadModel):

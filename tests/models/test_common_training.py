@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from zoo import (
+    SOFT_TARGETS,
     HEADS,
     TINY,
     Batch,
@@ -42,7 +43,8 @@ def count_targets(targets: Batch) -> dict[str, Tensor]:
 
 
 def _has_terms(head: Case) -> bool:
-    return head.auto_name == "AutoModelForPreTraining" and len(head.model_class.loss_targets) > 1
+    several = len(head.model_class.loss_targets) > 1
+    return several and (head.auto_name == "AutoModelForPreTraining" or head.teaches_itself)
 
 
 class TestLoss:
@@ -52,6 +54,7 @@ class TestLoss:
         model = plain_head.model(unpad=unpad)
         batch = make_batch(plain_head, side=side)
         targets = make_targets(plain_head, batch, ignore_some=True)
+        targets = {name: target for name, target in targets.items() if name not in SOFT_TARGETS}
         terms = []
         for name, logits in full_logits(plain_head, model, batch).items():
             if name.endswith("_positions"):  # padding is no candidate

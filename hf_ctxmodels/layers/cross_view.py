@@ -1,0 +1,177 @@
+"""Predictions from parts of what a model sees, which are to agree with that from all of it (Clark et al. 2018, 3)."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.pooling import Pooling, RowPooler
+
+View = Callable[[Tensor, Tensor], Tensor]
+"""(batch, words, 2 * width) states of the first layer's directions and (batch, words) numbers of the sequences, 0 at
+padding -> (batch, words, width) what is seen."""
+
+
+def forward_states(states: Tensor, sequences: Tensor) -> Tensor:
+    """The words up to each one."""
+    return states[..., : states.shape[-1] // 2]
+
+
+def backward_states(states: Tensor, sequences: Tensor) -> Tensor:
+    """The words from each one on."""
+    return states[..., states.shape[-1] // 2 :]
+
+
+def future_states(states: Tensor, sequences: Tensor) -> Tensor:
+    """The words before each one, which itself lies in the future; zeros for the first."""
+    return _shifted(forward_states(states, sequences), sequences, 1)
+
+
+def past_states(states: Tensor, sequences: Tensor) -> Tensor:
+    """The words behind each one, which itself lies in the past; zeros for the last."""
+    return _shifted(backward_states(states, sequences), sequences, -1)
+
+
+def _shifted(states: Tensor, sequences: Tensor, by: int) -> Tensor:
+    """Each word's neighbour, zeros where it belongs to another sequence or is padding."""
+    neighbours, theirs = states.roll(by, 1), sequences.roll(by, 1)
+    edge = 0 if by > 0 else -1
+    same = (theirs == sequences) & (sequences != 0)
+    same[:, edge] = False
+    return neighbours * same[..., None].to(states.dtype)
+
+
+WORD_VIEWS: dict[str, View] = {
+    "forward": forward_states,
+    "backward": backward_states,
+    "future": future_states,
+    "past": past_states,
+}
+"""Section 4.1: of a word, from one direction of the first layer, with the word itself or without."""
+
+TEXT_VIEWS: dict[str, View] = {
+    "forward": forward_states,
+    "backward": backward_states,
+    "beginning": forward_states,
+    "end": backward_states,
+}
+"""Of a text, from one direction of the first layer, of all its words or of one half of them."""
+
+
+class Predictor(nn.Sequential):
+    """States -> logits through one hidden layer (section 4.1).
+
+    Args:
+        input_size, hidden_size, labels: Widths.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, labels: int) -> None:
+        super().__init__(Linear(input_size, hidden_size), nn.ReLU(), Linear(hidden_size, labels))
+
+
+class WordPredictors(nn.Module):
+    """A primary prediction for each word, and auxiliary ones of what they see.
+
+    Args:
+        input_size: Width of what the primary one reads.
+        view_size: Width of a view.
+        hidden_size: Of the layer between.
+        labels: Their number.
+        views: Names of `WORD_VIEWS`; None for all.
+    """
+
+    def __init__(
+        self, input_size: int, view_size: int, hidden_size: int, labels: int, views: Sequence[str] | None
+    ) -> None:
+        super().__init__()
+        names = [name for name in WORD_VIEWS if views is None or name in views]
+        self.primary = Predictor(input_size, hidden_size, labels)
+        self.auxiliary = _named({name: Predictor(view_size, hidden_size, labels) for name in names})
+
+    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """(batch, words, input) -> (batch, words, labels)."""
+        return self.primary(states)
+
+    def get_views(self, states: Tensor, sequences: Tensor) -> dict[str, Tensor]:
+        """(batch, words, labels) of every auxiliary prediction; see `View` for the arguments."""
+        return {name: predict(WORD_VIEWS[name](states, sequences)) for name, predict in _by_view(self.auxiliary)}
+
+
+class TextPredictors(nn.Module):
+    """A primary prediction for each text, and auxiliary ones of what they see.
+
+    The paper has no classifier of texts; its views of a word are taken over to a text: one direction of the first
+    layer, pooled over all words, or over those that it has read by the middle of the text.
+
+    Args:
+        input_size, view_size, hidden_size, labels: See `WordPredictors`.
+        views: Names of `TEXT_VIEWS`; None for all.
+        pooling: How words are pooled.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        view_size: int,
+        hidden_size: int,
+        labels: int,
+        views: Sequence[str] | None,
+        pooling: Pooling,
+    ) -> None:
+        super().__init__()
+        names = [name for name in TEXT_VIEWS if views is None or name in views]
+        wider = 2 if pooling == "mean+max" else 1
+        self.pooler = RowPooler(pooling)
+        self.primary = Predictor(wider * input_size, hidden_size, labels)
+        self.auxiliary = _named({name: Predictor(wider * view_size, hidden_size, labels) for name in names})
+
+    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """(batch, words, input) and (batch, words) bool -> (batch, labels)."""
+        return self.primary(self.pooler(states, tokens))
+
+    def get_views(self, states: Tensor, sequences: Tensor) -> dict[str, Tensor]:
+        """(batch, labels) of every auxiliary prediction; see `View` for the arguments."""
+        tokens = sequences != 0
+        number, length = tokens.cumsum(1), tokens.sum(1, keepdim=True)
+        halves = {"beginning": tokens & (2 * number <= length + 1), "end": tokens & (2 * number >= length + 1)}
+        return {
+            name: predict(self.pooler(TEXT_VIEWS[name](states, sequences), halves.get(name, tokens)))
+            for name, predict in _by_view(self.auxiliary)
+        }
+
+
+def _named(predictors: dict[str, Predictor]) -> nn.ModuleDict:
+    return nn.ModuleDict({f"{name}_view": predictor for name, predictor in predictors.items()})  # "forward" is taken
+
+
+def _by_view(predictors: nn.ModuleDict) -> Iterator[tuple[str, nn.Module]]:
+    for name, predictor in predictors.items():
+        yield name.removesuffix("_view"), predictor
+
+
+def summed_disagreement(
+    teacher: Tensor, students: dict[str, Tensor], kind: str = "single_label_classification"
+) -> Tensor:
+    """How far students are from a teacher, which is taken as it is: summed over predictions and students, the
+    Kullback-Leibler divergence in nats of a student's distribution from the teacher's (section 3.1, equation 2).
+
+    Args:
+        teacher: (n, labels) logits.
+        students: Name -> (n, labels) logits.
+        kind: "single_label_classification"; "multi_label_classification", of one distribution for each label; or
+            "regression", where it is the squared distance.
+    """
+    given, total = teacher.detach().float(), teacher.new_zeros((), dtype=torch.float32)
+    for logits in students.values():
+        logits = logits.float()
+        if kind == "regression":
+            total = total + F.mse_loss(logits, given, reduction="sum")
+        elif kind == "multi_label_classification":
+            soft = given.sigmoid()
+            cross, own = (F.binary_cross_entropy_with_logits(each, soft, reduction="sum") for each in (logits, given))
+            total = total + cross - own
+        else:
+            total = total + F.kl_div(F.log_softmax(logits, -1), F.softmax(given, -1), reduction="sum")
+    return total

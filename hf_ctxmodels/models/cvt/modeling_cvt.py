@@ -1,0 +1,299 @@
+"""CVT (Clark et al. 2018, arXiv 1809.08370): predictions from parts of the input learn from that of all of it.
+
+Its own here: which layers are read, and how a batch with labels and one without teach. The views and their losses are
+in `hf_ctxmodels.layers.cross_view`, words and recurrence in `hf_ctxmodels.spelled`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, mean_over_targets
+from hf_ctxmodels.layers.characters import CharacterEncoder
+from hf_ctxmodels.layers.cross_view import TextPredictors, WordPredictors, summed_disagreement
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.recurrent import LSTM
+from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
+from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors, side_by_side, where_tokens_are
+
+
+class CtxCvtPreTrainedModel(SpelledPreTrainedModel):
+    """CVT's part of the model base."""
+
+    config: CtxCvtConfig
+    base_model_prefix = "cvt"
+
+
+class CtxCvtModel(SpelledEncoder, CtxCvtPreTrainedModel):
+    """Words from characters and fixed vectors, and layers of an LSTM of both directions, each of which reads both."""
+
+    def __init__(self, config: CtxCvtConfig, add_pooling_layer: bool = False) -> None:
+        super().__init__(config)
+        self.vectors = fixed_vectors(config)
+        config.validate_views()
+        self.characters = CharacterEncoder(
+            config.num_characters,
+            config.character_embedding_size,
+            config.filters or [],
+            highway_layers=config.num_highway_layers,
+            projection_size=config.hidden_size - config.static_size,
+            padding_character=config.padding_character,
+            activation=config.hidden_act,
+        )
+        self.layers = nn.ModuleList(
+            LSTM(
+                config.hidden_size,
+                config.cell_size,
+                projection_size=config.projection_size,
+                cell_clip=config.cell_clip,
+                projection_clip=config.projection_clip,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
+        self.word_dropout = Dropout(config.word_dropout)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.post_init()
+
+    def look_up(self, input_ids: Tensor) -> Tensor:
+        """(batch, words, characters) ids -> (batch, words, hidden): each word by itself."""
+        encode = self.characters if self.config.unpad else self.characters.plain
+        words = encode(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
+        return words if self.vectors is None else torch.cat([words, self.vectors(input_ids).to(words.dtype)], -1)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        wanted: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        depth: int | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encode a batch.
+
+        Args:
+            input_ids: (batch, words, characters) ids, as the tokenizer makes them; or `inputs_embeds` (batch, words,
+                hidden), which stand for the words, in their place.
+            attention_mask: (batch, words), 1 at words and 0 at padding, which does not enter any state.
+            sequence_ids: (batch, words), for several sequences in one row: 0 at padding; a run of equal numbers is one
+                sequence, which starts from zero.
+            wanted: (batch, words) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden).
+            output_hidden_states: Give `hidden_states`: the words, and the output of every layer.
+            depth: Run so many layers only.
+            kwargs: What other families' models read, such as `token_type_ids`.
+
+        Raises:
+            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
+        """
+        given = self.check_encoder_input(
+            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=wanted
+        )
+        self.check_spelled(input_ids, inputs_embeds, attention_mask, self.config.hidden_size)
+        rows = self.rows_of(given, attention_mask, sequence_ids)
+        words = given if input_ids is None else self.look_up(input_ids)
+        words = words * where_tokens_are(given, attention_mask, sequence_ids)[..., None].to(words.dtype)
+        states = [words]
+        for layer in self.layers[:depth]:
+            read = self.word_dropout(states[0]) if len(states) == 1 else states[-1]
+            packed, _ = layer(rows.pack(read), rows)
+            states.append(self.dropout(side_by_side(rows.unpack(packed))))
+        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return BaseModelOutputWithPooling(
+            last_hidden_state=states[-1] if wanted is None else states[-1][wanted],
+            hidden_states=tuple(states) if wants else None,
+        )
+
+
+@dataclass
+class CtxCvtOutput(ModelOutput):
+    """Output of a head.
+
+    Attributes:
+        loss: That of the labels, and that of the views by `view_weight`.
+        logits: Of the primary prediction, (batch, words, labels) or (batch, labels).
+        hidden_states: See `CtxCvtModel.forward`.
+        supervised_loss: Cross-entropy of the primary prediction, in nats per label; None without labels.
+        cross_view_loss: `view_weight` times the Kullback-Leibler divergence of the auxiliary predictions, all
+            together, in nats per prediction; None where no view is asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    supervised_loss: Tensor | None = None
+    cross_view_loss: Tensor | None = None
+
+
+class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
+    """Learns from labels, and without them: the primary prediction, made without dropout, is what the auxiliary ones,
+    which see less, are to make of a text without labels. What they improve is what all share (section 3).
+
+    Attributes:
+        predictors: Of each task; see `layers.cross_view`.
+    """
+
+    encoder_class = CtxCvtModel
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "views")
+    accepts_loss_kwargs = False
+    views_of_words: ClassVar[bool] = False
+    predictors: nn.ModuleDict
+
+    def predictor_for(self, labels: int) -> nn.Module:
+        """What predicts so many labels."""
+        raise NotImplementedError
+
+    def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
+        """Mean loss of the primary prediction."""
+        return cross_entropy_over_targets(logits, labels, "labels", counts)
+
+    def build_head(self, config: CtxCvtConfig) -> None:
+        """Predictions of every task."""
+        tasks = config.tasks or {"task": [""] * config.num_labels}
+        self.predictors = nn.ModuleDict({name: self.predictor_for(len(labels)) for name, labels in tasks.items()})
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        views: Tensor | None = None,
+        task: str | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> CtxCvtOutput:
+        """Logits, and the loss where `labels` or `views` are given. Other arguments as in `CtxCvtModel.forward`.
+
+        Args:
+            labels: (batch, words), or (batch,) of a text: classes of `task`; -100 for none.
+            views: Of the same shape: 1 where the auxiliary predictions of all tasks are to agree with the primary ones,
+                -100 elsewhere.
+            task: One of `config.tasks`, whose labels and logits these are; None for the first.
+
+        Raises:
+            CtxError: Input that does not fit together or the model.
+        """
+        predict = self.predictors[self._task(task)]
+        inputs = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
+        inputs |= {"input_ids": input_ids, **kwargs}
+        given = input_ids if input_ids is not None else inputs_embeds
+        learns_views = views is not None and given is not None and self._are_asked(views, given, attention_mask)
+        alone = learns_views and (labels is None or not bool((labels != IGNORED).any()))
+        outputs = self.encode(output_hidden_states=True, depth=1 if alone else None, **inputs)
+        states = outputs.hidden_states
+        tokens = where_tokens_are(states[0], attention_mask, sequence_ids)
+        logits, supervised, disagreement = None, None, None
+        if not alone:
+            logits = predict(torch.cat(states[1:], -1), tokens)
+            if labels is not None:
+                supervised = self.supervised_loss(logits, labels, num_items_in_batch)
+        if learns_views and views is not None:
+            sequences = tokens.long() if sequence_ids is None else sequence_ids
+            total = self._disagreement(states[1], sequences, tokens, views != IGNORED, inputs)
+            disagreement = mean_over_targets(total, views, "views", num_items_in_batch)
+        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return CtxCvtOutput(
+            loss=self._loss(supervised, disagreement),
+            logits=logits,
+            hidden_states=states if wants else None,
+            supervised_loss=None if supervised is None else supervised.detach(),
+            cross_view_loss=None if disagreement is None else self.config.view_weight * disagreement.detach(),
+        )
+
+    def _are_asked(self, views: Tensor, given: Tensor, mask: Tensor | None) -> bool:
+        """Whether any view is; raises CtxError for views that do not fit."""
+        expected = tuple(given.shape[: 2 if self.views_of_words else 1])
+        if tuple(views.shape) != expected:
+            raise CtxError(f"views is {tuple(views.shape)}, expected {expected}: (batch_size, ...) of the input.")
+        asked = views != IGNORED
+        if bool((bad := asked & ((views < 0) | (views > 1))).any()):
+            raise CtxError(f"views holds {int(views[bad][0])}, outside [0, 2) and not -100 (ignored).")
+        if self.views_of_words and mask is not None and bool((misplaced := asked & (mask == 0)).any()):
+            raise CtxError(f"views asks for padding, at {misplaced.nonzero()[0].tolist()}.", mend="put -100 there.")
+        return bool(asked.any())
+
+    def _task(self, task: str | None) -> str:
+        name = next(iter(self.predictors)) if task is None else task
+        if name not in self.predictors:
+            raise CtxError(f"There is no task {name!r}.", mend=f"use one of {', '.join(self.predictors)}.")
+        return name
+
+    def _loss(self, supervised: Tensor | None, disagreement: Tensor | None) -> Tensor | None:
+        if disagreement is None:
+            return supervised
+        weighted = self.config.view_weight * disagreement
+        return weighted if supervised is None else supervised + weighted
+
+    def _disagreement(
+        self, first: Tensor, sequences: Tensor, tokens: Tensor, asked: Tensor, inputs: dict[str, Any]
+    ) -> Tensor:
+        """Summed over tasks, views and what is `asked` for; `first` are the students' states of the first layer."""
+        with torch.no_grad(), without_dropout(self):
+            states = self.encode(output_hidden_states=True, **inputs).hidden_states
+            teachers = {name: each(torch.cat(states[1:], -1), tokens) for name, each in self.predictors.items()}
+        total = first.new_zeros((), dtype=torch.float32)
+        kind = self.config.problem_type or "single_label_classification"
+        for name, each in self.predictors.items():
+            found: dict[str, Tensor] = each.get_views(first, sequences)  # type: ignore[operator]
+            students = {view: logits[asked] for view, logits in found.items()}
+            total = total + summed_disagreement(teachers[name][asked], students, kind)
+        return total
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, for a while, of those modules that are in training mode."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+class CtxCvtForTokenClassification(CtxCvtHeadModel):
+    """A tagger, of one task or several (sections 3.2 and 4.1)."""
+
+    views_of_words = True
+
+    def predictor_for(self, labels: int) -> nn.Module:
+        """One class per word."""
+        config = self.config
+        return WordPredictors(config.task_size, config.projection_size, config.prediction_size, labels, config.views)
+
+
+class CtxCvtForSequenceClassification(CtxCvtHeadModel):
+    """A classifier of texts, whose views are ours."""
+
+    def predictor_for(self, labels: int) -> nn.Module:
+        """One class per text."""
+        config = self.config
+        return TextPredictors(
+            config.task_size,
+            config.projection_size,
+            config.prediction_size,
+            labels,
+            config.views,
+            config.pooling,
+        )
+
+    def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
+        """Of classes, numbers or several labels at once; see `heads.ForSequenceClassification`."""
+        return heads.sequence_loss(self.config, logits, labels, counts)
