@@ -186,7 +186,7 @@ class CtxElmoTokenizer(CtxWordTokenizer):
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> Any:
         """(words, characters) ids -> the words, white space between; of several texts, a list. Vocabulary ids too."""
         token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-        first = token_ids[0] if hasattr(token_ids, "__len__") and len(token_ids) else 0
+        first: Any = token_ids[0] if hasattr(token_ids, "__len__") and len(token_ids) else 0
         if not hasattr(first, "__len__"):
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
         if len(first) and hasattr(first[0], "__len__"):
