@@ -183,6 +183,17 @@ class CtxSpelledTokenizer(CtxWordTokenizer):
                 words.append(names.get(row) or inside.decode("utf-8", "replace"))
         return words
 
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> Any:
+        """(words, characters) ids -> the words, white space between; of several texts, a list. Vocabulary ids too."""
+        token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+        first: Any = token_ids[0] if hasattr(token_ids, "__len__") and len(token_ids) else 0
+        if not hasattr(first, "__len__"):
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
+        if len(first) and hasattr(first[0], "__len__"):
+            return [self.decode(row, skip_special_tokens, **kwargs) for row in token_ids]
+        left_out = self.all_special_tokens if skip_special_tokens else []
+        return " ".join(word for word in self.unspell(token_ids) if word not in left_out)
+
     def _encode_plus(
         self, text: Any, text_pair: Any = None, *, return_tensors: Any = None, **kwargs: Any
     ) -> BatchEncoding:

@@ -38,7 +38,7 @@ TINY = {
     "num_labels": 3,
     "discriminator_weight": 2.0,
     "cell_size": 24,
-    "num_characters": 61,
+    "num_characters": 262,  # those of the tokenizer
     "max_characters_per_token": 14,  # no length of a batch below: torch.compile takes two equal sizes for one
     "character_embedding_size": 6,
     "filters": [[1, 8], [3, 8]],

@@ -23,10 +23,10 @@ from hf_ctxmodels.registry import get_family
 
 FAMILY = "elmo"
 SETTING = (
-    "the LSTM is one layer of both directions with the original's sizes (512 in, 4096 cells, 512 out), clipped, against "
-    "`torch.nn.LSTM(proj_size=512)`, which does not clip, in batches without padding; the encoder is the original one on "
-    "sentences of the demo text, against a direct implementation that computes every step's characters and inputs "
-    "within the step, each direction by itself. Same weights; the outputs are compared first; in turn."
+    "the LSTM is one layer of both directions with the original's sizes (512 in, 4096 cells, 512 out), clipped, "
+    "against `torch.nn.LSTM(proj_size=512)`, which does not clip, in batches without padding; the encoder is the "
+    "original one on sentences of the demo text, against a direct implementation that computes every step's characters "
+    "and inputs within the step, each direction by itself. Same weights; the outputs are compared first; in turn."
 )
 _HEADER = (
     "| what | ours | peer | peer / ours | expected at least | peak memory, ours | peer |\n|---|---|---|---|---|---|---|"

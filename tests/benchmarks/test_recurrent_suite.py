@@ -44,6 +44,6 @@ def test_word_by_word_gives_the_models_output() -> None:
 
 
 def test_a_peer_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent, "word_by_word", lambda model, input_ids, attention_mask: torch.ones(3, 9, 32))
+    monkeypatch.setattr(recurrent, "word_by_word", lambda model, input_ids, **_: torch.ones(*input_ids.shape[:2], 32))
     with pytest.raises(CtxError, match="outputs differ"):
         list(recurrent.run(torch.device("cpu"), torch.float32, repeats=2, attention="sdpa", only="encoder"))

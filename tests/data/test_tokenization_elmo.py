@@ -84,6 +84,17 @@ def test_truncation_and_windows(tokenizer: CtxElmoTokenizer) -> None:
     assert read == [["the", "cat", "sat"], ["sat", "on", "the"], ["the", "mat", "."]]
 
 
+def test_decoding(tokenizer: CtxElmoTokenizer) -> None:
+    ids = tokenizer(TEXTS, padding=True, return_tensors="pt").input_ids
+    assert tokenizer.decode(ids[2]) == "<S> A mat </S>"
+    assert tokenizer.batch_decode(ids, skip_special_tokens=True) == [
+        "The na\u00efve cat , it sat .",
+        "Zw\u00f6lf !",
+        "A mat",
+    ]
+    assert tokenizer.decode(tokenizer.convert_tokens_to_ids(["the", "cat"])) == "the cat"
+
+
 def test_long_words_are_cut(tokenizer: CtxElmoTokenizer) -> None:
     ids = tokenizer("x" * 99).input_ids[1]
     assert len(ids) == 50

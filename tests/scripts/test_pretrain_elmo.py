@@ -28,7 +28,7 @@ def run(monkeypatch: pytest.MonkeyPatch, script: str, **flags: object) -> None:
 
 
 def pretrain(monkeypatch: pytest.MonkeyPatch, folder: Path, **flags: object) -> None:
-    common = {"tokenizer": folder / "tokenizer", "max_length": 24, "per_device_batch_size": 8, "learning_rate": 1e-2}
+    common = {"tokenizer": folder / "tokenizer", "max_length": 24, "per_device_batch_size": 8, "learning_rate": 2e-2}
     run(monkeypatch, "pretrain.py", **common, dataloader_workers=0, save_steps=0, **flags)
 
 
@@ -75,7 +75,7 @@ def test_another_domain_from_a_checkpoint(monkeypatch: pytest.MonkeyPatch, folde
     """What was learned of one domain serves it, and going on from there on another one's text serves that."""
     tokenizer, general, special = folder / "tokenizer", folder / "general", folder / "special"
     new = {"family": "elmo", "config": folder / "tiny.json", "objective_options": options}
-    pretrain(monkeypatch, folder, **new, dataset=folder / "news.txt", output_dir=general, max_steps=60)
+    pretrain(monkeypatch, folder, **new, dataset=folder / "news.txt", output_dir=general, max_steps=500)
     news, law = (write(folder / "unseen.txt", chains, 30, seed=2) for chains in (NEWS, LAW))
     learned = perplexity(general, tokenizer, news)
     words = 9  # about as many are equally frequent
@@ -83,7 +83,7 @@ def test_another_domain_from_a_checkpoint(monkeypatch: pytest.MonkeyPatch, folde
     before = perplexity(general, tokenizer, law)
     assert before > 1.3 * learned
     went_on = {"model": general, "objective_options": options, "dataset": folder / "law.txt"}
-    pretrain(monkeypatch, folder, **went_on, output_dir=special, max_steps=60)
+    pretrain(monkeypatch, folder, **went_on, output_dir=special, max_steps=500)
     assert perplexity(special, tokenizer, law) < 0.7 * before
 
 
@@ -94,7 +94,7 @@ def test_several_languages_by_their_marks(monkeypatch: pytest.MonkeyPatch, folde
     tokenizer.save_pretrained(folder / "tokenizer")
     data = {"dataset": f"{folder / 'news.txt'} {folder / 'law.txt'}", "dataset_marks": "<en> <de>"}
     out = folder / "both"
-    pretrain(monkeypatch, folder, family="elmo", config=folder / "tiny.json", **data, output_dir=out, max_steps=150)
+    pretrain(monkeypatch, folder, family="elmo", config=folder / "tiny.json", **data, output_dir=out, max_steps=400)
     config = AutoModelForPreTraining.from_pretrained(out).config
     assert (config.num_characters, config.num_languages) == (264, 2)
     unseen = write(folder / "unseen.txt", NEWS, 30, seed=2)
