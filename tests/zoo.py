@@ -21,6 +21,7 @@ from hf_ctxmodels.static import StaticPreTrainedModel
 PAD, CLS, SEP, MASK, FIRST_WORD = 0, 1, 2, 3, 5
 CHOICES = 3
 LENGTHS = (12, 7, 1, 9)
+SOFT_TARGETS = ("views",)  # where the answer is another prediction of the model
 
 # Fields a family does not have are left out. Wide initialisation makes attention far from uniform.
 TINY = {
@@ -139,7 +140,7 @@ class Case:
 
     @property
     def teaches_itself(self) -> bool:
-        """Whether a term of the loss compares two predictions of the model, so that it is small, and rounding weighs."""
+        """Whether a term of the loss compares two predictions of the model: it is small, and rounding weighs."""
         return any(name in SOFT_TARGETS for name in getattr(self.model_class, "loss_targets", ()))
 
     @property
@@ -406,6 +407,8 @@ def _learnable_words(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
     if case.directions > 1:  # a row's words are all the same, so that each says which are next to it
         return batch | {"labels": words[..., None].expand(-1, -1, case.directions)}, math.log(kinds)
     for name in case.model_class.loss_targets:
+        if name in SOFT_TARGETS:
+            continue
         if name == "labels" and case.predicts_where_labelled:
             hidden = torch.rand(words.shape, generator=generator) < 0.3
             hidden[:, 1] = True

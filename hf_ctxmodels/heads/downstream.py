@@ -66,7 +66,7 @@ class ForSequenceClassification(HeadModel):
 
 
 def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-    """Mean loss of (batch, num_labels) logits, of the kind that `problem_type` says; see `ForSequenceClassification`."""
+    """Mean loss of (batch, num_labels) logits of the kind that `problem_type` says."""
     if config.problem_type is None:
         if config.num_labels == 1:
             config.problem_type = "regression"

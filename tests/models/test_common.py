@@ -102,6 +102,9 @@ PUBLISHED = {
             ("original", "base", 93_600_864),
         )
     },
+    # No count is published: the arithmetic of section 4.1. Characters 262 * 50; filters 100 * (50 * 9 + 3), 300
+    # to 1024; each layer and direction 4 * 1024 * (1024 + 512 + 1) + 1024 * 512.
+    "cvt": {"section 4.1": ({}, {"AutoModel": 13_100 + 45_300 + 308_224 + 4 * 6_819_840})},
     "word2vec": {  # 3 million words and phrases of news; the table alone is published
         "news": ({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000}),
     },

@@ -127,6 +127,7 @@ class CtxCvtOutput(ModelOutput):
         supervised_loss: Cross-entropy of the primary prediction, in nats per label; None without labels.
         cross_view_loss: `view_weight` times the Kullback-Leibler divergence of the auxiliary predictions, all
             together, in nats per prediction; None where no view is asked for.
+        metrics: Of classes, how many labels the primary prediction gets right, see `heads.right_guesses`.
     """
 
     loss: Tensor | None = None
@@ -134,6 +135,7 @@ class CtxCvtOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
     supervised_loss: Tensor | None = None
     cross_view_loss: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
 
 
 class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
@@ -197,11 +199,12 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         outputs = self.encode(output_hidden_states=True, depth=1 if alone else None, **inputs)
         states = outputs.hidden_states
         tokens = where_tokens_are(states[0], attention_mask, sequence_ids)
-        logits, supervised, disagreement = None, None, None
+        logits, supervised, disagreement, metrics = None, None, None, None
         if not alone:
             logits = predict(torch.cat(states[1:], -1), tokens)
             if labels is not None:
                 supervised = self.supervised_loss(logits, labels, num_items_in_batch)
+                metrics = {"accuracy": heads.right_guesses(logits, labels)} if self._has_classes else None
         if learns_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
             total = self._disagreement(states[1], sequences, tokens, views != IGNORED, inputs)
@@ -213,6 +216,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             hidden_states=states if wants else None,
             supervised_loss=None if supervised is None else supervised.detach(),
             cross_view_loss=None if disagreement is None else self.config.view_weight * disagreement.detach(),
+            metrics=metrics,
         )
 
     def _are_asked(self, views: Tensor, given: Tensor, mask: Tensor | None) -> bool:
@@ -226,6 +230,14 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         if self.views_of_words and mask is not None and bool((misplaced := asked & (mask == 0)).any()):
             raise CtxError(f"views asks for padding, at {misplaced.nonzero()[0].tolist()}.", mend="put -100 there.")
         return bool(asked.any())
+
+    @property
+    def _kind(self) -> str:
+        return self.config.problem_type or "single_label_classification"
+
+    @property
+    def _has_classes(self) -> bool:
+        return self._kind == "single_label_classification"
 
     def _task(self, task: str | None) -> str:
         name = next(iter(self.predictors)) if task is None else task
@@ -247,11 +259,10 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             states = self.encode(output_hidden_states=True, **inputs).hidden_states
             teachers = {name: each(torch.cat(states[1:], -1), tokens) for name, each in self.predictors.items()}
         total = first.new_zeros((), dtype=torch.float32)
-        kind = self.config.problem_type or "single_label_classification"
         for name, each in self.predictors.items():
             found: dict[str, Tensor] = each.get_views(first, sequences)  # type: ignore[operator]
             students = {view: logits[asked] for view, logits in found.items()}
-            total = total + summed_disagreement(teachers[name][asked], students, kind)
+            total = total + summed_disagreement(teachers[name][asked], students, self._kind)
         return total
 
 
