@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
+from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.recurrence import GATES, recur, recurrence_by_steps, recurrence_in_a_graph
 
 
@@ -114,6 +115,14 @@ class PackedRows:
         places = self.places[..., None].expand_as(packed)
         return padded.scatter(1, places, packed).unflatten(1, (rows, length))
 
+    @property
+    def numbers(self) -> Tensor:
+        """(tokens,) of each packed token, the packed row it belongs to; the same in both directions."""
+        if self.present is not None:
+            return torch.arange(self.shape[0], device=self.order.device).repeat(self.shape[1])
+        every = torch.arange(len(self.order), device=self.order.device)
+        return torch.cat([every[:number] for number in self.steps])
+
     def sorted(self, state: State) -> State:
         """A state of the batch's rows, as a layer takes it."""
         return State(state.hidden[:, self.order], state.cell[:, self.order])
@@ -139,6 +148,9 @@ class LSTM(nn.Module):
         projection_size: Width of the output; None for that of the cell, without projection.
         cell_clip, projection_clip: Largest absolute value of the cell and of the output; None for no limit.
         directions: 1 or 2.
+        state_bias: Have a second bias beside the input's, as `torch.nn.LSTM` has.
+        weight_dropout: Of the weights from step to step, one mask for a whole forward pass (Merity et al. 2017, arXiv
+            1708.02182, section 2).
     """
 
     def __init__(
@@ -150,14 +162,18 @@ class LSTM(nn.Module):
         cell_clip: float | None = None,
         projection_clip: float | None = None,
         directions: int = 2,
+        state_bias: bool = False,
+        weight_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.weight_dropout = weight_dropout
         self.cell_size, self.output_size = cell_size, projection_size or cell_size
         self.cell_clip, self.projection_clip = cell_clip, projection_clip
         gates = GATES * cell_size
         self.input_weight = nn.Parameter(torch.empty(directions, gates, input_size))
         self.state_weight = nn.Parameter(torch.empty(directions, gates, self.output_size))
         self.bias = nn.Parameter(torch.empty(directions, gates))
+        self.state_bias = nn.Parameter(torch.empty(directions, gates)) if state_bias else None
         self.projection = (
             None if projection_size is None else nn.Parameter(torch.empty(directions, projection_size, cell_size))
         )
@@ -173,6 +189,8 @@ class LSTM(nn.Module):
         if not getattr(self.bias, "_is_hf_initialized", False):
             init.zeros_(self.bias)
             init.ones_(self.bias[:, self.cell_size : 2 * self.cell_size])
+        if self.state_bias is not None:
+            init.zeros_(self.state_bias)
 
     def zero_state(self, rows: int) -> State:
         """A state that remembers nothing."""
@@ -180,13 +198,17 @@ class LSTM(nn.Module):
         hidden = self.bias.new_zeros(directions, rows, self.output_size)
         return State(hidden, self.bias.new_zeros(directions, rows, self.cell_size))
 
-    def forward(self, packed: Tensor, rows: PackedRows, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, packed: Tensor, rows: PackedRows, state: State | None = None, truncation: int | None = None
+    ) -> tuple[Tensor, State]:
         """Run over all steps.
 
         Args:
             packed: (directions, tokens, input) as `rows.pack` gives it.
             rows: Where the tokens are.
             state: From which to start, in the order of `rows`; None for zeros.
+            truncation: Steps after which the state goes on without its gradient; None for never, as in a compiled
+                graph.
 
         Returns:
             (directions, tokens, output), and the state behind each row's last token.
@@ -196,16 +218,41 @@ class LSTM(nn.Module):
             dtype = torch.get_autocast_dtype(packed.device.type)
         state = self.zero_state(len(rows.order)) if state is None else state
         with torch.autocast(packed.device.type, enabled=False):
-            weights = [None if each is None else each.to(dtype) for each in (self.state_weight, self.projection)]
-            parts = (self.bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
+            state_weight = dropout(self.state_weight, self.weight_dropout, self.training)
+            weights = [None if each is None else each.to(dtype) for each in (state_weight, self.projection)]
+            bias = self.bias if self.state_bias is None else self.bias + self.state_bias
+            parts = (bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
             gates = torch.stack([F.linear(states, weight, bias) for bias, states, weight in zip(*parts)])
-            arguments = (gates, state.hidden.to(dtype), state.cell.to(dtype), *weights)
+            state = State(state.hidden.to(dtype), state.cell.to(dtype))
+            if rows.present is None or not torch.compiler.is_compiling():
+                return self._recur(gates, state, weights, rows, truncation)
             clips = (self.cell_clip, self.projection_clip)
+            outputs, *last = recurrence_in_a_graph(gates, *state, *weights, rows.present, rows.restarts, *clips)
+        return outputs, State(*last)
+
+    def _recur(
+        self, gates: Tensor, state: State, weights: list[Tensor | None], rows: PackedRows, truncation: int | None
+    ) -> tuple[Tensor, State]:
+        """The recurrence in stretches of `truncation` steps, between which no gradient passes."""
+        clips = (self.cell_clip, self.projection_clip)
+        steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]
+        size = truncation if truncation is not None and torch.is_grad_enabled() else max(1, len(steps))
+        outputs, ended, start = [], [], 0
+        for first in range(0, len(steps), size):
+            stretch = steps[first : first + size]
+            part = slice(start, start + sum(stretch))
+            going = state
+            if first:
+                ended.append(State(*(each[:, stretch[0] :] for each in state)))
+                going = State(*(each[:, : stretch[0]].detach() for each in state))
+            arguments = (gates[:, part], *going, *weights, stretch, *clips)
             if rows.present is None:
-                outputs, hidden, cell = recur(*arguments, rows.steps, *clips)
-            elif torch.compiler.is_compiling():
-                outputs, hidden, cell = recurrence_in_a_graph(*arguments, rows.present, rows.restarts, *clips)
+                out, *last = recur(*arguments)
             else:
-                steps = (rows.shape[0],) * rows.shape[1]
-                outputs, hidden, cell = recurrence_by_steps(*arguments, steps, *clips, rows.present, rows.restarts)
-        return outputs, State(hidden, cell)
+                restarts = None if rows.restarts is None else rows.restarts[:, part]
+                out, *last = recurrence_by_steps(*arguments, rows.present[:, part], restarts)
+            outputs.append(out)
+            state, start = State(*last), part.stop
+        if len(outputs) == 1:
+            return outputs[0], state
+        return torch.cat(outputs, 1), State(*(torch.cat(parts, 1) for parts in zip(state, *reversed(ended))))
