@@ -21,6 +21,7 @@ from hf_ctxmodels.static import StaticPreTrainedModel
 PAD, CLS, SEP, MASK, FIRST_WORD = 0, 1, 2, 3, 5
 CHOICES = 3
 LENGTHS = (12, 7, 1, 9)
+VOCABULARY_TARGETS = ("labels", "shift_labels")
 
 # Fields a family does not have are left out. Wide initialisation makes attention far from uniform.
 TINY = {
@@ -35,6 +36,7 @@ TINY = {
     "initializer_range": 0.2,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
+    "dropout_scale": 0.0,
     "num_labels": 3,
     "discriminator_weight": 2.0,
     "cell_size": 24,
@@ -303,7 +305,7 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
     for name in getattr(case.model_class, "loss_targets", ()):
         if name in ("start_positions", "end_positions"):
             targets[name] = _random_positions(batch, generator)
-        elif name == "labels" and case.predicts_where_labelled:
+        elif name in VOCABULARY_TARGETS and case.predicts_where_labelled:
             labels = [_random_token_targets(tokens, TINY["vocab_size"], 0.4, generator) for _ in range(case.directions)]
             targets[name] = torch.stack(labels, -1) if case.directions > 1 else labels[0]
         elif name == "token_labels":
@@ -391,11 +393,11 @@ def _learnable_words(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
     if case.directions > 1:  # a row's words are all the same, so that each says which are next to it
         return batch | {"labels": words[..., None].expand(-1, -1, case.directions)}, math.log(kinds)
     for name in case.model_class.loss_targets:
-        if name == "labels" and case.predicts_where_labelled:
+        if name in VOCABULARY_TARGETS and case.predicts_where_labelled:
             hidden = torch.rand(words.shape, generator=generator) < 0.3
             hidden[:, 1] = True
             hidden[:, 0] = False
-            batch["labels"] = words.masked_fill(~hidden, -100)
+            batch[name] = words.masked_fill(~hidden, -100)
             batch["input_ids"] = words.masked_fill(hidden, MASK)
             baseline += math.log(kinds)
         elif name == "token_labels":

@@ -130,12 +130,14 @@ def _backward_in_a_graph(
 ) -> list[Tensor]:
     """Gradients of `recurrence_in_a_graph` in its first four arguments and the projection; computes it once more."""
     given = [gates, hidden, cell, state_weight, *([] if projection is None else [projection])]
-    with torch.enable_grad():
-        given = [each.detach().requires_grad_() for each in given]
-        outputs = _with_all_rows(
-            *given[:4], given[4] if len(given) > 4 else None, present, restarts, cell_clip, projection_clip
-        )
-        return [each.contiguous() for each in torch.autograd.grad(outputs, given, gradients)]
+
+    def run(*given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = (*given, None) if projection is None else given
+        return _with_all_rows(*parts, present, restarts, cell_clip, projection_clip)
+
+    # within an operation autograd records nothing; this differentiates all the same
+    _, differentiate = torch.func.vjp(run, *given)
+    return [each.clone() for each in differentiate(tuple(gradients))]
 
 
 @_backward_in_a_graph.register_fake
