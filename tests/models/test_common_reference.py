@@ -115,6 +115,8 @@ class TestOpening:
         _assert_same_weights(again, expected)
 
     def test_untied(self, tied_head: Case, tmp_path: Path) -> None:
+        if not tied_head.has_peer:
+            pytest.skip(f"transformers has no {tied_head}")
         reference = tied_head.reference_model(tie_word_embeddings=False)
         reference.save_pretrained(tmp_path)
         model, report = tied_head.model_class.from_pretrained(tmp_path, output_loading_info=True)
