@@ -10,6 +10,7 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 
 NEVER = 1e15  # a step that no run reaches
+FROM_THE_START = -1
 
 
 class Averaging:
@@ -55,7 +56,8 @@ class Averaging:
             return
         loss, before = metrics["eval_loss"], self._losses[: -self._interval]
         if before and loss > min(before):
-            self._begin(step)
+            self._waits = False
+            self._set(step - 1)  # torch counts so that the next step is the first of the mean then
         self._losses.append(loss)
 
     def settle(self) -> None:
@@ -72,10 +74,6 @@ class Averaging:
         self._waits = self._waits and state["begun"] == NEVER
         if self._averages:
             self._set(state["begun"])
-
-    def _begin(self, step: int) -> None:
-        self._waits = False
-        self._set(step)
 
     def _set(self, step: float) -> None:
         for group in self._optimizer.param_groups:

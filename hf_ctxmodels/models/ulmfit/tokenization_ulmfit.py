@@ -126,8 +126,8 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
         steps = [normalizers.NFC(), *(normalizers.Replace(*pair) for pair in _MARKUP.items())]
         steps += [normalizers.Prepend(" "), *_repetitions()]
         if do_lower_case:
-            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Ll}\s]+(?:\s|\z))", f" {CAPITALS} "))
-            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Lu}\s]+(?:\s|\z))", f" {CAPITAL} "))
+            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Ll}\s]*[\p{Lu}\p{Nd}][^\p{Ll}\s]*(?:\s|\z))", f" {CAPITALS} "))
+            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Lu}\s]*\p{Ll}[^\p{Lu}\s]*(?:\s|\z))", f" {CAPITAL} "))
             steps.append(normalizers.Lowercase())
         return steps
 
