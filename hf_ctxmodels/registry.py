@@ -291,7 +291,8 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             name="ulmfit",
-            paper="Howard & Ruder 2018, Universal Language Model Fine-tuning for Text Classification (arXiv 1801.06146)",
+            paper="Howard & Ruder 2018, Universal Language Model Fine-tuning for Text Classification "
+            "(arXiv 1801.06146)",
             config=CtxUlmfitConfig,
             tokenizer=CtxUlmfitTokenizer,
             models={

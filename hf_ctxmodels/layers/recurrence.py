@@ -131,12 +131,12 @@ def _backward_in_a_graph(
     """Gradients of `recurrence_in_a_graph` in its first four arguments and the projection; computes it once more."""
     given = [gates, hidden, cell, state_weight, *([] if projection is None else [projection])]
 
-    def run(*given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        parts = (*given, None) if projection is None else given
-        return _with_all_rows(*parts, present, restarts, cell_clip, projection_clip)
+    def run(gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        rest = (more[0] if more else None, present, restarts, cell_clip, projection_clip)
+        return _with_all_rows(gates, hidden, cell, state_weight, *rest)
 
     # within an operation autograd records nothing; this differentiates all the same
-    _, differentiate = torch.func.vjp(run, *given)
+    differentiate = torch.func.vjp(run, *given)[1]
     return [each.clone() for each in differentiate(tuple(gradients))]
 
 

@@ -219,19 +219,26 @@ class LSTM(nn.Module):
         state = self.zero_state(len(rows.order)) if state is None else state
         with torch.autocast(packed.device.type, enabled=False):
             state_weight = dropout(self.state_weight, self.weight_dropout, self.training)
-            weights = [None if each is None else each.to(dtype) for each in (state_weight, self.projection)]
+            state_weight = state_weight.to(dtype)
+            projection = None if self.projection is None else self.projection.to(dtype)
             bias = self.bias if self.state_bias is None else self.bias + self.state_bias
             parts = (bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
             gates = torch.stack([F.linear(states, weight, bias) for bias, states, weight in zip(*parts)])
             state = State(state.hidden.to(dtype), state.cell.to(dtype))
             if rows.present is None or not torch.compiler.is_compiling():
-                return self._recur(gates, state, weights, rows, truncation)
-            clips = (self.cell_clip, self.projection_clip)
-            outputs, *last = recurrence_in_a_graph(gates, *state, *weights, rows.present, rows.restarts, *clips)
-        return outputs, State(*last)
+                return self._recur(gates, state, state_weight, projection, rows, truncation)
+            given = (gates, state.hidden, state.cell, state_weight, projection, rows.present, rows.restarts)
+            outputs, hidden, cell = recurrence_in_a_graph(*given, self.cell_clip, self.projection_clip)
+        return outputs, State(hidden, cell)
 
     def _recur(
-        self, gates: Tensor, state: State, weights: list[Tensor | None], rows: PackedRows, truncation: int | None
+        self,
+        gates: Tensor,
+        state: State,
+        state_weight: Tensor,
+        projection: Tensor | None,
+        rows: PackedRows,
+        truncation: int | None,
     ) -> tuple[Tensor, State]:
         """The recurrence in stretches of `truncation` steps, between which no gradient passes."""
         clips = (self.cell_clip, self.projection_clip)
@@ -245,14 +252,14 @@ class LSTM(nn.Module):
             if first:
                 ended.append(State(*(each[:, stretch[0] :] for each in state)))
                 going = State(*(each[:, : stretch[0]].detach() for each in state))
-            arguments = (gates[:, part], *going, *weights, stretch, *clips)
+            given = (gates[:, part], going.hidden, going.cell, state_weight, projection, stretch, *clips)
             if rows.present is None:
-                out, *last = recur(*arguments)
+                out, hidden, cell = recur(*given)
             else:
                 restarts = None if rows.restarts is None else rows.restarts[:, part]
-                out, *last = recurrence_by_steps(*arguments, rows.present[:, part], restarts)
+                out, hidden, cell = recurrence_by_steps(*given, rows.present[:, part], restarts)
             outputs.append(out)
-            state, start = State(*last), part.stop
+            state, start = State(hidden, cell), part.stop
         if len(outputs) == 1:
             return outputs[0], state
         return torch.cat(outputs, 1), State(*(torch.cat(parts, 1) for parts in zip(state, *reversed(ended))))

@@ -75,7 +75,7 @@ class LoopArguments:
             self._require(name, at_least=0)
         if self.optimizer == "nt-asgd" and not self.eval_steps:
             raise CtxError(
-                "nt-asgd begins to average when the held-out loss falls no more, and there is no evaluation on the way.",
+                "nt-asgd averages once the held-out loss falls no more, and there is no evaluation on the way.",
                 where="--optimizer nt-asgd --eval_steps 0",
                 mend="give --eval_steps, or use --optimizer asgd.",
             )

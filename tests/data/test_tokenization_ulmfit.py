@@ -5,7 +5,10 @@ from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxUlmfitTokenizer
 
-TEXT = "The CAT sat on McDonald. A Soooooo good film!!!! No no no, very very very good U.S. films of 1000 men & W7 I &amp; X"
+TEXT = (
+    "The CAT sat on McDonald. A Soooooo good film!!!! No no no, very very very good U.S. films of 1000 men & W7 "
+    "I &amp; X"
+)
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,8 @@ class TestSharedDropout:
         torch.manual_seed(0)
         tensor = torch.ones(1, 6, 400, requires_grad=True)
         out = shared_dropout(tensor, self.NUMBERS, 3, 0.5, True, whole=whole)
-        assert torch.equal(out[0, 0], out[0, 3]) and torch.equal(out[0, 1], out[0, 5])
+        assert torch.equal(out[0, 0], out[0, 3])
+        assert torch.equal(out[0, 1], out[0, 5])
         assert set(out.unique().tolist()) <= {0.0, 2.0}
         if whole:
             assert all(len(row.unique()) == 1 for row in out[0])

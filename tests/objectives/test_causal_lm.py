@@ -38,7 +38,8 @@ def test_rows_and_their_targets_are_the_text_without_a_gap(tokenizer: CtxUlmfitT
     assert (batch["shift_labels"][~tokens] == -100).all()
     assert (batch["input_ids"][~tokens] == tokenizer.pad_token_id).all()
     counts = objective.count(batch)
-    assert counts["targets"] == len(text) - 1 and counts["unknown"] == 0
+    assert counts["targets"] == len(text) - 1
+    assert counts["unknown"] == 0
     assert objective.rates(counts)["targets_per_word"] == pytest.approx(1 - 1 / len(text))
     assert objective.statistics["tokens"] == len(text)
 

@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ class Stack(nn.Module):
         torch.manual_seed(0)
         self.encoder = nn.Embedding(WORDS, WIDTH)
         sizes = [WIDTH, *[CELL] * (LAYERS - 1), WIDTH]
-        self.rnns = nn.ModuleList(nn.LSTM(*pair, batch_first=True) for pair in zip(sizes, sizes[1:], strict=False))
+        self.rnns = nn.ModuleList(nn.LSTM(*pair, batch_first=True) for pair in pairwise(sizes))
         self.bias = nn.Parameter(torch.randn(WORDS))
 
     def forward(self, ids: Tensor, states: list | None = None) -> tuple[Tensor, list]:

@@ -87,7 +87,7 @@ def test_nothing_for_other_optimizers(optimizer: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "asgd", "nt-asgd"])
 def test_the_rate_of_a_step(optimizer: str) -> None:
-    """Half the targets, half the step: also the first and the second, whose rate ASGD itself would take from the first."""
+    """Half the targets, half the step; also of the second, whose rate ASGD itself would take from the first."""
     for factors in ((1.0, 0.5), (0.5, 1.0)):
         model, made, _ = setup(optimizer)
         plain, plain_optimizer, _ = setup("sgd")

@@ -71,7 +71,9 @@ class CtxUlmfitConfig(CtxConfig):
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
         for kind in _RATES:
             if not 0 <= self.rate(kind) < 1:
-                raise ValueError(f"{kind}_dropout_prob * dropout_scale is {self.rate(kind)}, expected 0 or more, below 1.")
+                raise ValueError(
+                    f"{kind}_dropout_prob * dropout_scale is {self.rate(kind)}, expected 0 or more, below 1."
+                )
 
     def rate(self, kind: str) -> float:
         """Dropout of a kind: "embedding", "input", "hidden", "output" or "weight"."""

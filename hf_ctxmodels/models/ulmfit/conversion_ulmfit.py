@@ -68,7 +68,7 @@ def _tensors(file: str | Path) -> Mapping[str, Tensor]:
         raise CtxError(
             f"Cannot read the weights: {error}",
             where=str(file),
-            mend="give a file of weights alone (learn.save(..., with_opt=False), or torch.save(model.state_dict(), ...)).",
+            mend="give a file of weights alone: learn.save(..., with_opt=False), torch.save(model.state_dict(), ...).",
         ) from error
     inside = loaded.get("model", loaded) if isinstance(loaded, Mapping) else loaded  # beside an optimizer's
     if not isinstance(inside, Mapping) or not all(torch.is_tensor(value) for value in inside.values()):

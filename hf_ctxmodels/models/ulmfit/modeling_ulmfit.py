@@ -6,6 +6,7 @@ model, and the classifier. The arithmetic is in `hf_ctxmodels.layers.recurrent`,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -71,7 +72,7 @@ class CtxUlmfitModel(CtxUlmfitPreTrainedModel):
         sizes = config.layer_sizes
         self.layers = nn.ModuleList(
             LSTM(before, after, directions=1, state_bias=True, weight_dropout=config.rate("weight"))
-            for before, after in zip(sizes, sizes[1:], strict=False)
+            for before, after in pairwise(sizes)
         )
         self.post_init()
 
@@ -112,9 +113,7 @@ class CtxUlmfitModel(CtxUlmfitPreTrainedModel):
         if attention_mask is not None and attention_mask.dim() != 2:
             raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
         if inputs_embeds is not None and inputs_embeds.shape[2] != self.config.hidden_size:
-            raise CtxError(
-                f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {self.config.hidden_size}."
-            )
+            raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {self.config.hidden_size}.")
         if sequence_ids is not None:
             if states is not None:
                 raise CtxError("states go on from row to row, but sequence_ids say that a row is several sequences.")
@@ -344,8 +343,7 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
     def build_head(self, config: CtxUlmfitConfig) -> None:
         """Two blocks, each of a normalisation, dropout and a linear map."""
         norm = nn.BatchNorm1d if config.classifier_norm == "batch" else nn.LayerNorm
-        super().build_head(config)
-        self.dropout = nn.Identity()
+        self.dropout = Dropout(0.0)  # it stands behind the normalisation
         self.classifier = nn.Sequential(
             norm(config.pooled_size),
             Dropout(config.head_dropout),
