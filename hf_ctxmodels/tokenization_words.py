@@ -80,6 +80,7 @@ class CtxWordTokenizer(CtxTokenizer):
         do_lower_case: bool = True,
         split_punctuation: bool = True,
         model_max_length: int = 1_000_000,
+        **kwargs: Any,
     ) -> Self:
         """Count words and keep the most frequent. Ties go by the alphabet: the same texts give the same vocabulary.
 
@@ -89,6 +90,7 @@ class CtxWordTokenizer(CtxTokenizer):
             min_count: a word seen fewer times is left out.
             do_lower_case, split_punctuation: see the class.
             model_max_length: longest input in words.
+            kwargs: of the class.
 
         Raises:
             CtxError: there is no text, no word is frequent enough, or no room for any.
@@ -116,6 +118,7 @@ class CtxWordTokenizer(CtxTokenizer):
             do_lower_case=do_lower_case,
             split_punctuation=split_punctuation,
             model_max_length=model_max_length,
+            **kwargs,
         )
 
     @classmethod

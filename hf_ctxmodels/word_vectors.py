@@ -95,7 +95,7 @@ class WordVectors:
             [self.words[place] for place in kept], counts, do_lower_case=self.lower_case, split_punctuation=False
         )
         model = row.models["AutoModel"](row.config.of_one_table(len(tokenizer), self.matrix.shape[1]))
-        table = model.get_input_embeddings().weight
+        table: Any = model.get_input_embeddings().weight
         with torch.no_grad():
             table[: len(SPECIAL_TOKENS)] = 0
             table[len(SPECIAL_TOKENS) :] = torch.from_numpy(np.ascontiguousarray(self.matrix[kept]))

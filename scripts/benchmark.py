@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks import encoders, pretraining, report, sharing, words
+from hf_ctxmodels.benchmarks import encoders, pretraining, recurrent, report, sharing, words
 from hf_ctxmodels.errors import run_script
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -33,6 +33,7 @@ class Suite:
 SUITES = {
     "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_peer),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
+    "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
     "static": Suite([words.run_speed], words.speed_table, lambda attention: words.SPEED, ("dataset",)),
     "static-quality": Suite(
         [words.run_quality], words.quality_table, lambda attention: words.QUALITY, ("dataset", "word_tests", "epochs")

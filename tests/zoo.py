@@ -41,7 +41,7 @@ TINY = {
     "discriminator_weight": 2.0,
     "cell_size": 24,
     "num_characters": 61,
-    "max_characters_per_token": 12,
+    "max_characters_per_token": 14,  # no length of a batch below: torch.compile takes two equal sizes for one
     "character_embedding_size": 6,
     "filters": [[1, 8], [3, 8]],
 }
@@ -128,6 +128,11 @@ class Case:
     def attends(self) -> bool:
         """Whether there is attention, of which there are several implementations."""
         return self.has_field("num_attention_heads")
+
+    @property
+    def recurs(self) -> bool:
+        """Whether words are read one after the other, which takes more steps to learn."""
+        return self.has_field("cell_size")
 
     @property
     def learns_vectors(self) -> bool:

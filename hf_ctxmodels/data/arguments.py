@@ -22,6 +22,10 @@ class DataArguments:
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub data set.")
     dataset_split: str = flag("train", "Split of a Hub data set or directory.")
+    dataset_marks: list[str] = flag(
+        (),
+        "A word for each of --dataset, put in front of each of its sentences: `<de>`, say, where languages have one.",
+    )
     text_column: str = flag("text", "Column that holds the text of a document, except in .txt.")
     streaming: bool = flag(False, "Read while working instead of loading everything first.")
     skip_empty_documents: bool = flag(False, "Pass over documents without text instead of stopping.")
@@ -36,5 +40,6 @@ class DataArguments:
             config_name=self.dataset_config,
             streaming=self.streaming,
             skip_empty=self.skip_empty_documents,
+            marks=self.dataset_marks,
         )
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)

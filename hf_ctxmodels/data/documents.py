@@ -1,6 +1,6 @@
 """Sources of documents: the demo text, local files, the Hub."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import glob, has_magic
@@ -115,6 +115,7 @@ def load_documents(
     config_name: str | None = None,
     streaming: bool = False,
     skip_empty: bool = False,
+    marks: Sequence[str] = (),
 ) -> Documents:
     """Open a source of documents. A file, the demo text and a stream are read anew by every iteration.
 
@@ -127,11 +128,17 @@ def load_documents(
         config_name: configuration of a Hub data set.
         streaming: read a Hub data set over the network instead of downloading it first. Files are never loaded whole.
         skip_empty: pass over documents without text instead of raising.
+        marks: one word for each source, put in front of each of its sentences, such as the name of its language.
 
     Raises:
-        CtxError: a source cannot be found. What is wrong inside it is raised while iterating.
+        CtxError: a source cannot be found, or there are not as many marks. What is wrong inside it is raised
+            while iterating.
     """
     sources = [_open(dataset, split, text_column, config_name, streaming) for dataset in datasets]
+    if marks:
+        if len(marks) != len(sources):
+            raise CtxError(f"{len(marks)} marks for {len(sources)} data sets.", mend="give one mark for each, or none.")
+        sources = [(name, partial(_marked, read, mark)) for (name, read), mark in zip(sources, marks)]
     if len(sources) == 1:
         name, read = sources[0]
     else:
@@ -171,6 +178,12 @@ def _check_document_file(path: Path) -> None:
 def _one_by_one(sources: list[Callable[[], Iterator[list[str]]]]) -> Iterator[list[str]]:
     for read in sources:
         yield from read()
+
+
+def _marked(read: Callable[[], Iterator[list[str]]], mark: str) -> Iterator[list[str]]:
+    for paragraphs in read():
+        sentences = (sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
+        yield [f"{mark} {sentence}" for sentence in sentences]
 
 
 def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: bool) -> object:

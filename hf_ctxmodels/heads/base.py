@@ -133,6 +133,19 @@ class HeadModel(_Mixin):
         """Create the head's own modules."""
         raise NotImplementedError
 
+    def penalty(self) -> Tensor | None:
+        """What is added to the loss in training, whatever the batch is; None for nothing."""
+        return None
+
+    def penalised(self, loss: Tensor, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
+        """The loss with `penalty`: each target's share of it, so that micro-batches add up to one. See
+        `mean_over_targets` for the arguments."""
+        penalty = self.penalty() if self.training else None
+        if penalty is None:
+            return loss
+        number = targets.numel() if targets.is_floating_point() else (targets != IGNORED).sum()
+        return loss + mean_over_targets(penalty * number, targets, name, counts)
+
     def encode(self, **kwargs: Any) -> Any:
         """Run the encoder; always returns a model output."""
         return self.base_model(return_dict=True, **kwargs)

@@ -56,7 +56,10 @@ class ForSequenceClassification(HeadModel):
             **kwargs,
         )
         logits = self.classifier(self.dropout(outputs.pooler_output))
-        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
+        loss = None
+        if labels is not None:
+            loss = self._loss(logits, labels, num_items_in_batch)
+            loss = self.penalised(loss, labels, "labels", num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -108,7 +111,10 @@ class ForTokenClassification(HeadModel):
             **kwargs,
         )
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None if labels is None else cross_entropy_over_targets(logits, labels, "labels", num_items_in_batch)
+        loss = None
+        if labels is not None:
+            loss = cross_entropy_over_targets(logits, labels, "labels", num_items_in_batch)
+            loss = self.penalised(loss, labels, "labels", num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -5,12 +5,14 @@ behind their last character is left out; `CharacterEncoder.plain` computes the s
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.linear import Linear
 
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number of 64 bits, as a signed one
 
@@ -27,7 +29,7 @@ class Highway(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(layers))
+        self.layers: Any = nn.ModuleList(Linear(width, 2 * width) for _ in range(layers))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -80,7 +82,7 @@ class CharacterEncoder(nn.Module):
         self.activation = make_activation(activation)
         width = sum(number for _, number in filters)
         self.highway = Highway(width, highway_layers)
-        self.projection = nn.Linear(width, projection_size)
+        self.projection = Linear(width, projection_size)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -120,16 +122,20 @@ class CharacterEncoder(nn.Module):
         return character_ids[:, : longest + self.widest]
 
 
+def row_keys(rows: Tensor) -> Tensor:
+    """(n, width) integers -> (n,) int64, one number for each row, which depends on all of it; zeros add nothing."""
+    factors = torch.arange(1, rows.shape[1] + 1, device=rows.device) * _SPREAD
+    factors = (factors ^ (factors >> 31)) * _SPREAD | 1
+    mixed = rows.long() * factors
+    return ((mixed ^ (mixed >> 29)) * factors).sum(1)
+
+
 def unique_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The different rows among (n, width) integers, and which of them each row is, (n,): `rows = different[which]`.
 
     Sorts one number for each row, which is far faster than sorting rows; should two rows share it, rows are sorted.
     """
-    width = rows.shape[1]
-    factors = torch.arange(1, width + 1, device=rows.device).mul_(_SPREAD)
-    factors = (factors ^ (factors >> 31)) * _SPREAD | 1
-    mixed = rows.long() * factors
-    keys, which = ((mixed ^ (mixed >> 29)) * factors).sum(1).unique(return_inverse=True)
+    keys, which = row_keys(rows).unique(return_inverse=True)
     first = which.new_zeros(len(keys)).index_put_((which,), torch.arange(len(rows), device=rows.device))
     different = rows[first]
     if not torch.equal(different[which], rows):

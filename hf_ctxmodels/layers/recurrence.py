@@ -1,19 +1,92 @@
 """The recurrence of an LSTM: what is left to do step by step when all inputs have been multiplied.
 
-`recurrence_by_steps` is the formula; `recur` gives the same from one buffer for all steps, with a backward that makes
-the gradient of each weight in one product for all steps; `recurrence_in_a_graph` is the formula as one operation.
+One buffer holds what every step computes. The backward pass goes over the steps once more, and makes the gradient of
+each weight in one product for all steps. On a CPU a step multiplies few rows by large weights, which torch's BLAS does
+several times more slowly than oneDNN with weights that were laid out for it beforehand.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.layers.linear import multiplies_fast, product
+
 GATES = 4
+_LAID_OUT_FROM = 12  # steps: with fewer, laying a weight out takes longer than it saves
 
 
-def recurrence_by_steps(
+class _Rules(NamedTuple):
+    """How the steps go.
+
+    Attributes:
+        steps: Rows of each.
+        cell_clip, projection_clip: Largest absolute values; None for no limit.
+        present: (directions, tokens, 1) bool, where the state changes; None for everywhere.
+        restarts: (directions, tokens, 1) bool, before which the state is forgotten; None for nowhere.
+    """
+
+    steps: tuple[int, ...]
+    cell_clip: float | None
+    projection_clip: float | None
+    present: Tensor | None
+    restarts: Tensor | None
+
+
+class _Ran(NamedTuple):
+    """What the steps gave, (directions, tokens, ...).
+
+    Attributes:
+        values: The gates behind their non-linearities.
+        outputs, cells: The states behind every step.
+        last_hidden, last_cell: (directions, rows, ...) the state behind each row's last token.
+    """
+
+    values: Tensor
+    outputs: Tensor
+    cells: Tensor
+    last_hidden: Tensor
+    last_cell: Tensor
+
+
+class _Product:
+    """Multiplies rows by the transpose of a weight, (directions, out, in), again and again."""
+
+    def __init__(self, weight: Tensor, times: int) -> None:
+        self.weights: Sequence[Tensor] = weight.unbind()
+        self.by_onednn = multiplies_fast(weight) or _multiplies_halves(weight)
+        if self.by_onednn and times >= _LAID_OUT_FROM:
+            self.weights = [torch.ops.mkldnn._reorder_linear_weight(each.contiguous(), None) for each in self.weights]
+
+    def add_to(self, target: Tensor, left: Tensor) -> None:
+        """`target += left @ weight.T`, both (directions, rows, ...)."""
+        for part, rows, weight in zip(target, left, self.weights, strict=True):
+            if self.by_onednn and len(rows):
+                part.add_(_by_onednn(rows, weight))
+            else:
+                part.addmm_(rows, weight.T)
+
+    def __call__(self, left: Tensor) -> Tensor:
+        """(directions, rows, in) -> (directions, rows, out)."""
+        pairs = zip(left, self.weights, strict=True)
+        if self.by_onednn and left.shape[1]:
+            return torch.stack([_by_onednn(rows, weight) for rows, weight in pairs])
+        return torch.stack([rows @ weight.T for rows, weight in pairs])
+
+
+def _by_onednn(left: Tensor, weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(left, weight, None, "none", [], "")
+
+
+def _multiplies_halves(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def recur(
     gates: Tensor,
     hidden: Tensor,
     cell: Tensor,
@@ -25,64 +98,185 @@ def recurrence_by_steps(
     present: Tensor | None = None,
     restarts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The recurrence as it is written down: outputs (directions, tokens, output), and the last hidden states and cells.
+    """All steps: outputs (directions, tokens, output), and the last hidden states and cells.
 
     Args:
         gates: (directions, tokens, 4 * cell) what the input gives to the gates, bias included.
         hidden, cell: (directions, rows, ...) the state before the first step.
         state_weight: (directions, 4 * cell, output).
         projection: (directions, output, cell) or None.
-        steps: Rows of each step.
-        cell_clip, projection_clip: Largest absolute values.
-        present: (directions, tokens, 1) bool, where the state changes; None for everywhere.
-        restarts: (directions, tokens, 1) bool, before which the state is forgotten; None for nowhere.
+        steps, cell_clip, projection_clip, present, restarts: See `_Rules`.
     """
-    outputs, start = [], 0
+    rules = _Rules(steps, cell_clip, projection_clip, present, restarts)
+    trains = torch.is_grad_enabled()  # within the function gradients are always off
+    return _Recurrence.apply(gates, hidden, cell, state_weight, projection, rules, trains)
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gates: Tensor,
+        hidden: Tensor,
+        cell: Tensor,
+        state_weight: Tensor,
+        projection: Tensor | None,
+        rules: _Rules,
+        trains: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        trains = trains and any(ctx.needs_input_grad)
+        ran = _run(gates.clone() if trains else gates, hidden, cell, state_weight, projection, rules)
+        if trains:
+            ctx.save_for_backward(ran.values, ran.outputs, ran.cells, hidden, cell, state_weight, projection)
+            ctx.rules = rules
+        return ran.outputs, ran.last_hidden, ran.last_cell
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_outputs: Tensor, d_last_hidden: Tensor, d_last_cell: Tensor) -> tuple[Tensor | None, ...]:
+        values, outputs, cells, hidden, cell, state_weight, projection = ctx.saved_tensors
+        ran = _Ran(values, outputs, cells, d_last_hidden, d_last_cell)
+        found = _differentiated(ran, hidden, cell, state_weight, projection, ctx.rules, d_outputs)
+        return (*found, None, None)
+
+
+def _run(
+    values: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None, rules: _Rules
+) -> _Ran:
+    """From the first step to the last. `values` are the gates of `recur`, and become those of `_Ran`, in place."""
+    directions, tokens, width = values.shape
+    size, times = width // GATES, len(rules.steps)
+    recurs = _Product(state_weight, times)
+    projects = None if projection is None else _Product(projection, times)
+    outputs = values.new_empty(directions, tokens, state_weight.shape[2])
+    cells = values.new_empty(directions, tokens, size)
     ended: list[tuple[Tensor, Tensor]] = []
-    for rows in steps:
+    start = 0
+    for rows in rules.steps:
         if rows < hidden.shape[1]:
             ended.append((hidden[:, rows:], cell[:, rows:]))
             hidden, cell = hidden[:, :rows], cell[:, :rows]
-        if restarts is not None:
-            keeps = ~restarts[:, start : start + rows]
+        part = slice(start, start := start + rows)
+        if rules.restarts is not None:
+            keeps = ~rules.restarts[:, part]
             hidden, cell = hidden * keeps, cell * keeps
-        values = gates[:, start : start + rows] + hidden @ state_weight.transpose(1, 2)
-        in_gate, forget, candidate, out_gate = values.chunk(GATES, -1)
-        new_cell = forget.sigmoid() * cell + in_gate.sigmoid() * candidate.tanh()
-        if cell_clip is not None:
-            new_cell = new_cell.clamp(-cell_clip, cell_clip)
-        new_hidden = out_gate.sigmoid() * new_cell.tanh()
-        if projection is not None:
-            new_hidden = new_hidden @ projection.transpose(1, 2)
-        if projection_clip is not None:
-            new_hidden = new_hidden.clamp(-projection_clip, projection_clip)
-        if present is not None:
-            changes = present[:, start : start + rows]
-            new_hidden, new_cell = torch.where(changes, new_hidden, hidden), torch.where(changes, new_cell, cell)
+        step, new_hidden, new_cell = values[:, part], outputs[:, part], cells[:, part]
+        recurs.add_to(step, hidden)
+        in_gate, forget, candidate, out_gate = step.split(size, -1)
+        step[..., : 2 * size].sigmoid_()
+        candidate.tanh_()
+        out_gate.sigmoid_()
+        torch.mul(forget, cell, out=new_cell)
+        new_cell.addcmul_(in_gate, candidate)
+        if rules.cell_clip is not None:
+            new_cell.clamp_(-rules.cell_clip, rules.cell_clip)
+        shown = out_gate * new_cell.tanh()
+        new_hidden.copy_(shown if projects is None else projects(shown))
+        if rules.projection_clip is not None:
+            new_hidden.clamp_(-rules.projection_clip, rules.projection_clip)
+        if rules.present is not None:
+            changes = rules.present[:, part]
+            new_hidden.copy_(torch.where(changes, new_hidden, hidden))
+            new_cell.copy_(torch.where(changes, new_cell, cell))
         hidden, cell = new_hidden, new_cell
-        outputs.append(hidden)
-        start += rows
     ended.append((hidden, cell))
-    hidden, cell = (torch.cat(parts[::-1], 1) for parts in zip(*ended, strict=True))
-    return torch.cat(outputs, 1), hidden, cell
+    last_hidden, last_cell = (torch.cat(parts[::-1], 1) for parts in zip(*ended, strict=True))
+    return _Ran(values, outputs, cells, last_hidden, last_cell)
 
 
-def _with_all_rows(
-    gates: Tensor,
+def _differentiated(
+    ran: _Ran,
     hidden: Tensor,
     cell: Tensor,
     state_weight: Tensor,
     projection: Tensor | None,
-    present: Tensor,
-    restarts: Tensor | None,
-    cell_clip: float | None,
-    projection_clip: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows = hidden.shape[1]
-    steps = (rows,) * (gates.shape[1] // rows)
-    return recurrence_by_steps(
-        gates, hidden, cell, state_weight, projection, steps, cell_clip, projection_clip, present, restarts
-    )
+    rules: _Rules,
+    d_outputs: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of the first five arguments of `recur`.
+
+    Args:
+        ran: What the steps gave; in the place of the last states their gradients.
+        hidden, cell, state_weight, projection, rules: Of the forward pass.
+        d_outputs: (directions, tokens, output).
+    """
+    d_values, d_pre, d_hidden, d_cell = _run_back(ran, cell, state_weight, projection, rules, d_outputs)
+    before = _before(hidden, ran.outputs, rules)
+    d_state_weight = _summed_products(d_values, before)
+    d_projection = None
+    if projection is not None:
+        d_projection = _summed_products(d_pre, ran.values[..., 3 * ran.cells.shape[2] :] * ran.cells.tanh())
+    return d_values, d_hidden, d_cell, d_state_weight, d_projection
+
+
+def _summed_products(left: Tensor, right: Tensor) -> Tensor:
+    """(directions, tokens, m), (directions, tokens, n) -> (directions, m, n)."""
+    return torch.stack([product(first.T, second.T) for first, second in zip(left, right, strict=True)])
+
+
+def _before(first: Tensor, values: Tensor, rules: _Rules) -> Tensor:
+    """(directions, tokens, width): what each packed token's row had when its step began; `first` at the first step."""
+    parts, start = [first[:, : rules.steps[0]]], 0
+    for rows, following in pairwise(rules.steps):
+        parts.append(values[:, start : start + following])
+        start += rows
+    before = torch.cat(parts, 1)
+    return before if rules.restarts is None else before * ~rules.restarts
+
+
+def _inside(gradient: Tensor, values: Tensor, clip: float | None) -> None:
+    """Zero the gradient of what was clipped, in place."""
+    if clip is not None:
+        gradient.masked_fill_(values.abs() >= clip, 0)
+
+
+def _run_back(
+    ran: _Ran, first_cell: Tensor, state_weight: Tensor, projection: Tensor | None, rules: _Rules, d_outputs: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """From the last step to the first.
+
+    Returns:
+        Gradients of the gates before their non-linearities (directions, tokens, 4 * cell), of the outputs before
+        clipping (directions, tokens, output), and of the state before the first step.
+    """
+    values, outputs, cells, d_last_hidden, d_last_cell = ran
+    size, times = cells.shape[2], len(rules.steps)
+    to_hidden = _Product(state_weight.transpose(1, 2), times)
+    to_shown = None if projection is None else _Product(projection.transpose(1, 2), times)
+    d_values, d_pre = torch.empty_like(values), d_outputs.clone()
+    tanh_cells, cells_before = cells.tanh(), _before(first_cell, cells, rules)
+    d_hidden, d_cell = d_last_hidden[:, :0], d_last_cell[:, :0]
+    stop = values.shape[1]
+    for rows in reversed(rules.steps):
+        known, part = d_hidden.shape[1], slice(stop - rows, stop)
+        if rows > known:  # rows whose last token this is
+            d_hidden = torch.cat([d_hidden, d_last_hidden[:, known:rows]], 1)
+            d_cell = torch.cat([d_cell, d_last_cell[:, known:rows]], 1)
+        in_gate, forget, candidate, out_gate = values[:, part].split(size, -1)
+        tanh_cell = tanh_cells[:, part]
+        d_out = d_pre[:, part].add_(d_hidden)
+        if rules.present is not None:
+            stays = ~rules.present[:, part]
+            d_kept_hidden, d_kept_cell = d_out * stays, d_cell * stays
+            d_out.masked_fill_(stays, 0)
+            d_cell = d_cell.masked_fill(stays, 0)
+        _inside(d_out, outputs[:, part], rules.projection_clip)
+        d_shown = d_out if to_shown is None else to_shown(d_out)
+        d_cell = torch.addcmul(d_cell, d_shown * out_gate, 1 - tanh_cell.square())
+        _inside(d_cell, cells[:, part], rules.cell_clip)
+        d_in, d_forget, d_candidate, d_out_gate = d_values[:, part].split(size, -1)
+        torch.mul(d_cell * candidate, in_gate - in_gate.square(), out=d_in)
+        torch.mul(d_cell * cells_before[:, part], forget - forget.square(), out=d_forget)
+        torch.mul(d_cell * in_gate, 1 - candidate.square(), out=d_candidate)
+        torch.mul(d_shown * tanh_cell, out_gate - out_gate.square(), out=d_out_gate)
+        d_cell, d_hidden = d_cell * forget, to_hidden(d_values[:, part])
+        if rules.present is not None:
+            d_cell, d_hidden = d_cell + d_kept_cell, d_hidden + d_kept_hidden
+        if rules.restarts is not None:
+            keeps = ~rules.restarts[:, part]
+            d_cell, d_hidden = d_cell * keeps, d_hidden * keeps
+        stop -= rows
+    return d_values, d_pre, d_hidden, d_cell
 
 
 @torch.library.custom_op("hf_ctxmodels::recurrence", mutates_args=())
@@ -97,14 +291,16 @@ def recurrence_in_a_graph(
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All steps as one operation of a compiled graph, which would otherwise be another one for every length."""
-    with torch.no_grad():
-        return tuple(
-            each.clone()
-            for each in _with_all_rows(
-                gates, hidden, cell, state_weight, projection, present, restarts, cell_clip, projection_clip
-            )
-        )
+    """`recur` as one operation of a compiled graph, which would otherwise be another one for every length."""
+    rules = _all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
+    ran = _run(gates.clone(), hidden, cell, state_weight, projection, rules)
+    return ran.outputs, ran.last_hidden, ran.last_cell
+
+
+def _all_rows(gates: Tensor, hidden: Tensor, *others: Any) -> _Rules:
+    present, restarts, cell_clip, projection_clip = others
+    rows = hidden.shape[1]
+    return _Rules((rows,) * (gates.shape[1] // rows), cell_clip, projection_clip, present, restarts)
 
 
 @recurrence_in_a_graph.register_fake
@@ -129,15 +325,12 @@ def _backward_in_a_graph(
     projection_clip: float | None,
 ) -> list[Tensor]:
     """Gradients of `recurrence_in_a_graph` in its first four arguments and the projection; computes it once more."""
-    given = [gates, hidden, cell, state_weight, *([] if projection is None else [projection])]
-
-    def run(gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-        rest = (more[0] if more else None, present, restarts, cell_clip, projection_clip)
-        return _with_all_rows(gates, hidden, cell, state_weight, *rest)
-
-    # within an operation autograd records nothing; this differentiates all the same
-    differentiate = torch.func.vjp(run, *given)[1]
-    return [each.clone() for each in differentiate(tuple(gradients))]
+    rules = _all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
+    ran = _run(gates.clone(), hidden, cell, state_weight, projection, rules)
+    d_outputs, d_hidden, d_cell = gradients
+    ran = ran._replace(last_hidden=d_hidden, last_cell=d_cell)
+    found = _differentiated(ran, hidden, cell, state_weight, projection, rules, d_outputs)
+    return [each.contiguous() for each in found if each is not None]
 
 
 @_backward_in_a_graph.register_fake
@@ -157,154 +350,3 @@ def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
 
 
 recurrence_in_a_graph.register_autograd(_differentiate, setup_context=_keep)
-
-
-def recur(
-    gates: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    state_weight: Tensor,
-    projection: Tensor | None,
-    steps: tuple[int, ...],
-    cell_clip: float | None,
-    projection_clip: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `recurrence_by_steps` gives without `present` and `restarts`."""
-    trains = torch.is_grad_enabled()  # within the function gradients are always off
-    return _Recurrence.apply(gates, hidden, cell, state_weight, projection, steps, cell_clip, projection_clip, trains)
-
-
-class _Recurrence(torch.autograd.Function):
-    """`recurrence_by_steps` with one buffer for all steps, and a backward of one product for each weight."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        gates: Tensor,
-        hidden: Tensor,
-        cell: Tensor,
-        state_weight: Tensor,
-        projection: Tensor | None,
-        steps: tuple[int, ...],
-        cell_clip: float | None,
-        projection_clip: float | None,
-        trains: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        directions, tokens, width = gates.shape
-        size = width // GATES
-        trains = trains and any(ctx.needs_input_grad)
-        recur = state_weight.transpose(1, 2)
-        project = None if projection is None else projection.transpose(1, 2)
-        values = gates.clone() if trains else gates  # it becomes the gates after their non-linearities
-        outputs = gates.new_empty(directions, tokens, state_weight.shape[2])
-        cells = gates.new_empty(directions, tokens, size)
-        first_hidden, first_cell = hidden, cell
-        ends, end_cells, start = [], [], 0
-        for rows in steps:
-            if rows < hidden.shape[1]:
-                ends.append(hidden[:, rows:])
-                end_cells.append(cell[:, rows:])
-                hidden, cell = hidden[:, :rows], cell[:, :rows]
-            stop = start + rows
-            step = values[:, start:stop]
-            _add_product(step, hidden, recur)
-            in_gate, forget, candidate, out_gate = step.split(size, -1)
-            step[..., : 2 * size].sigmoid_()
-            candidate.tanh_()
-            out_gate.sigmoid_()
-            new_cell = cells[:, start:stop]
-            torch.mul(forget, cell, out=new_cell)
-            new_cell.addcmul_(in_gate, candidate)
-            if cell_clip is not None:
-                new_cell.clamp_(-cell_clip, cell_clip)
-            new_hidden = outputs[:, start:stop]
-            if project is None:
-                torch.mul(out_gate, new_cell.tanh(), out=new_hidden)
-            else:
-                torch.bmm(out_gate * new_cell.tanh(), project, out=new_hidden)
-            if projection_clip is not None:
-                new_hidden.clamp_(-projection_clip, projection_clip)
-            hidden, cell, start = new_hidden, new_cell, stop
-        last_hidden = torch.cat([hidden, *reversed(ends)], 1)
-        last_cell = torch.cat([cell, *reversed(end_cells)], 1)
-        if trains:
-            ctx.save_for_backward(values, outputs, cells, first_hidden, first_cell, state_weight, projection)
-            ctx.steps, ctx.clips = steps, (cell_clip, projection_clip)
-        return outputs, last_hidden, last_cell
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_outputs: Tensor, d_last_hidden: Tensor, d_last_cell: Tensor) -> tuple[Tensor | None, ...]:
-        values, outputs, cells, first_hidden, _, _, projection = ctx.saved_tensors
-        d_values, d_pre, d_hidden, d_cell = _backward_steps(ctx, d_outputs, d_last_hidden, d_last_cell)
-        size = cells.shape[2]
-        before = _shifted(first_hidden, outputs, ctx.steps)
-        d_state_weight = torch.bmm(d_values.transpose(1, 2), before)
-        d_projection = None
-        if projection is not None:
-            out_gate = values[..., 3 * size :]
-            d_projection = torch.bmm(d_pre.transpose(1, 2), out_gate * cells.tanh())
-        return d_values, d_hidden, d_cell, d_state_weight, d_projection, None, None, None, None
-
-
-def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
-    """`target += left @ right`, batched over the directions, into a part of a larger buffer."""
-    for direction in range(len(target)):
-        target[direction].addmm_(left[direction], right[direction])
-
-
-def _shifted(first: Tensor, values: Tensor, steps: tuple[int, ...]) -> Tensor:
-    """(directions, tokens, width): what each packed token's row had one step before; `first` at the first step."""
-    parts, start = [first[:, : steps[0]]], 0
-    for rows, following in pairwise(steps):
-        parts.append(values[:, start : start + following])
-        start += rows
-    return torch.cat(parts, 1)
-
-
-def _inside(gradient: Tensor, values: Tensor, clip: float | None) -> None:
-    """Zero the gradient of what was clipped, in place."""
-    if clip is not None:
-        gradient.masked_fill_(values.abs() >= clip, 0)
-
-
-def _backward_steps(
-    ctx: Any, d_outputs: Tensor, d_last_hidden: Tensor, d_last_cell: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From the last step to the first.
-
-    Returns:
-        Gradients of the gates before their non-linearities (directions, tokens, 4 * cell), of the outputs before
-        clipping (directions, tokens, output), and of the state before the first step.
-    """
-    values, outputs, cells, _, first_cell, state_weight, projection = ctx.saved_tensors
-    cell_clip, projection_clip = ctx.clips
-    size = cells.shape[2]
-    d_values, d_pre = torch.empty_like(values), d_outputs.clone()
-    tanh_cells = cells.tanh()
-    cells_before = _shifted(first_cell, cells, ctx.steps)
-    d_hidden, d_cell = d_last_hidden[:, :0], d_last_cell[:, :0]
-    stop = values.shape[1]
-    for rows in reversed(ctx.steps):
-        start = stop - rows
-        if rows > d_hidden.shape[1]:  # rows whose last token this is
-            known = d_hidden.shape[1]
-            d_hidden = torch.cat([d_hidden, d_last_hidden[:, known:rows]], 1)
-            d_cell = torch.cat([d_cell, d_last_cell[:, known:rows]], 1)
-        part = slice(start, stop)
-        in_gate, forget, candidate, out_gate = values[:, part].split(size, -1)
-        tanh_cell = tanh_cells[:, part]
-        d_out = d_pre[:, part].add_(d_hidden)
-        _inside(d_out, outputs[:, part], projection_clip)
-        d_shown = d_out if projection is None else torch.bmm(d_out, projection)
-        d_cell = torch.addcmul(d_cell, d_shown * out_gate, 1 - tanh_cell.square())
-        _inside(d_cell, cells[:, part], cell_clip)
-        d_in, d_forget, d_candidate, d_out_gate = d_values[:, part].split(size, -1)
-        torch.mul(d_cell * candidate, in_gate - in_gate.square(), out=d_in)
-        torch.mul(d_cell * cells_before[:, part], forget - forget.square(), out=d_forget)
-        torch.mul(d_cell * in_gate, 1 - candidate.square(), out=d_candidate)
-        torch.mul(d_shown * tanh_cell, out_gate - out_gate.square(), out=d_out_gate)
-        d_cell = d_cell * forget
-        d_hidden = torch.bmm(d_values[:, part], state_weight)
-        stop = start
-    return d_values, d_pre, d_hidden, d_cell

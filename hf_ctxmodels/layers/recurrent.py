@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.dropout import dropout
-from hf_ctxmodels.layers.recurrence import GATES, recur, recurrence_by_steps, recurrence_in_a_graph
+from hf_ctxmodels.layers.linear import linear
+from hf_ctxmodels.layers.recurrence import GATES, recur, recurrence_in_a_graph
 
 
 class State(NamedTuple):
@@ -218,14 +218,13 @@ class LSTM(nn.Module):
             dtype = torch.get_autocast_dtype(packed.device.type)
         state = self.zero_state(len(rows.order)) if state is None else state
         with torch.autocast(packed.device.type, enabled=False):
-            state_weight = dropout(self.state_weight, self.weight_dropout, self.training)
-            state_weight = state_weight.to(dtype)
+            state_weight = dropout(self.state_weight, self.weight_dropout, self.training).to(dtype)
             projection = None if self.projection is None else self.projection.to(dtype)
             bias = self.bias if self.state_bias is None else self.bias + self.state_bias
             parts = (bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
-            gates = torch.stack([F.linear(states, weight, bias) for bias, states, weight in zip(*parts)])
+            gates = torch.stack([linear(states, weight, bias) for bias, states, weight in zip(*parts)])
             state = State(state.hidden.to(dtype), state.cell.to(dtype))
-            if rows.present is None or not torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling():
                 return self._recur(gates, state, state_weight, projection, rows, truncation)
             given = (gates, state.hidden, state.cell, state_weight, projection, rows.present, rows.restarts)
             outputs, hidden, cell = recurrence_in_a_graph(*given, self.cell_clip, self.projection_clip)
@@ -253,11 +252,8 @@ class LSTM(nn.Module):
                 ended.append(State(*(each[:, stretch[0] :] for each in state)))
                 going = State(*(each[:, : stretch[0]].detach() for each in state))
             given = (gates[:, part], going.hidden, going.cell, state_weight, projection, stretch, *clips)
-            if rows.present is None:
-                out, hidden, cell = recur(*given)
-            else:
-                restarts = None if rows.restarts is None else rows.restarts[:, part]
-                out, hidden, cell = recurrence_by_steps(*given, rows.present[:, part], restarts)
+            where = (None if mask is None else mask[:, part] for mask in (rows.present, rows.restarts))
+            out, hidden, cell = recur(*given, *where)
             outputs.append(out)
             state, start = State(hidden, cell), part.stop
         if len(outputs) == 1:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 class ScalarMix(nn.Module):
     """`gamma * sum of softmax(weights)_l * layer_l`.
 
-    The weights start at zero, where the mix is the average; decaying them towards zero, as AdamW does, draws the mix
-    towards it (the paper's regularisation, section 3.4).
+    The weights start at zero, where the mix is the average.
 
     Args:
         layers: Their number.
@@ -22,6 +21,10 @@ class ScalarMix(nn.Module):
         self.layer_norm = layer_norm
         self.weights = nn.Parameter(torch.zeros(layers))
         self.gamma = nn.Parameter(torch.ones(1))
+
+    def distance(self) -> Tensor:
+        """How far the mix is from the average: the weights' squared norm, of which a loss may hold a multiple (3.4)."""
+        return self.weights.float().square().sum()
 
     def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:
         """Mix.

@@ -87,6 +87,7 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
         words = [word for feature in features for word in words_of(np.asarray(feature["spelling"]))]
         spelled = self.characters[ids]
         spelled[ids == unknown] = self.tokenizer.spell([unknown] * len(words), words)
+        spelled = self.tokenizer.tagged(ids, spelled)
         characters = np.zeros((*padder.filled.shape, spelled.shape[1]), dtype=np.int64)
         characters[padder.filled] = spelled
         batch = {
@@ -154,8 +155,11 @@ class BidirectionalLM(Objective):
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """Whether the model gives its state, to be carried on."""
-        return {"stateful": self.options.carry}
+        """Whether the model gives its state, to be carried on; and how many languages tag words, if any."""
+        fields: dict[str, Any] = {"stateful": self.options.carry}
+        if languages := self.tokenizer.languages:
+            fields |= {"num_characters": self.tokenizer.num_characters, "num_languages": len(languages)}
+        return fields
 
     @property
     def never_predicted(self) -> list[int]:
@@ -181,7 +185,7 @@ class BidirectionalLM(Objective):
                 while len(ids) > room:
                     cut = int((ids[:room] == unknown).sum())
                     yield {"input_ids": ids[:room], "spelling": spelling_of(unknown_words[:cut])}
-                    ids, unknown_words = ids[room:], unknown_words[cut:]
+                    ids, unknown_words = np.append(self.tokenizer.mark_of(ids), ids[room:]), unknown_words[cut:]
                 rows.append(ids)
                 words += unknown_words
         if rows:

@@ -1,6 +1,8 @@
 """ELMo weights as AllenNLP released them, and outputs that AllenNLP computed from them."""
 
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxElmoTokenizer, CtxError
 from hf_ctxmodels.models.elmo.conversion_elmo import config_of_options, read_allennlp
@@ -106,3 +109,25 @@ def test_a_damaged_pair_of_files(folder: Path, tmp_path: Path) -> None:
         read_allennlp(folder / "options.json", folder / "sentences.json")
     with pytest.raises(CtxError, match="Cannot read the options"):
         read_allennlp(tmp_path / "none.json", folder / "lm_weights.hdf5")
+
+
+def test_the_script_from_end_to_end(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: list, expected: list
+) -> None:
+    """What the script leaves is opened by the Auto classes, and computes what AllenNLP did."""
+    script = Path(__file__).parents[2] / "conversion" / "elmo.py"
+    files = ["--options", folder / "options.json", "--weights", folder / "lm_weights.hdf5"]
+    flags = [*files, "--vocabulary", folder / "vocab_test.txt", "--output", tmp_path / "out"]
+    monkeypatch.setattr(sys, "argv", [str(script), *map(str, flags)])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(script), run_name="__main__")
+    assert stopped.value.code == 0
+    model, tokenizer = AutoModel.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    words = (folder / "vocab_test.txt").read_text().split()
+    assert len(tokenizer) == model.config.vocab_size == len({*words, *tokenizer.special_tokens} - {"<UNK>"})
+    batch = tokenizer([" ".join(stream[0]) for stream in streams], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        outputs = model.eval()(**batch)
+    for row, stream in enumerate(expected):
+        got = outputs.last_hidden_state[row][batch["attention_mask"][row].bool()]
+        torch.testing.assert_close(got[1:-1], stream[0], rtol=0, atol=1e-5)

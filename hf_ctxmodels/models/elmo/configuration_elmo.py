@@ -3,8 +3,10 @@
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, AutoTokenizer
 
 from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.errors import CtxError
 
 _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
@@ -18,7 +20,10 @@ class CtxElmoConfig(CtxConfig):
         hidden_size: Width of a state: the projections of both directions.
         cell_size: Width of each direction's cell.
         num_hidden_layers: LSTM layers behind the characters.
-        num_characters: Character ids: bytes, what marks beginnings, ends and padding, and 0 for no character at all.
+        num_characters: Character ids: bytes, what marks beginnings, ends and padding, those of languages, and 0 for no
+            character at all.
+        num_languages: How many of the characters, the last ones, begin a word of a certain language; 0 where words
+            have none (one model of several languages: Mulcaire et al. 2019, arXiv 1902.09697).
         max_characters_per_token: Characters of a word, its beginning and end included; longer words are cut.
         character_embedding_size: Width of a character.
         filters: [characters a filter reads, number of such filters].
@@ -32,6 +37,12 @@ class CtxElmoConfig(CtxConfig):
         initializer_range: Standard deviation of the initialisation of what stands on the encoder.
         num_mixes: How many mixes of the layers a task head reads, one behind the other.
         mix_layer_norm: Normalise every layer before it is mixed.
+        mix_decay: What multiplies the squared distance of the mixes from the average in the loss of a task head (3.4).
+        static_model: A directory or Hub id of a family with one vector for each word. Task heads read these vectors
+            behind the mixes (section 3.3); they are copied from there into a new head, and saved with it.
+        static_trainable: Train these vectors too.
+        static_words, static_size, static_lower_case: Their number, width, and whether words are lower-cased; taken
+            from `static_model`.
         pooling: What stands for a sequence: the "mean" of its words' states, or "mean+max", twice as wide.
         classifier_dropout: Dropout before the task heads.
         pad_token_id: Id of padding in the vocabulary.
@@ -45,6 +56,7 @@ class CtxElmoConfig(CtxConfig):
     cell_size: int = 4096
     num_hidden_layers: int = 2
     num_characters: int = 262
+    num_languages: int = 0
     max_characters_per_token: int = 50
     character_embedding_size: int = 16
     filters: list[Any] | None = None
@@ -58,6 +70,12 @@ class CtxElmoConfig(CtxConfig):
     initializer_range: float | int = 0.02
     num_mixes: int = 1
     mix_layer_norm: bool = False
+    mix_decay: float | int = 0.0
+    static_model: str | None = None
+    static_trainable: bool = False
+    static_words: int = 0
+    static_size: int = 0
+    static_lower_case: bool = False
     pooling: Literal["mean", "mean+max"] = "mean"
     classifier_dropout: float | int = 0.1
     pad_token_id: int | None = 0
@@ -74,6 +92,10 @@ class CtxElmoConfig(CtxConfig):
         for name in ("vocab_size", "cell_size", "num_hidden_layers", "num_characters", "num_mixes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
+        if not 0 <= self.num_languages < self.num_characters - 1:
+            raise ValueError(f"num_languages={self.num_languages} of num_characters={self.num_characters}.")
+        if self.mix_decay < 0:
+            raise ValueError(f"mix_decay={self.mix_decay} must be 0 or more.")
         pairs = self.filters or []
         if not pairs or any(len(pair) != 2 or min(pair) < 1 for pair in pairs):
             raise ValueError(f"filters={pairs} must be pairs of a width and a number, each 1 or more.")
@@ -88,10 +110,35 @@ class CtxElmoConfig(CtxConfig):
         """Width of one direction, and of the token layer before it is doubled."""
         return self.hidden_size // 2
 
+    def measure_static_model(self) -> None:
+        """Fill in what the fixed vectors of `static_model` are like, unless it is known already.
+
+        Raises:
+            CtxError: `static_model` cannot be opened.
+        """
+        if self.static_model is None or self.static_size:
+            return
+        try:
+            static = AutoConfig.from_pretrained(self.static_model)
+            tokenizer = AutoTokenizer.from_pretrained(self.static_model)
+        except (OSError, ValueError) as error:
+            raise CtxError(
+                f"Cannot open the model of the fixed vectors: {error}",
+                where=self.static_model,
+                mend="name one that is there, with its tokenizer.",
+            ) from error
+        self.static_words, self.static_size = static.vocab_size, static.hidden_size
+        self.static_lower_case = bool(getattr(tokenizer, "do_lower_case", False))
+
+    @property
+    def padding_character(self) -> int:
+        """What fills a word behind its end."""
+        return self.num_characters - self.num_languages - 1
+
     @property
     def task_size(self) -> int:
         """Width of what a task head reads of every word."""
-        return self.hidden_size * self.num_mixes
+        return self.hidden_size * self.num_mixes + self.static_size
 
     @property
     def pooled_size(self) -> int:

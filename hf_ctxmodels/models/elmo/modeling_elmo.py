@@ -25,9 +25,11 @@ from hf_ctxmodels.layers.prediction import chunked_cross_entropy
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
 from hf_ctxmodels.layers.sampled_softmax import sampled_cross_entropy
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
+from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
 from hf_ctxmodels.layers.varlen import check_row_lengths
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel, check_ids, is_traced, sequence_numbers
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
+from hf_ctxmodels.models.elmo.vectors_elmo import fill_from_model
 
 
 class CtxElmoPreTrainedModel(CtxPreTrainedModel):
@@ -46,6 +48,9 @@ class CtxElmoPreTrainedModel(CtxPreTrainedModel):
         elif isinstance(module, ScalarMix):
             init.zeros_(module.weights)
             init.ones_(module.gamma)
+        elif isinstance(module, SpelledVectors):
+            if not getattr(module.table, "_is_hf_initialized", False):
+                fill_from_model(module, self.config)
         else:
             super()._init_weights(module)
 
@@ -90,7 +95,7 @@ class CtxElmoModel(CtxElmoPreTrainedModel):
             config.filters or [],
             highway_layers=config.num_highway_layers,
             projection_size=config.projection_size,
-            padding_character=config.num_characters - 1,
+            padding_character=config.padding_character,
             activation=config.hidden_act,
         )
         self.layers = nn.ModuleList(
@@ -239,22 +244,39 @@ def _side_by_side(states: Tensor) -> Tensor:
 
 
 class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
-    """Binds the generic heads to mixes of the encoder's layers (section 3.3)."""
+    """Binds the generic heads to mixes of the encoder's layers, with fixed word vectors beside them (section 3.3)."""
 
     encoder_class = CtxElmoModel
     mixes_layers: ClassVar[bool] = True
+    vectors: SpelledVectors
 
     def build_encoder(self, config: CtxElmoConfig) -> CtxElmoModel:
         """The encoder; what mixes and pools stands beside it."""
         if self.mixes_layers:
             layers = config.num_hidden_layers + 1
-            self.mixes = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
+            self.mixes: Any = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
+            config.measure_static_model()
+            if config.static_size:
+                self.vectors = SpelledVectors(
+                    config.static_words,
+                    config.static_size,
+                    padding_character=config.padding_character,
+                    lower_case=config.static_lower_case,
+                    trainable=config.static_trainable,
+                )
         if self.pools:
             self.pooler = RowPooler(config.pooling)
         return CtxElmoModel(config)
 
+    def penalty(self) -> Tensor | None:
+        """What draws the mixes towards the average."""
+        if not self.mixes_layers or not self.config.mix_decay:
+            return None
+        return self.config.mix_decay * torch.stack([mix.distance() for mix in self.mixes]).sum()
+
     def encode(self, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder; `last_hidden_state` is what the mixes make of all layers, and `pooler_output` its pooled."""
+        """Run the encoder; `last_hidden_state` is what the mixes make of all layers, with the words' fixed vectors
+        behind it where there are any, and `pooler_output` its pooled."""
         if not self.mixes_layers:
             return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
         wants = kwargs.pop("output_hidden_states", None)
@@ -265,13 +287,24 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         for mask in (attention_mask, sequence_ids):
             if mask is not None:
                 tokens = tokens & (mask != 0)
-        mixed = torch.cat([mix(states, tokens) for mix in self.mixes], -1)
+        parts = [mix(states, tokens) for mix in self.mixes]
+        if self.config.static_size:
+            parts.append(self._fixed(kwargs.get("input_ids")).to(parts[0].dtype))
+        mixed = torch.cat(parts, -1)
         outputs.last_hidden_state = mixed
         if self.pools:
             outputs.pooler_output = self.pooler(mixed, tokens)
         if not (self.config.output_hidden_states if wants is None else wants):
             outputs.hidden_states = None
         return outputs
+
+    def _fixed(self, input_ids: Tensor | None) -> Tensor:
+        if input_ids is None:
+            raise CtxError(
+                "inputs_embeds have no characters, by which this head finds the words' fixed vectors.",
+                mend="give input_ids, or use a head without static_model.",
+            )
+        return self.vectors(input_ids)
 
 
 @dataclass

@@ -1,17 +1,20 @@
 """Tokenizer of ELMo: words, each as its characters."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from transformers import BatchEncoding
+from transformers import AddedToken, BatchEncoding
 
+from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.tokenization_words import CtxWordTokenizer
 
 BYTES = 256
 BEGINS_SENTENCE, ENDS_SENTENCE, BEGINS_WORD, ENDS_WORD, FILLS = range(BYTES + 1, BYTES + 6)
-"""Character ids behind those of bytes; byte b has the id b + 1, and 0 is no character."""
+"""Character ids behind those of bytes; byte b has the id b + 1, and 0 is no character. Languages' come behind these."""
+_MARK = "<{}>"
 
 
 @lru_cache(maxsize=1 << 17)
@@ -32,12 +35,21 @@ class CtxElmoTokenizer(CtxWordTokenizer):
     taken as they are. Offsets and word ids are those of words. The vocabulary is what the language model predicts;
     `encodings[row].ids` are the words' ids in it. Words outside it have their characters all the same.
 
+    With `languages`, words may be tagged by their language: those behind a mark, `<de>` say, and up to the next one or
+    the end of the text, begin with a character of that language (polyglot models: Mulcaire et al. 2019, arXiv
+    1902.09697). The mark is a word of its own, and special.
+
     Args:
         vocab, counts, do_lower_case, split_punctuation, unk_token, pad_token: see `CtxWordTokenizer`. With
             `do_lower_case`, characters keep their case, and the vocabulary alone does not know it.
         bos_token, eos_token: mark a sentence's beginning and end.
         max_characters: of a word, its beginning and end included.
+        languages: names of languages, such as "de".
         **kwargs: passed on.
+
+    Raises:
+        CtxError: as in `CtxWordTokenizer`; words have no room for a character; or the name of a language is
+            empty, holds white space, or comes twice.
 
     Example:
         >>> tokenizer = CtxElmoTokenizer.from_words([])
@@ -58,8 +70,13 @@ class CtxElmoTokenizer(CtxWordTokenizer):
         bos_token: str = "<S>",
         eos_token: str = "</S>",
         max_characters: int = 50,
+        languages: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
+        if max_characters < 3:
+            raise CtxError(f"max_characters={max_characters} leaves none between a word's ends.", mend="use 50.")
+        if len(set(languages)) < len(languages) or any(name.split() != [name] for name in languages):
+            raise CtxError(f"languages={list(languages)} are no different names.", mend="give names such as en, de.")
         super().__init__(
             vocab=vocab,
             counts=counts,
@@ -70,15 +87,23 @@ class CtxElmoTokenizer(CtxWordTokenizer):
             bos_token=bos_token,
             eos_token=eos_token,
             max_characters=max_characters,
+            languages=list(languages),
             **kwargs,
         )
-        self.max_characters = max_characters
+        self.max_characters, self.languages = max_characters, list(languages)
+        marks = [_MARK.format(name) for name in languages]
+        self.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
         self.set_template("{bos}:0 $A:0 {eos}:0", "{bos}:0 $A:0 {eos}:0 {bos}:1 $B:1 {eos}:1")
         self._special_characters = {
             self.pad_token_id: (0,) * max_characters,
             self.bos_token_id: _filled([BEGINS_SENTENCE], max_characters),
             self.eos_token_id: _filled([ENDS_SENTENCE], max_characters),
         }
+        self._language_of = np.zeros(len(self), dtype=np.int64)  # of a mark its language's number; 0 of all others
+        for number, mark in enumerate(marks, start=1):
+            place = self.convert_tokens_to_ids(mark)
+            self._special_characters[place] = _filled([FILLS + number], max_characters)
+            self._language_of[place] = number
 
     @classmethod
     def train(
@@ -90,16 +115,29 @@ class CtxElmoTokenizer(CtxWordTokenizer):
         do_lower_case: bool = False,
         split_punctuation: bool = True,
         model_max_length: int = 1_000_000,
+        languages: Sequence[str] = (),
+        **kwargs: Any,
     ) -> Self:
-        """Count words and keep the most frequent for the language model to predict; see `CtxWordTokenizer.train`."""
+        """Count words and keep the most frequent for the language model to predict; see `CtxWordTokenizer.train`.
+
+        With `languages` their marks are no words of the texts.
+        """
+        marks = re.compile("|".join(re.escape(_MARK.format(name)) for name in languages) or "(?!)")
         return super().train(
-            texts,
+            (marks.sub(" ", text) for text in texts),
             vocab_size,
             min_count=min_count,
             do_lower_case=do_lower_case,
             split_punctuation=split_punctuation,
             model_max_length=model_max_length,
+            languages=list(languages),
+            **kwargs,
         )
+
+    @property
+    def num_characters(self) -> int:
+        """Character ids that there are, for the configuration of a model."""
+        return FILLS + 1 + len(self.languages)
 
     def vocabulary_ids(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, list[str]]]:
         """Of every text the words' ids in the vocabulary (words,) int32, marks around them, and its unknown words."""
@@ -115,6 +153,23 @@ class CtxElmoTokenizer(CtxWordTokenizer):
         width, special = self.max_characters, self._special_characters
         rows = [special.get(number) or characters_of(word, width) for number, word in zip(ids, words, strict=True)]
         return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+    def tagged(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
+        """(words, characters) of the words with these vocabulary ids; behind a language's mark each begins with that
+        language's character, up to the next beginning of a sentence. In place."""
+        numbers = np.asarray(ids, dtype=np.int64)
+        if not self.languages or not len(numbers):
+            return characters
+        languages = self._language_of[numbers]
+        changes = (languages > 0) | (numbers == self.bos_token_id)
+        current = languages[np.maximum.accumulate(np.where(changes, np.arange(len(numbers)), 0))]
+        words = (current > 0) & ~np.isin(numbers, list(self._special_characters))
+        characters[words, 0] = FILLS + current[words]
+        return characters
+
+    def mark_of(self, ids: np.ndarray) -> np.ndarray:
+        """The first language's mark among words' vocabulary ids: (1,), or (0,) where there is none."""
+        return ids[self._language_of[ids] > 0][:1]
 
     def unspell(self, character_ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
         """(words, characters) ids -> the words; those of padding are left out."""
@@ -161,7 +216,7 @@ class CtxElmoTokenizer(CtxWordTokenizer):
         for place, sequence, (start, stop) in zip(encoding.word_ids, encoding.sequence_ids, encoding.offsets):
             whole = "" if sequence is None else sequences[sequence]
             words.append((whole if isinstance(whole, str) else whole[place])[start:stop])
-        return self.spell(encoding.ids, words)
+        return self.tagged(encoding.ids, self.spell(encoding.ids, words))
 
     def pad(self, encoded_inputs: Any, *arguments: Any, **kwargs: Any) -> BatchEncoding:
         """Pad one text or several to one number of words; see `PreTrainedTokenizerBase.pad`."""

@@ -1,0 +1,201 @@
+"""The suite `recurrent`: the LSTM against torch's own, and the encoder against one that goes word by word.
+
+torch's LSTM projects, but clips nothing, so it has less to do. The other peer is what the equations say when they are
+written down as they stand: for each direction and each step the characters of that step's words, then every layer's
+input and state multiplied within the step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_ctxmodels.benchmarks.measure import Measurement, measure
+from hf_ctxmodels.data.demo import demo_documents
+from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
+from hf_ctxmodels.registry import get_family
+
+FAMILY = "elmo"
+SETTING = (
+    "the LSTM is one layer of both directions with the original's sizes (512 in, 4096 cells, 512 out), clipped, against "
+    "`torch.nn.LSTM(proj_size=512)`, which does not clip, in batches without padding; the encoder is the original one on "
+    "sentences of the demo text, against a direct implementation that computes every step's characters and inputs "
+    "within the step, each direction by itself. Same weights; the outputs are compared first; in turn."
+)
+_HEADER = (
+    "| what | ours | peer | peer / ours | expected at least | peak memory, ours | peer |\n|---|---|---|---|---|---|---|"
+)
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table.
+
+    Attributes:
+        what: "lstm" or "encoder".
+        rows, length: Of the batch; the encoder's rows are sentences of at most so many words.
+        trains: Whether there is a backward pass.
+        speed: Least ratio of the peer's time to ours that was demanded before the run.
+    """
+
+    what: str
+    rows: int
+    length: int
+    trains: bool
+    speed: float
+
+    @property
+    def name(self) -> str:
+        """What is run, for the table."""
+        work = "forward and backward" if self.trains else "inference"
+        return f"{self.what}, {work}, B={self.rows}, T={self.length}"
+
+
+CASES = [
+    Case("lstm", 8, 128, False, 1 / 1.3),
+    Case("lstm", 8, 128, True, 1 / 1.3),
+    Case("encoder", 16, 40, False, 2.0),
+    Case("encoder", 16, 40, True, 2.0),
+]
+SIZES: dict[str, Any] = {"input_size": 512, "cell_size": 4096, "projection_size": 512}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table, measured."""
+
+    case: Case
+    ours: Measurement
+    peer: Measurement
+
+
+def run(
+    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
+) -> Iterator[Result]:
+    """Run the cases.
+
+    Args:
+        device, dtype: Where and in which precision.
+        repeats: Timed steps of each.
+        attention: Not used: there is none.
+        only: Run the cases in whose name this text occurs.
+
+    Raises:
+        CtxError: Both sides do not give the same.
+    """
+    for case in CASES:
+        if only is None or only in case.name:
+            torch.manual_seed(0)
+            ours, peer = (_lstm if case.what == "lstm" else _encoder)(case, device, dtype)
+            with torch.no_grad():
+                difference = float((ours() - peer()).abs().max())
+            if difference > (_TOLERANCE if dtype is torch.float32 else 0.1):
+                raise CtxError(f"{case.name}: the outputs differ by {difference:.1e}.")
+            steps = {"ours": _step(ours, case.trains), "peer": _step(peer, case.trains)}
+            measured = measure(steps, repeats, device)
+            yield Result(case, measured["ours"], measured["peer"])
+
+
+def _step(forward: Callable[[], Tensor], trains: bool) -> Callable[[], object]:
+    if trains:
+        return lambda: forward().float().square().mean().backward()
+    return torch.inference_mode()(forward)
+
+
+def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    layer = LSTM(**SIZES, cell_clip=3.0, projection_clip=3.0).to(device, dtype)
+    inputs, cells, outputs = SIZES.values()
+    peer = nn.LSTM(inputs, cells, proj_size=outputs, bidirectional=True, batch_first=True).to(device, dtype)
+    with torch.no_grad():
+        for direction, suffix in enumerate(("", "_reverse")):
+            getattr(peer, f"weight_ih_l0{suffix}").copy_(layer.input_weight[direction])
+            getattr(peer, f"weight_hh_l0{suffix}").copy_(layer.state_weight[direction])
+            getattr(peer, f"weight_hr_l0{suffix}").copy_(layer.projection[direction])  # type: ignore[index]
+            getattr(peer, f"bias_ih_l0{suffix}").copy_(layer.bias[direction])
+            getattr(peer, f"bias_hh_l0{suffix}").zero_()
+    batch = 0.5 * torch.randn(case.rows, case.length, inputs, device=device, dtype=dtype)
+
+    def ours() -> Tensor:
+        rows = PackedRows.build(torch.ones(batch.shape[:2], dtype=torch.bool, device=device))
+        found = rows.unpack(layer(rows.pack(batch), rows)[0])
+        return torch.cat([found[0], found[1]], -1)
+
+    return ours, lambda: peer(batch)[0]
+
+
+def _encoder(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    family = get_family(FAMILY)
+    tokenizer_class: Any = family.tokenizer
+    paragraphs = (paragraph for document in demo_documents() for paragraph in document)
+    sentences = (sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
+    batch = tokenizer_class.from_words([])(
+        list(islice(sentences, case.rows)), padding=True, truncation=True, max_length=case.length, return_tensors="pt"
+    ).to(device)
+    model = family.models["AutoModel"](family.config(**family.sizes["base"])).to(device, dtype).eval()
+    mask = batch["attention_mask"].bool()
+    return lambda: model(**batch).last_hidden_state[mask], lambda: word_by_word(model, **batch)[mask]
+
+
+def word_by_word(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """(rows, words, hidden): the output of an encoder whose rows are padded on the right, as the equations say."""
+    lengths, words = attention_mask.sum(1), input_ids.shape[1]
+    numbers = torch.arange(words, device=input_ids.device)
+    backward = torch.where(numbers < lengths[:, None], lengths[:, None] - 1 - numbers, numbers)
+    ends = []
+    for direction, order in enumerate((numbers.expand_as(backward), backward)):
+        ids = input_ids.gather(1, order[..., None].expand_as(input_ids))
+        states = [
+            tuple(part[0] for part in layer.zero_state(len(ids)))
+            for layer in model.layers  # outputs and cells of no direction in particular: zeros
+        ]
+        outputs = []
+        for place in range(words):
+            value = model.characters.plain(ids[:, place])
+            for depth, layer in enumerate(model.layers):
+                states[depth] = _one_step(layer, direction, value, *states[depth])
+                residual = depth and model.config.residual
+                value = states[depth][0] + value if residual else states[depth][0]
+            outputs.append(value)
+        found = torch.stack(outputs, 1)
+        ends.append(found.gather(1, order[..., None].expand_as(found)))
+    return torch.cat(ends, -1)
+
+
+def _one_step(layer: LSTM, direction: int, value: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    from_input = F.linear(value, layer.input_weight[direction], layer.bias[direction])
+    in_gate, forget, candidate, out_gate = (from_input + F.linear(hidden, layer.state_weight[direction])).chunk(4, -1)
+    cell = forget.sigmoid() * cell + in_gate.sigmoid() * candidate.tanh()
+    if layer.cell_clip is not None:
+        cell = cell.clamp(-layer.cell_clip, layer.cell_clip)
+    hidden = out_gate.sigmoid() * cell.tanh()
+    if layer.projection is not None:
+        hidden = F.linear(hidden, layer.projection[direction])
+    if layer.projection_clip is not None:
+        hidden = hidden.clamp(-layer.projection_clip, layer.projection_clip)
+    return hidden, cell
+
+
+def table(results: Sequence[Result]) -> str:
+    """Render results."""
+    return "\n".join([_HEADER, *(_row(result) for result in results)])
+
+
+def _row(result: Result) -> str:
+    ours, peer = result.ours, result.peer
+    cells = [
+        result.case.name,
+        f"{1e3 * ours.seconds:,.0f} ms ± {ours.spread / 2:.0%}",
+        f"{1e3 * peer.seconds:,.0f} ms ± {peer.spread / 2:.0%}",
+        f"{peer.seconds / ours.seconds:.2f}x",
+        f"{result.case.speed:.2f}x",
+        f"{ours.peak_bytes / 1e6:,.0f} MB",
+        f"{peer.peak_bytes / 1e6:,.0f} MB",
+    ]
+    return f"| {' | '.join(cells)} |"
