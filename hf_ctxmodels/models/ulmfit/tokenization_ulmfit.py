@@ -109,6 +109,7 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
         do_lower_case: bool = True,
         split_punctuation: bool = True,
         model_max_length: int = 1_000_000,
+        **kwargs: Any,
     ) -> Self:
         """Count words and keep the most frequent; see `CtxWordTokenizer.train`."""
         return super().train(
@@ -118,6 +119,7 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
             do_lower_case=do_lower_case,
             split_punctuation=split_punctuation,
             model_max_length=model_max_length,
+            **kwargs,
         )
 
     @classmethod
