@@ -21,7 +21,6 @@ from hf_ctxmodels.static import StaticPreTrainedModel
 PAD, CLS, SEP, MASK, FIRST_WORD = 0, 1, 2, 3, 5
 CHOICES = 3
 LENGTHS = (12, 7, 1, 9)
-VOCABULARY_TARGETS = ("labels", "shift_labels")
 
 # Fields a family does not have are left out. Wide initialisation makes attention far from uniform.
 TINY = {
@@ -153,6 +152,15 @@ class Case:
     def directions(self) -> int:
         """Predictions at a position, each with a label of its own."""
         return 2 if getattr(self.model_class, "label_axes", ()) else 1
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a word's label is the target of the word before it."""
+        return getattr(self.model_class, "looks_ahead", False)
+
+    def ahead(self, targets: Tensor) -> Tensor:
+        """(batch, length) the target of each word -> labels as the head takes them."""
+        return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.looks_ahead else targets
 
     def spell(self, words: Tensor) -> Tensor:
         """What stands for these integers in `input_ids`: themselves, or the characters of each."""
@@ -310,9 +318,9 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
     for name in getattr(case.model_class, "loss_targets", ()):
         if name in ("start_positions", "end_positions"):
             targets[name] = _random_positions(batch, generator)
-        elif name in VOCABULARY_TARGETS and case.predicts_where_labelled:
+        elif name == "labels" and case.predicts_where_labelled:
             labels = [_random_token_targets(tokens, TINY["vocab_size"], 0.4, generator) for _ in range(case.directions)]
-            targets[name] = torch.stack(labels, -1) if case.directions > 1 else labels[0]
+            targets[name] = torch.stack(labels, -1) if case.directions > 1 else case.ahead(labels[0])
         elif name == "token_labels":
             originals = batch["input_ids"].where(targets["labels"] == -100, targets["labels"])
             targets[name] = originals.masked_fill(batch.get("attention_mask", torch.ones(1)) == 0, -100)
@@ -398,11 +406,11 @@ def _learnable_words(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
     if case.directions > 1:  # a row's words are all the same, so that each says which are next to it
         return batch | {"labels": words[..., None].expand(-1, -1, case.directions)}, math.log(kinds)
     for name in case.model_class.loss_targets:
-        if name in VOCABULARY_TARGETS and case.predicts_where_labelled:
+        if name == "labels" and case.predicts_where_labelled:
             hidden = torch.rand(words.shape, generator=generator) < 0.3
             hidden[:, 1] = True
             hidden[:, 0] = False
-            batch[name] = words.masked_fill(~hidden, -100)
+            batch[name] = case.ahead(words.masked_fill(~hidden, -100))
             batch["input_ids"] = words.masked_fill(hidden, MASK)
             baseline += math.log(kinds)
         elif name == "token_labels":

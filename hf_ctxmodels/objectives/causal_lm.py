@@ -33,7 +33,7 @@ class DataCollatorForRunningText(DataCollatorMixin):
 
     Returns, padded on the tokenizer's side:
         input_ids, attention_mask: (batch, words).
-        shift_labels: (batch, words) the next word of each; -100 at padding, and where none follows.
+        labels: (batch, words + 1) the words, and the one behind the row; -100 for the first, which none foretells, and for none.
 
     Attributes:
         tokenizer: whose padding token and side are used.
@@ -54,7 +54,7 @@ class DataCollatorForRunningText(DataCollatorMixin):
         return {
             "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
-            "shift_labels": padder.pad(targets, IGNORED),
+            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORED), (1, 0), value=IGNORED),
         }
 
 
@@ -152,8 +152,8 @@ class CausalLM(Objective):
             "rows": len(batch["input_ids"]),
             "words": int(batch["attention_mask"].sum()),
             "places": batch["attention_mask"].numel(),
-            "targets": int((batch["shift_labels"] != IGNORED).sum()),
-            "unknown": int((batch["shift_labels"] == self.tokenizer.unk_token_id).sum()),
+            "targets": int((batch["labels"] != IGNORED).sum()),
+            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
         }
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:

@@ -34,8 +34,9 @@ def test_rows_and_their_targets_are_the_text_without_a_gap(tokenizer: CtxUlmfitT
     batch = objective.collate(rows)
     tokens = batch["attention_mask"].bool()
     assert batch["input_ids"][tokens].tolist() == text
-    assert batch["shift_labels"][tokens].tolist() == [*text[1:], -100]
-    assert (batch["shift_labels"][~tokens] == -100).all()
+    assert batch["labels"][:, 1:][tokens].tolist() == [*text[1:], -100]
+    assert (batch["labels"][:, 1:][~tokens] == -100).all()
+    assert (batch["labels"][:, 0] == -100).all()
     assert (batch["input_ids"][~tokens] == tokenizer.pad_token_id).all()
     counts = objective.count(batch)
     assert counts["targets"] == len(text) - 1
@@ -86,5 +87,5 @@ def test_rows_do_not_depend_on_their_batch(tokenizer: CtxUlmfitTokenizer) -> Non
     for number, row in enumerate(rows):
         alone = objective.collate([row])
         there = together["attention_mask"][number].bool()
-        for name in ("input_ids", "shift_labels"):
-            assert torch.equal(together[name][number][there], alone[name][0])
+        assert torch.equal(together["input_ids"][number][there], alone["input_ids"][0])
+        assert torch.equal(together["labels"][number][1:][there], alone["labels"][0, 1:])

@@ -175,14 +175,12 @@ class CtxUlmfitForCausalLMOutput(ModelOutput):
     """Output of `CtxUlmfitForCausalLM`.
 
     Attributes:
-        loss: Cross-entropy in nats per target, and in training the two penalties.
-        lm_loss: The cross-entropy alone; its exponential is the perplexity.
+        loss: Cross-entropy in nats per target, whose exponential is the perplexity; in training with the two penalties.
         logits: (batch, length, vocabulary) of the word behind each; None with targets.
         hidden_states, states: See `CtxUlmfitModelOutput`.
     """
 
     loss: Tensor | None = None
-    lm_loss: Tensor | None = None
     logits: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     states: list[Tensor] | None = None
@@ -191,7 +189,8 @@ class CtxUlmfitForCausalLMOutput(ModelOutput):
 class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, GenerationMixin):
     """The language model: each word from those before it (section 3.1)."""
 
-    loss_targets: ClassVar[tuple[str, ...]] = ("shift_labels",)
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    looks_ahead: ClassVar[bool] = True
     carried_outputs: ClassVar[tuple[str, ...]] = ("states",)
     _tied_weights_keys = {"decoder.weight": "ulmfit.embeddings.weight"}
     _is_stateful = True  # a state cannot be taken back by some words, which some ways to generate ask for
@@ -218,7 +217,6 @@ class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, GenerationMixin):
         states: Sequence[Tensor] | None = None,
         use_states: bool | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         num_items_in_batch: heads.ItemCounts = None,
         **kwargs: Any,
     ) -> CtxUlmfitForCausalLMOutput:
@@ -226,18 +224,17 @@ class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, GenerationMixin):
 
         Args:
             labels: (batch, length) the words themselves, as transformers has them; each is the target of the one
-                before it. -100 is none.
-            shift_labels: (batch, length) in their place, the target of each word: so the last of a row, whose target is
-                the first of the next one, has one too.
+                before it, and -100 is none. Or (batch, length + 1), with the word behind the row, so that the last word
+                has a target too.
 
         Raises:
             CtxError: Input that does not fit together or the model.
         """
-        if labels is not None:
-            if shift_labels is not None:
-                raise CtxError("Give one of labels and shift_labels.")
-            shift_labels = _shifted(labels, attention_mask, sequence_ids)
-        asked = None if shift_labels is None else shift_labels != heads.IGNORED
+        given = input_ids if input_ids is not None else inputs_embeds
+        targets = asked = None
+        if labels is not None and given is not None:
+            targets = _targets(labels, given.shape[1], attention_mask, sequence_ids)
+            asked = targets != heads.IGNORED
         self.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=asked
         )
@@ -253,21 +250,18 @@ class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, GenerationMixin):
         raw = outputs.last_hidden_state
         rows = torch.arange(len(raw), device=raw.device)[:, None].expand(raw.shape[:2])
         dropped = shared_dropout(raw, rows, len(raw), self.config.rate("output"), self.training, whole=False)
-        loss = lm_loss = logits = None
-        if shift_labels is None or asked is None:
+        loss = logits = None
+        if targets is None or asked is None:
             logits = self.decoder(dropped)
         else:
             counts, size = num_items_in_batch, self.decoder.out_features
-            loss = lm_loss = heads.vocabulary_loss(
-                self._summed_loss, dropped[asked], shift_labels, size, counts, name="shift_labels"
-            )
+            loss = heads.vocabulary_loss(self._summed_loss, dropped[asked], targets, size, counts)
             if self.training:
                 neighbours = _neighbours(token_mask(raw, attention_mask, sequence_ids), sequence_ids)
                 penalty = self._penalty(raw, dropped, asked, neighbours)
-                loss = loss + heads.mean_over_targets(penalty, shift_labels, "shift_labels", counts)
+                loss = loss + heads.mean_over_targets(penalty, targets, "labels", counts)
         return CtxUlmfitForCausalLMOutput(
             loss=loss,
-            lm_loss=None if lm_loss is None else lm_loss.detach(),
             logits=logits,
             hidden_states=outputs.hidden_states,
             states=outputs.states,
@@ -311,8 +305,11 @@ class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, GenerationMixin):
         return [state.index_select(0, beam_idx.to(state.device)) for state in past_key_values]
 
 
-def _shifted(labels: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
-    """Each word's target, which is the next word; none at padding and at the end of a sequence."""
+def _targets(labels: Tensor, length: int, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
+    """(batch, length): each word's target, the next word; of (batch, length) labels none at padding and at the end of a
+    sequence, which may stand there as words."""
+    if labels.shape[1] == length + 1:
+        return labels[:, 1:]
     shifted = F.pad(labels[:, 1:], (0, 1), value=heads.IGNORED)
     if attention_mask is not None:
         shifted = shifted.masked_fill(attention_mask == 0, heads.IGNORED)
