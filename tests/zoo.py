@@ -36,6 +36,7 @@ TINY = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
     "dropout_scale": 0.0,
+    "classifier_dropout": 0.0,
     "num_labels": 3,
     "discriminator_weight": 2.0,
     "cell_size": 24,

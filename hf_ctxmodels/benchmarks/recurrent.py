@@ -23,8 +23,10 @@ from hf_ctxmodels.registry import get_family
 
 FAMILY, STACK_FAMILY = "elmo", "ulmfit"
 SETTING = (
-    "the LSTM is one layer of both directions with the original's sizes (512 in, 4096 cells, 512 out), clipped, against "
-    "`torch.nn.LSTM(proj_size=512)`, which does not clip, in batches without padding; the encoder is the original one on "
+    "the LSTM is one layer of both directions with the original's sizes (512 in, 4096 cells, 512 out), clipped, "
+    "against "
+    "`torch.nn.LSTM(proj_size=512)`, which does not clip, in batches without padding; the encoder is the original one "
+    "on "
     "sentences of the demo text, against a direct implementation that computes every step's characters and inputs "
     "within the step, each direction by itself; the stack has the AWD-LSTM's sizes (400 in, 1150 cells, 3 layers), in "
     "training with half of the weights from step to step dropped, against three `torch.nn.LSTM` whose weights are set "
@@ -168,7 +170,7 @@ def _stack(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callab
         return model.train(torch.is_grad_enabled())(input_ids=ids).last_hidden_state
 
     def theirs() -> Tensor:
-        values = model.embeddings(ids)
+        values = model.get_input_embeddings()(ids)
         for peer in peers:
             dropped = F.dropout(peer.weight_hh_l0, share, torch.is_grad_enabled())
             values = torch.func.functional_call(peer, {"weight_hh_l0": dropped}, (values,))[0]

@@ -33,7 +33,7 @@ class DataCollatorForRunningText(DataCollatorMixin):
 
     Returns, padded on the tokenizer's side:
         input_ids, attention_mask: (batch, words).
-        labels: (batch, words + 1) the words, and the one behind the row; -100 for the first, which none foretells, and for none.
+        labels: (batch, words + 1) the words and the one behind the row; -100 for the first, and for none.
 
     Attributes:
         tokenizer: whose padding token and side are used.

@@ -151,7 +151,8 @@ class TestClassifier:
         models = [CLASSIFIER.model(bptt=steps) for steps in (3, 11, 100)]
         losses = [model(**batch).loss for model in models]
         assert losses[0] == losses[1] == losses[2]
-        found = [gradients(model, loss)["ulmfit.embeddings.weight"] for model, loss in zip(models, losses, strict=True)]
+        name = "ulmfit.word_embeddings.weight"
+        found = [gradients(model, loss)[name] for model, loss in zip(models, losses, strict=True)]
         assert torch.equal(found[1], found[2])
         assert not torch.allclose(found[0], found[1])
         assert (found[0].abs().sum(1) > 0).equal(found[1].abs().sum(1) > 0), "every word is reached"

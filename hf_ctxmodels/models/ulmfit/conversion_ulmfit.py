@@ -85,7 +85,7 @@ def _native(weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
             where=where,
             mend="give the weights of an AWD-LSTM language model or of its encoder.",
         )
-    native = {"ulmfit.embeddings.weight": embeddings}
+    native = {"ulmfit.word_embeddings.weight": embeddings}
     native["decoder.weight"] = weights.get("1.decoder.weight", embeddings)
     native["decoder.bias"] = weights.get("1.decoder.bias", embeddings.new_zeros(len(embeddings)))
     raw = {name.removesuffix("_raw") for name in weights if name.endswith("_raw")}

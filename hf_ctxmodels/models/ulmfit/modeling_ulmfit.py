@@ -37,7 +37,7 @@ class CtxUlmfitPreTrainedModel(CtxPreTrainedModel):
     config: CtxUlmfitConfig
     base_model_prefix = "ulmfit"
     supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
-    _input_embed_layer = "embeddings"
+    _input_embed_layer = "word_embeddings"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -68,7 +68,7 @@ class CtxUlmfitModel(CtxUlmfitPreTrainedModel):
 
     def __init__(self, config: CtxUlmfitConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         sizes = config.layer_sizes
         self.layers = nn.ModuleList(
             LSTM(before, after, directions=1, state_bias=True, weight_dropout=config.rate("weight"))
@@ -133,7 +133,7 @@ class CtxUlmfitModel(CtxUlmfitPreTrainedModel):
     def _vectors(self, ids: Tensor) -> Tensor:
         """(directions, tokens) ids -> (directions, tokens, hidden), without the words that are dropped."""
         rate = self.config.rate("embedding")
-        vectors = self.embeddings(ids)
+        vectors = self.word_embeddings(ids)
         return shared_dropout(vectors, ids, self.config.vocab_size, rate, self.training, whole=True)
 
     def _run(
@@ -192,7 +192,7 @@ class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, GenerationMixin):
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     looks_ahead: ClassVar[bool] = True
     carried_outputs: ClassVar[tuple[str, ...]] = ("states",)
-    _tied_weights_keys = {"decoder.weight": "ulmfit.embeddings.weight"}
+    _tied_weights_keys = {"decoder.weight": "ulmfit.word_embeddings.weight"}
     _is_stateful = True  # a state cannot be taken back by some words, which some ways to generate ask for
 
     def build_head(self, config: CtxUlmfitConfig) -> None:
