@@ -59,6 +59,14 @@ from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveModel,
 )
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
+from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
+    CtxUlmfitForCausalLM,
+    CtxUlmfitForSequenceClassification,
+    CtxUlmfitForTokenClassification,
+    CtxUlmfitModel,
+)
+from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
 from hf_ctxmodels.models.word2vec.modeling_word2vec import (
     CtxWord2VecForPreTraining,
@@ -140,6 +148,12 @@ __all__ = [
     "CtxGloveForTokenClassification",
     "CtxGloveModel",
     "CtxGloveTokenizer",
+    "CtxUlmfitConfig",
+    "CtxUlmfitForCausalLM",
+    "CtxUlmfitForSequenceClassification",
+    "CtxUlmfitForTokenClassification",
+    "CtxUlmfitModel",
+    "CtxUlmfitTokenizer",
     "CtxWord2VecConfig",
     "CtxWord2VecForPreTraining",
     "CtxWord2VecForSequenceClassification",

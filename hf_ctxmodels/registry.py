@@ -32,6 +32,9 @@ from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
 from hf_ctxmodels.models.glove import modeling_glove as glove
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.ulmfit import modeling_ulmfit as ulmfit
+from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
+from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
 from hf_ctxmodels.models.word2vec import modeling_word2vec as word2vec
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
 from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokenizer
@@ -41,6 +44,7 @@ from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import (
     BidirectionalLM,
+    CausalLM,
     ContinuousBagOfWords,
     Cooccurrence,
     MaskedLM,
@@ -310,6 +314,28 @@ FAMILIES: dict[str, Family] = {
                 },
                 "small": {"hidden_size": 256, "cell_size": 256, "prediction_size": 128, "character_embedding_size": 25},
                 "base": {},
+            },
+            conversion=[],
+        ),
+        Family(
+            name="ulmfit",
+            paper="Howard & Ruder 2018, Universal Language Model Fine-tuning for Text Classification "
+            "(arXiv 1801.06146)",
+            config=CtxUlmfitConfig,
+            tokenizer=CtxUlmfitTokenizer,
+            models={
+                "AutoModel": ulmfit.CtxUlmfitModel,
+                "AutoModelForPreTraining": ulmfit.CtxUlmfitForCausalLM,
+                "AutoModelForCausalLM": ulmfit.CtxUlmfitForCausalLM,
+                "AutoModelForSequenceClassification": ulmfit.CtxUlmfitForSequenceClassification,
+                "AutoModelForTokenClassification": ulmfit.CtxUlmfitForTokenClassification,
+            },
+            objectives={"clm": CausalLM},
+            # base: the paper's; the others have its proportions, for a CPU
+            sizes={
+                "tiny": {"hidden_size": 128, "cell_size": 256, "num_hidden_layers": 2},
+                "small": {"hidden_size": 200, "cell_size": 400, "num_hidden_layers": 3},
+                "base": {"hidden_size": 400, "cell_size": 1150, "num_hidden_layers": 3},
             },
             conversion=[],
         ),

@@ -14,11 +14,10 @@ from transformers import initialization as init
 from hf_ctxmodels.configuration_spelled import CtxSpelledConfig
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.characters import CharacterEncoder
-from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
+from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
-from hf_ctxmodels.layers.varlen import check_row_lengths
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced, sequence_numbers
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 from hf_ctxmodels.tokenization_spelled import characters_of
 
 
@@ -91,16 +90,6 @@ class SpelledEncoder(_Mixin):
         if mask is not None and mask.dim() != 2:
             raise CtxError(f"attention_mask must be (batch, words); got {tuple(mask.shape)}.")
 
-    def rows_of(self, given: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> PackedRows:
-        """Where the words are: packed, unless `config.unpad` is off or a graph is traced."""
-        tokens = where_tokens_are(given, attention_mask, sequence_ids)
-        numbers = None if sequence_ids is None else sequence_numbers(sequence_ids)
-        if is_traced(given):
-            return PackedRows.with_padding(tokens, numbers)
-        check_row_lengths(tokens.sum(1))
-        build = PackedRows.build if self.config.unpad else PackedRows.with_padding
-        return build(tokens, numbers)
-
 
 def fixed_vectors(config: CtxSpelledConfig) -> SpelledVectors | None:
     """Room for the vectors of `config.static_model`, which is measured; None where there is no such model."""
@@ -133,15 +122,6 @@ def fill_from_model(module: SpelledVectors, config: CtxSpelledConfig) -> None:
     width = config.max_characters_per_token
     spelled = np.array([characters_of(word, width) for word in found.words], dtype=np.int64)
     module.fill(torch.from_numpy(spelled), torch.from_numpy(found.matrix))
-
-
-def where_tokens_are(given: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
-    """(batch, words) bool, of ids or vectors (batch, words, ...)."""
-    tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
-    for mask in (attention_mask, sequence_ids):
-        if mask is not None:
-            tokens = tokens & (mask != 0)
-    return tokens
 
 
 def side_by_side(states: Tensor) -> Tensor:

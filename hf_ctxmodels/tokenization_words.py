@@ -60,7 +60,7 @@ class CtxWordTokenizer(CtxTokenizer):
             )
         self.do_lower_case, self.split_punctuation = do_lower_case, split_punctuation
         self.counts = None if counts is None else list(counts)
-        self._tokenizer = _build_backend(vocab, str(unk_token), do_lower_case, split_punctuation)
+        self._tokenizer = self._backend(vocab, str(unk_token), do_lower_case, split_punctuation)
         super().__init__(
             counts=self.counts,
             do_lower_case=do_lower_case,
@@ -95,7 +95,7 @@ class CtxWordTokenizer(CtxTokenizer):
         Raises:
             CtxError: there is no text, no word is frequent enough, or no room for any.
         """
-        backend = _build_backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
+        backend = cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
         split, normalize = backend.pre_tokenizer.pre_tokenize_str, backend.normalizer.normalize_str
         seen: Counter[str] = Counter()
         for text in texts:
@@ -136,6 +136,18 @@ class CtxWordTokenizer(CtxTokenizer):
         numbers = None if counts is None else [0] * len(cls.special_tokens) + [int(count) for count in counts]
         return cls(vocab=vocab, counts=numbers, **kwargs)
 
+    @classmethod
+    def normalizers(cls, do_lower_case: bool) -> list[normalizers.Normalizer]:
+        """What is done to a text before it is split into words."""
+        return [normalizers.NFC(), *([normalizers.Lowercase()] if do_lower_case else [])]
+
+    @classmethod
+    def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
+        backend = Tokenizer(WordLevel(vocab, unk_token=unk_token))
+        backend.normalizer = normalizers.Sequence(cls.normalizers(lower_case))
+        backend.pre_tokenizer = pre_tokenizers.Whitespace() if split_punctuation else pre_tokenizers.WhitespaceSplit()
+        return backend
+
     @property
     def words(self) -> list[str]:
         """The words in the order of their ids, special tokens included."""
@@ -147,11 +159,3 @@ def require_different(words: Sequence[str]) -> None:
     if len(set(words)) != len(words):
         twice = next(word for word, times in Counter(words).items() if times > 1)
         raise CtxError(f"The word {twice!r} stands twice in the vocabulary.", mend="leave one of the two out.")
-
-
-def _build_backend(vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
-    backend = Tokenizer(WordLevel(vocab, unk_token=unk_token))
-    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lower_case else [])]
-    backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = pre_tokenizers.Whitespace() if split_punctuation else pre_tokenizers.WhitespaceSplit()
-    return backend

@@ -36,6 +36,8 @@ TINY = {
     "initializer_range": 0.2,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
+    "dropout_scale": 0.0,
+    "classifier_dropout": 0.0,
     "num_labels": 3,
     "discriminator_weight": 2.0,
     "cell_size": 24,
@@ -157,6 +159,15 @@ class Case:
     def directions(self) -> int:
         """Predictions at a position, each with a label of its own."""
         return 2 if getattr(self.model_class, "label_axes", ()) else 1
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a word's label is the target of the word before it."""
+        return getattr(self.model_class, "looks_ahead", False)
+
+    def ahead(self, targets: Tensor) -> Tensor:
+        """(batch, length) the target of each word -> labels as the head takes them."""
+        return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.looks_ahead else targets
 
     def spell(self, words: Tensor) -> Tensor:
         """What stands for these integers in `input_ids`: themselves, or the characters of each."""
@@ -316,7 +327,7 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
             targets[name] = _random_positions(batch, generator)
         elif name == "labels" and case.predicts_where_labelled:
             labels = [_random_token_targets(tokens, TINY["vocab_size"], 0.4, generator) for _ in range(case.directions)]
-            targets[name] = torch.stack(labels, -1) if case.directions > 1 else labels[0]
+            targets[name] = torch.stack(labels, -1) if case.directions > 1 else case.ahead(labels[0])
         elif name == "token_labels":
             originals = batch["input_ids"].where(targets["labels"] == -100, targets["labels"])
             targets[name] = originals.masked_fill(batch.get("attention_mask", torch.ones(1)) == 0, -100)
@@ -413,7 +424,7 @@ def _learnable_words(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
             hidden = torch.rand(words.shape, generator=generator) < 0.3
             hidden[:, 1] = True
             hidden[:, 0] = False
-            batch["labels"] = words.masked_fill(~hidden, -100)
+            batch[name] = case.ahead(words.masked_fill(~hidden, -100))
             batch["input_ids"] = words.masked_fill(hidden, MASK)
             baseline += math.log(kinds)
         elif name == "token_labels":

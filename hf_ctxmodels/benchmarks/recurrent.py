@@ -7,7 +7,7 @@ input and state multiplied within the step.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -21,12 +21,14 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
 from hf_ctxmodels.registry import get_family
 
-FAMILY = "elmo"
+FAMILY, STACK_FAMILY = "elmo", "ulmfit"
 SETTING = (
     "the LSTM is one layer of both directions with the original's sizes (512 in, 4096 cells, 512 out), clipped, "
     "against `torch.nn.LSTM(proj_size=512)`, which does not clip, in batches without padding; the encoder is the "
     "original one on sentences of the demo text, against a direct implementation that computes every step's characters "
-    "and inputs within the step, each direction by itself. Same weights; the outputs are compared first; in turn."
+    "and inputs within the step, each direction by itself; the stack has the AWD-LSTM's sizes (400 in, 1150 cells, 3 "
+    "layers), in training with half of the weights from step to step dropped, against three `torch.nn.LSTM` whose "
+    "weights are set to dropped ones before each pass. Same weights; the outputs are compared first; in turn."
 )
 _HEADER = (
     "| what | ours | peer | peer / ours | expected at least | peak memory, ours | peer |\n|---|---|---|---|---|---|---|"
@@ -39,7 +41,7 @@ class Case:
     """One line of the table.
 
     Attributes:
-        what: "lstm" or "encoder".
+        what: "lstm", "encoder" or "stack".
         rows, length: Of the batch; the encoder's rows are sentences of at most so many words.
         trains: Whether there is a backward pass.
         speed: Least ratio of the peer's time to ours that was demanded before the run.
@@ -63,6 +65,8 @@ CASES = [
     Case("lstm", 8, 128, True, 1 / 1.3),
     Case("encoder", 16, 40, False, 2.0),
     Case("encoder", 16, 40, True, 2.0),
+    Case("stack", 16, 70, False, 0.9),
+    Case("stack", 16, 70, True, 1.0),
 ]
 SIZES: dict[str, Any] = {"input_size": 512, "cell_size": 4096, "projection_size": 512}
 
@@ -93,7 +97,8 @@ def run(
     for case in CASES:
         if only is None or only in case.name:
             torch.manual_seed(0)
-            ours, peer = (_lstm if case.what == "lstm" else _encoder)(case, device, dtype)
+            build = {"lstm": _lstm, "encoder": _encoder, "stack": _stack}[case.what]
+            ours, peer = build(case, device, dtype)
             with torch.no_grad():
                 difference = float((ours() - peer()).abs().max())
             if difference > (_TOLERANCE if dtype is torch.float32 else 0.1):
@@ -141,6 +146,35 @@ def _encoder(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Call
     model = family.models["AutoModel"](family.config(**family.sizes["base"])).to(device, dtype).eval()
     mask = batch["attention_mask"].bool()
     return lambda: model(**batch).last_hidden_state[mask], lambda: word_by_word(model, **batch)[mask]
+
+
+def _stack(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Weights are dropped where there are gradients, so the outputs can be compared without."""
+    family, share = get_family(STACK_FAMILY), 0.5
+    rates = {"dropout_scale": 1.0, "weight_dropout_prob": share}
+    rates |= {f"{kind}_dropout_prob": 0.0 for kind in ("embedding", "input", "hidden", "output")}
+    model = family.models["AutoModel"](family.config(**family.sizes["base"], **rates, vocab_size=10_000))
+    model = model.to(device, dtype)
+    peers = nn.ModuleList(nn.LSTM(*sizes, batch_first=True) for sizes in pairwise(model.config.layer_sizes))
+    peers = peers.to(device, dtype)
+    with torch.no_grad():
+        for layer, peer in zip(model.layers, peers, strict=True):
+            own = (layer.input_weight, layer.state_weight, layer.bias, layer.state_bias)
+            for name, weight in zip(("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"), own, strict=True):
+                getattr(peer, name).copy_(weight[0])
+    ids = torch.randint(10_000, (case.rows, case.length), device=device)
+
+    def ours() -> Tensor:
+        return model.train(torch.is_grad_enabled())(input_ids=ids).last_hidden_state
+
+    def theirs() -> Tensor:
+        values = model.get_input_embeddings()(ids)
+        for peer in peers:
+            dropped = F.dropout(peer.weight_hh_l0, share, torch.is_grad_enabled())
+            values = torch.func.functional_call(peer, {"weight_hh_l0": dropped}, (values,))[0]
+        return values
+
+    return ours, theirs
 
 
 def word_by_word(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

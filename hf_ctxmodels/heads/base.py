@@ -64,7 +64,11 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, count
 
 
 def vocabulary_loss(
-    summed_loss: Callable[[Tensor, Tensor], Tensor], states: Tensor, labels: Tensor, vocab_size: int, counts: ItemCounts
+    summed_loss: Callable[[Tensor, Tensor], Tensor],
+    states: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    counts: ItemCounts,
 ) -> Tensor:
     """Mean cross-entropy in nats of a prediction head at the labelled positions.
 

@@ -32,7 +32,30 @@ def dropout(tensor: Tensor, p: float, training: bool) -> Tensor:
     levels = round(p * DROPOUT_LEVELS)
     if tensor.device.type != "cpu" or torch.compiler.is_compiling() or levels in (0, DROPOUT_LEVELS):
         return F.dropout(tensor, p, training)
-    return _ByteMaskDropout.apply(tensor, levels)
+    return _ByteMaskDropout.apply(tensor, byte_mask(tensor.shape, levels), kept_scale(levels))
+
+
+def shared_dropout(tensor: Tensor, numbers: Tensor, count: int, p: float, training: bool, *, whole: bool) -> Tensor:
+    """Dropout of one draw for all rows of a tensor that have the same number.
+
+    Numbers of sequences make it variational dropout (Gal & Ghahramani 2016): a sequence loses the same features at
+    every step. Ids of words, with `whole`, make it embedding dropout (Merity et al. 2017, section 4.3): a word that is
+    dropped is missing wherever it stands.
+
+    Args:
+        tensor: (..., rows, width).
+        numbers: (..., rows) integers below `count`; fewer dimensions are those of all.
+        count: How many there are to draw for.
+        p, training: As in `dropout`.
+        whole: Drop rows, not single features.
+    """
+    if not training or p == 0:
+        return tensor
+    shape = torch.Size((count, 1 if whole else tensor.shape[-1]))
+    levels = round(p * DROPOUT_LEVELS)
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling() or levels in (0, DROPOUT_LEVELS):
+        return tensor * F.dropout(tensor.new_ones(shape), p, training)[numbers]
+    return _ByteMaskDropout.apply(tensor, byte_mask(shape, levels)[numbers], kept_scale(levels))
 
 
 def signs(shape: torch.Size, dropped_levels: int) -> Tensor:
@@ -62,13 +85,12 @@ def _draws(shape: torch.Size) -> Tensor:
 
 class _ByteMaskDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, dropped_levels: int) -> Tensor:
-        mask = byte_mask(tensor.shape, dropped_levels)
-        ctx.scale = kept_scale(dropped_levels)
+    def forward(ctx: Any, tensor: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
         ctx.save_for_backward(mask)
-        return (tensor * mask).mul_(ctx.scale)
+        return (tensor * mask).mul_(scale)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (mask,) = ctx.saved_tensors
-        return (grad * mask).mul_(ctx.scale), None
+        return (grad * mask).mul_(ctx.scale), None, None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.linear import linear
 from hf_ctxmodels.layers.recurrence import GATES, recur, recurrence_in_a_graph
 
@@ -114,6 +115,14 @@ class PackedRows:
         places = self.places[..., None].expand_as(packed)
         return padded.scatter(1, places, packed).unflatten(1, (rows, length))
 
+    @property
+    def numbers(self) -> Tensor:
+        """(tokens,) of each packed token, the packed row it belongs to; the same in both directions."""
+        if self.present is not None:
+            return torch.arange(self.shape[0], device=self.order.device).repeat(self.shape[1])
+        every = torch.arange(len(self.order), device=self.order.device)
+        return torch.cat([every[:number] for number in self.steps])
+
     def sorted(self, state: State) -> State:
         """A state of the batch's rows, as a layer takes it."""
         return State(state.hidden[:, self.order], state.cell[:, self.order])
@@ -139,6 +148,9 @@ class LSTM(nn.Module):
         projection_size: Width of the output; None for that of the cell, without projection.
         cell_clip, projection_clip: Largest absolute value of the cell and of the output; None for no limit.
         directions: 1 or 2.
+        state_bias: Have a second bias beside the input's, as `torch.nn.LSTM` has.
+        weight_dropout: Of the weights from step to step, one mask for a whole forward pass (Merity et al. 2017, arXiv
+            1708.02182, section 2).
     """
 
     def __init__(
@@ -150,14 +162,18 @@ class LSTM(nn.Module):
         cell_clip: float | None = None,
         projection_clip: float | None = None,
         directions: int = 2,
+        state_bias: bool = False,
+        weight_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.weight_dropout = weight_dropout
         self.cell_size, self.output_size = cell_size, projection_size or cell_size
         self.cell_clip, self.projection_clip = cell_clip, projection_clip
         gates = GATES * cell_size
         self.input_weight = nn.Parameter(torch.empty(directions, gates, input_size))
         self.state_weight = nn.Parameter(torch.empty(directions, gates, self.output_size))
         self.bias = nn.Parameter(torch.empty(directions, gates))
+        self.state_bias = nn.Parameter(torch.empty(directions, gates)) if state_bias else None
         self.projection = (
             None if projection_size is None else nn.Parameter(torch.empty(directions, projection_size, cell_size))
         )
@@ -173,6 +189,8 @@ class LSTM(nn.Module):
         if not getattr(self.bias, "_is_hf_initialized", False):
             init.zeros_(self.bias)
             init.ones_(self.bias[:, self.cell_size : 2 * self.cell_size])
+        if self.state_bias is not None:
+            init.zeros_(self.state_bias)
 
     def zero_state(self, rows: int) -> State:
         """A state that remembers nothing."""
@@ -180,13 +198,17 @@ class LSTM(nn.Module):
         hidden = self.bias.new_zeros(directions, rows, self.output_size)
         return State(hidden, self.bias.new_zeros(directions, rows, self.cell_size))
 
-    def forward(self, packed: Tensor, rows: PackedRows, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, packed: Tensor, rows: PackedRows, state: State | None = None, truncation: int | None = None
+    ) -> tuple[Tensor, State]:
         """Run over all steps.
 
         Args:
             packed: (directions, tokens, input) as `rows.pack` gives it.
             rows: Where the tokens are.
             state: From which to start, in the order of `rows`; None for zeros.
+            truncation: Steps after which the state goes on without its gradient; None for never, as in a compiled
+                graph.
 
         Returns:
             (directions, tokens, output), and the state behind each row's last token.
@@ -196,14 +218,44 @@ class LSTM(nn.Module):
             dtype = torch.get_autocast_dtype(packed.device.type)
         state = self.zero_state(len(rows.order)) if state is None else state
         with torch.autocast(packed.device.type, enabled=False):
+            state_weight = dropout(self.state_weight, self.weight_dropout, self.training).to(dtype)
             projection = None if self.projection is None else self.projection.to(dtype)
-            parts = (self.bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
+            bias = self.bias if self.state_bias is None else self.bias + self.state_bias
+            parts = (bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
             gates = torch.stack([linear(states, weight, bias) for bias, states, weight in zip(*parts)])
-            given = (gates, state.hidden.to(dtype), state.cell.to(dtype), self.state_weight.to(dtype), projection)
-            where, clips = (rows.present, rows.restarts), (self.cell_clip, self.projection_clip)
-            if torch.compiler.is_compiling():
-                outputs, hidden, cell = recurrence_in_a_graph(*given, *where, *clips)
-            else:
-                steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]
-                outputs, hidden, cell = recur(*given, steps, *clips, *where)
+            state = State(state.hidden.to(dtype), state.cell.to(dtype))
+            if not torch.compiler.is_compiling():
+                return self._recur(gates, state, state_weight, projection, rows, truncation)
+            given = (gates, state.hidden, state.cell, state_weight, projection, rows.present, rows.restarts)
+            outputs, hidden, cell = recurrence_in_a_graph(*given, self.cell_clip, self.projection_clip)
         return outputs, State(hidden, cell)
+
+    def _recur(
+        self,
+        gates: Tensor,
+        state: State,
+        state_weight: Tensor,
+        projection: Tensor | None,
+        rows: PackedRows,
+        truncation: int | None,
+    ) -> tuple[Tensor, State]:
+        """The recurrence in stretches of `truncation` steps, between which no gradient passes."""
+        clips = (self.cell_clip, self.projection_clip)
+        steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]
+        size = truncation if truncation is not None and torch.is_grad_enabled() else max(1, len(steps))
+        outputs, ended, start = [], [], 0
+        for first in range(0, len(steps), size):
+            stretch = steps[first : first + size]
+            part = slice(start, start + sum(stretch))
+            going = state
+            if first:
+                ended.append(State(*(each[:, stretch[0] :] for each in state)))
+                going = State(*(each[:, : stretch[0]].detach() for each in state))
+            given = (gates[:, part], going.hidden, going.cell, state_weight, projection, stretch, *clips)
+            where = (None if mask is None else mask[:, part] for mask in (rows.present, rows.restarts))
+            out, hidden, cell = recur(*given, *where)
+            outputs.append(out)
+            state, start = State(hidden, cell), part.stop
+        if len(outputs) == 1:
+            return outputs[0], state
+        return torch.cat(outputs, 1), State(*(torch.cat(parts, 1) for parts in zip(state, *reversed(ended))))

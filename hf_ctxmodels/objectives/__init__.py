@@ -2,6 +2,7 @@
 
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLanguageModeling
+from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForRunningText
 from hf_ctxmodels.objectives.cooccurrence import Cooccurrence, DataCollatorForCooccurrences
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
 from hf_ctxmodels.objectives.masking import MaskingRule, TokenMasker
@@ -21,6 +22,7 @@ from hf_ctxmodels.objectives.window_prediction import (
 
 __all__ = [
     "BidirectionalLM",
+    "CausalLM",
     "ContinuousBagOfWords",
     "Cooccurrence",
     "DataCollatorForBidirectionalLanguageModeling",
@@ -29,6 +31,7 @@ __all__ = [
     "DataCollatorForNextSentencePrediction",
     "DataCollatorForPermutationLanguageModeling",
     "DataCollatorForReplacedTokenDetection",
+    "DataCollatorForRunningText",
     "DataCollatorForSentenceOrderPrediction",
     "DataCollatorForWindowPrediction",
     "MaskedLM",

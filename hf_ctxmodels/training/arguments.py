@@ -20,8 +20,14 @@ class LoopArguments:
     num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
     gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.")
-    optimizer: Literal["adamw", "lamb", "adagrad", "sgd"] = flag(
-        "adamw", "AdamW; LAMB for very large batches; AdaGrad or plain SGD for word vectors."
+    optimizer: Literal["adamw", "lamb", "adagrad", "sgd", "asgd", "nt-asgd"] = flag(
+        "adamw",
+        "AdamW; LAMB for very large batches; AdaGrad or plain SGD for word vectors; SGD whose weights are averaged, "
+        "from the start or (nt-asgd) from when the held-out loss falls no more.",
+    )
+    average_after: int = flag(5, "Evaluations for which nt-asgd waits for a better held-out loss.")
+    targets_per_step: float = flag(
+        0.0, "Targets with which a step has the learning rate; one with more or fewer has more or less; 0: it is fixed."
     )
     learning_rate: float = flag(1e-4, "Peak learning rate.")
     weight_decay: float = flag(0.01, "Decoupled weight decay; biases and normalisation weights are spared.")
@@ -59,14 +65,20 @@ class LoopArguments:
             )
         for name in ("max_steps", "num_train_epochs", "per_device_batch_size", "gradient_accumulation_steps"):
             self._require(name, above=0)
-        for name in ("learning_rate", "logging_steps", "keep_checkpoints", "adam_epsilon"):
+        for name in ("learning_rate", "logging_steps", "average_after", "keep_checkpoints", "adam_epsilon"):
             self._require(name, above=0)
         for name in ("weight_decay", "warmup_steps", "unfreeze_steps", "max_grad_norm", "eval_steps", "save_steps"):
             self._require(name, at_least=0)
         for name in ("slant_ratio", "layer_rate_decay"):
             self._require(name, at_least=1)
-        for name in ("dataloader_workers", "seed"):
+        for name in ("dataloader_workers", "seed", "targets_per_step"):
             self._require(name, at_least=0)
+        if self.optimizer == "nt-asgd" and not self.eval_steps:
+            raise CtxError(
+                "nt-asgd averages once the held-out loss falls no more, and there is no evaluation on the way.",
+                where="--optimizer nt-asgd --eval_steps 0",
+                mend="give --eval_steps, or use --optimizer asgd.",
+            )
 
     def _require(self, name: str, above: float | None = None, at_least: float | None = None) -> None:
         value = getattr(self, name)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.averaging import Averaging
 from hf_ctxmodels.training.batches import Collate, take, training_batches
 from hf_ctxmodels.training.carry import CarriedState, carried_outputs
 from hf_ctxmodels.training.depth import GradualUnfreezing, require_one_process
@@ -182,9 +183,12 @@ class _Run:
         self.model, prepared = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
         carried = CarriedState(carried_outputs(model) if contiguous else (), arguments.gradient_accumulation_steps)
-        self.stepper = Stepper(accelerator, self.model, prepared, arguments.max_grad_norm, carried)
+        self.averaging = Averaging(optimizer, arguments, evaluate is not None)
+        self.stepper = Stepper(
+            accelerator, self.model, prepared, arguments.max_grad_norm, carried, arguments.targets_per_step
+        )
         self.records = StepRecords(accelerator, arguments.output_dir)
-        self.state.attach(self.model, optimizer, self.scheduler, self.records, carried)
+        self.state.attach(self.model, optimizer, self.scheduler, self.records, carried, self.averaging)
         set_seed(arguments.seed, device_specific=True)
         if checkpoint is not None:
             self.state.load(checkpoint)
@@ -205,6 +209,7 @@ class _Run:
         try:
             with SignalWatch(self.accelerator.num_processes) as signals:
                 self._train(signals)
+                self.averaging.settle()
                 self.state.publish()
         finally:
             self.progress.close()
@@ -262,7 +267,9 @@ class _Run:
             return
         self.watch.pause()
         self.model.eval()
-        self.state.metrics = self.evaluate_model(self.model, self.accelerator)
+        with self.averaging.applied():
+            self.state.metrics = self.evaluate_model(self.model, self.accelerator)
+        self.averaging.observe(self.state.step, self.state.metrics)
         self.model.train()
         self.progress.record(self.state.step, self.state.metrics)
         self.watch.start()

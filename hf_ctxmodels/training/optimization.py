@@ -10,6 +10,7 @@ from transformers import get_scheduler
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.averaging import FROM_THE_START, NEVER
 from hf_ctxmodels.training.depth import group_rates, layer_groups
 
 
@@ -62,6 +63,9 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
     }
     if arguments.optimizer == "lamb":
         return _lamb(groups, options)
+    if arguments.optimizer in ("asgd", "nt-asgd"):
+        begin = FROM_THE_START if arguments.optimizer == "asgd" else NEVER
+        return torch.optim.ASGD(groups, lr=arguments.learning_rate, lambd=0.0, t0=begin)
     if arguments.optimizer in ("adagrad", "sgd"):
         return _for_sparse_gradients(model, groups, arguments)
     # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters, on CPU as on CUDA

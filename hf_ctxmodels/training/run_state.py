@@ -19,6 +19,7 @@ from transformers.utils import logging
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training import checkpoint as checkpoints
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.averaging import Averaging
 from hf_ctxmodels.training.carry import CarriedState
 from hf_ctxmodels.training.records import StepRecords
 from hf_ctxmodels.training.state import (
@@ -125,10 +126,12 @@ class RunState:
         scheduler: LRScheduler,
         records: StepRecords,
         carried: CarriedState,
+        averaging: Averaging,
     ) -> None:
         """The parts whose state is to be saved; the model prepared, the optimizer bare."""
         self._model: Any = model  # under DeepSpeed its engine, which has methods of its own
         self._optimizer, self._scheduler, self._records, self._carried = optimizer, scheduler, records, carried
+        self._averaging = averaging
         self._bare_model = self._accelerator.unwrap_model(model)
         # Sharding replaces the class by a subclass named FSDP<class>.
         self.model_class = type(self._bare_model).__name__.removeprefix("FSDP")
@@ -143,6 +146,8 @@ class RunState:
         else:
             load_optimizer_tensors(self._bare_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
         self._scheduler.load_state_dict(state["scheduler"])
+        if "averaging" in state:
+            self._averaging.load_state_dict(state["averaging"])
         for group, rate in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         if self._accelerator.scaler is not None:
@@ -223,6 +228,7 @@ class RunState:
             "identity": self._identity,
             "records": self._records.state_dict(),
             "scheduler": self._scheduler.state_dict(),
+            "averaging": self._averaging.state_dict(),
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
 

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.training.averaging import scaled_rate
 from hf_ctxmodels.training.batches import INDEX_KEY, Batch, count_items
 from hf_ctxmodels.training.carry import CarriedState
 
@@ -55,6 +56,7 @@ class Stepper:
 
     Args:
         carried: what the model remembers of the step before.
+        targets_per_step: with how many targets a step has the learning rate; 0: with any number.
 
     A head that `descends_in_place` is given the learning rate, and follows the gradient by itself: what it returns
     needs no backward pass. It cannot be spread over processes. AdaGrad's sums of squares are given by name.
@@ -67,12 +69,14 @@ class Stepper:
         optimizer: AcceleratedOptimizer,
         max_grad_norm: float,
         carried: CarriedState,
+        targets_per_step: float = 0.0,
     ) -> None:
         self._accelerator = accelerator
         self._model = model
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm or float("inf")
         self._carried = carried
+        self._targets_per_step = targets_per_step
         bare = accelerator.unwrap_model(model)
         self._targets = loss_targets(bare)
         self._in_place = hasattr(bare, "descends_in_place") and bare.descends_in_place(optimizer.optimizer)
@@ -112,7 +116,9 @@ class Stepper:
                 scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()
         scalars["grad_norm"] = self._clip()
         scalars["tokens"] = counts[-1]
-        self._optimizer.step()
+        share = counts[0] / self._targets_per_step if self._targets_per_step else 1.0
+        with scaled_rate(self._optimizer, share):
+            self._optimizer.step()
         self._optimizer.zero_grad()
         return scalars, indices
 

@@ -125,6 +125,13 @@ PUBLISHED = {
             ("large", 360_268_800, 360_300_800),
         )
     },
+    "ulmfit": {  # of an AWD-LSTM with a tied softmax (Merity et al. 2017), by vocabulary
+        f"{words} words": (
+            {**FAMILIES["ulmfit"].sizes["base"], "vocab_size": words},
+            {"AutoModel": 20_211_600 + 400 * words, "AutoModelForPreTraining": head, "AutoModelForCausalLM": head},
+        )
+        for words, head in ((10_000, 24_221_600), (33_278, 33_556_078), (60_000, 44_271_600))
+    },
 }
 
 

@@ -207,8 +207,9 @@ class TestRecordedOutputs:
         states = case.model()(**batch, output_hidden_states=True).hidden_states
         expected = case.model(unpad=False)(**batch, output_hidden_states=True).hidden_states
         assert len(states) == len(expected) == case.config().num_hidden_layers + 1
+        widths = getattr(case.config(), "layer_sizes", [case.config().hidden_size] * len(states))
         for number, (got, wanted) in enumerate(zip(states, expected, strict=True)):
-            assert got.shape == (*mask.shape, case.config().hidden_size)
+            assert got.shape == (*mask.shape, widths[number])
             assert_close(got[mask == 1], wanted[mask == 1], f"hidden state {number}")
             assert not got[mask == 0].any()
 

@@ -115,6 +115,8 @@ class TestOpening:
         _assert_same_weights(again, expected)
 
     def test_untied(self, tied_head: Case, tmp_path: Path) -> None:
+        if not tied_head.has_peer:
+            pytest.skip(f"transformers has no {tied_head}")
         reference = tied_head.reference_model(tie_word_embeddings=False)
         reference.save_pretrained(tmp_path)
         model, report = tied_head.model_class.from_pretrained(tmp_path, output_loading_info=True)
@@ -180,6 +182,8 @@ class TestExport:
         _assert_export_opens(case, case.model(seed=5), tmp_path)
 
     def test_of_an_untied_model(self, tied_head: Case, tmp_path: Path) -> None:
+        if not tied_head.has_peer:
+            pytest.skip(f"transformers has no {tied_head}")
         _assert_export_opens(tied_head, tied_head.model(seed=5, tie_word_embeddings=False), tmp_path)
 
     def test_leaves_the_model_as_it_was(self, case: Case, tmp_path: Path) -> None:

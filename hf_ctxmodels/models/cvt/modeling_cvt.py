@@ -23,7 +23,8 @@ from hf_ctxmodels.layers.cross_view import TextPredictors, WordPredictors, summe
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
-from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors, side_by_side, where_tokens_are
+from hf_ctxmodels.recurrent import rows_of, token_mask
+from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors, side_by_side
 
 
 class CtxCvtPreTrainedModel(SpelledPreTrainedModel):
@@ -101,9 +102,9 @@ class CtxCvtModel(SpelledEncoder, CtxCvtPreTrainedModel):
             input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=wanted
         )
         self.check_spelled(input_ids, inputs_embeds, attention_mask, self.config.hidden_size)
-        rows = self.rows_of(given, attention_mask, sequence_ids)
+        rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
         words = given if input_ids is None else self.look_up(input_ids)
-        words = words * where_tokens_are(given, attention_mask, sequence_ids)[..., None].to(words.dtype)
+        words = words * token_mask(given, attention_mask, sequence_ids)[..., None].to(words.dtype)
         states = [words]
         for layer in self.layers[:depth]:
             read = self.word_dropout(states[0]) if len(states) == 1 else states[-1]
@@ -198,7 +199,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         alone = learns_views and (labels is None or not bool((labels != IGNORED).any()))
         outputs = self.encode(output_hidden_states=True, depth=1 if alone else None, **inputs)
         states = outputs.hidden_states
-        tokens = where_tokens_are(states[0], attention_mask, sequence_ids)
+        tokens = token_mask(states[0], attention_mask, sequence_ids)
         logits, supervised, disagreement, metrics = None, None, None, None
         if not alone:
             logits = predict(torch.cat(states[1:], -1), tokens)

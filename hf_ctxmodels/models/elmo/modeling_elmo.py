@@ -27,7 +27,8 @@ from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
 from hf_ctxmodels.modeling_base import check_ids
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
-from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors, side_by_side, where_tokens_are
+from hf_ctxmodels.recurrent import rows_of, token_mask
+from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors, side_by_side
 
 
 class CtxElmoPreTrainedModel(SpelledPreTrainedModel):
@@ -120,7 +121,7 @@ class CtxElmoModel(SpelledEncoder, CtxElmoPreTrainedModel):
             input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=wanted
         )
         self.check_spelled(input_ids, inputs_embeds, attention_mask, self.config.projection_size)
-        rows = self.rows_of(given, attention_mask, sequence_ids)
+        rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
         if sequence_ids is not None:
             if states is not None:
                 raise CtxError("states go on from row to row, but sequence_ids say that a row is several sequences.")
@@ -209,7 +210,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "output_hidden_states": True}
         outputs = super().encode(**kwargs)
         states = outputs.hidden_states
-        tokens = where_tokens_are(states[0], attention_mask, sequence_ids)
+        tokens = token_mask(states[0], attention_mask, sequence_ids)
         parts = [mix(states, tokens) for mix in self.mixes]
         if self.config.static_size:
             parts.append(self._fixed(kwargs.get("input_ids")).to(parts[0].dtype))

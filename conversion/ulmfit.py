@@ -1,0 +1,45 @@
+r"""AWD-LSTM language model of fastai (.pth and its list of words) -> a model and its tokenizer.
+
+python conversion/ulmfit.py --weights wt103-fwd/lstm_fwd.pth --vocabulary itos.json --output runs/ulmfit
+"""
+
+from dataclasses import dataclass, field
+
+from hf_ctxmodels.errors import CtxError, run_script
+from hf_ctxmodels.flags import flag
+from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_fastai, read_words, tokenizer_of_words
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class ConversionArguments:
+    """What is converted."""
+
+    weights: str = field(metadata={"help": "Weights (.pth) of a language model or of its encoder."})
+    vocabulary: str = field(metadata={"help": "Its words by their ids (itos): .json, .txt with one a line, or .pkl."})
+    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
+    allow_pickle: bool = flag(
+        False, "Open a .pkl: a pickle can name any program to run, so know where it comes from. Lists of words alone."
+    )
+
+
+def main() -> None:
+    """Convert, and say what."""
+    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    words = read_words(arguments.vocabulary, arguments.allow_pickle)
+    model = read_fastai(arguments.weights)
+    if len(words) != model.config.vocab_size:
+        raise CtxError(
+            f"{len(words)} words for vectors of {model.config.vocab_size}.",
+            where=arguments.vocabulary,
+            mend="give the words and the weights of one model.",
+        )
+    tokenizer = tokenizer_of_words(words)
+    model.config.pad_token_id, model.config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
+    for part in (model, tokenizer):
+        part.save_pretrained(arguments.output)
+    print(f"{model.num_parameters():,} parameters: {arguments.weights} -> {arguments.output}")
+
+
+if __name__ == "__main__":
+    run_script(main)

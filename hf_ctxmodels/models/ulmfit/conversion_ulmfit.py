@@ -1,0 +1,152 @@
+"""The files of AWD-LSTM language models of fastai (.pth, and the words' list) -> model and tokenizer."""
+
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
+from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM
+from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
+
+# fastai 1 and 2, and the release of 2018 before them; a file of the encoder alone has no number in front
+_LAYER = re.compile(r"^(?:0\.)?rnns\.(\d+)\.(?:module\.)?(weight_ih|weight_hh|bias_ih|bias_hh)_l0(_raw)?$")
+_NATIVE = {"weight_ih": "input_weight", "weight_hh": "state_weight", "bias_ih": "bias", "bias_hh": "state_bias"}
+_RENAMED = {  # words of the release of 2018
+    "_unk_": "xxunk",
+    "_pad_": "xxpad",
+    "xbos": "xxbos",
+    "xfld": "xxfld",
+    "t_up": "xxup",
+    "tk_rep": "xxrep",
+    "tk_wrep": "xxwrep",
+}
+
+
+def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
+    """The language model of a .pth file; of an encoder's, with a softmax bias of zero.
+
+    Raises:
+        CtxError: the file is missing or damaged, or holds no AWD-LSTM.
+    """
+    weights = _tensors(file)
+    native = _native(weights, str(file))
+    depth = 1 + max(int(name.split(".")[2]) for name in native if ".layers." in name)
+    words, width = native["decoder.weight"].shape
+    first = native["ulmfit.layers.0.state_weight"].shape[2]
+    config = CtxUlmfitConfig(
+        vocab_size=words,
+        hidden_size=width,
+        cell_size=first if depth > 1 else CtxUlmfitConfig().cell_size,
+        num_hidden_layers=depth,
+    )
+    model = CtxUlmfitForCausalLM(config)
+    expected = model.state_dict()
+    for name in sorted({*native, *expected}):
+        found, wanted = (None if name not in some else tuple(some[name].shape) for some in (native, expected))
+        if found != wanted:
+            raise CtxError(
+                f"{name} is {found}, expected {wanted} in an AWD-LSTM of {depth} layers, {width} wide.",
+                where=str(file),
+                mend="give the weights of a language model of LSTMs from left to right.",
+            )
+    model.load_state_dict(native)
+    return model.eval()
+
+
+def _tensors(file: str | Path) -> Mapping[str, Tensor]:
+    """The weights of a file, from which nothing but tensors is made."""
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise CtxError(
+            f"Cannot read the weights: {error}",
+            where=str(file),
+            mend="give a file of weights alone: learn.save(..., with_opt=False), torch.save(model.state_dict(), ...).",
+        ) from error
+    inside = loaded.get("model", loaded) if isinstance(loaded, Mapping) else loaded  # beside an optimizer's
+    if not isinstance(inside, Mapping) or not all(torch.is_tensor(value) for value in inside.values()):
+        raise CtxError("The file holds no dictionary of weights.", where=str(file), mend="give a state_dict.")
+    return inside
+
+
+def _native(weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """Native name -> weight. The weights from step to step are the raw ones: beside them may be dropped ones."""
+    embeddings = next((weights[name] for name in ("0.encoder.weight", "encoder.weight") if name in weights), None)
+    if embeddings is None:
+        raise CtxError(
+            f"The file has no encoder.weight; it has {', '.join(sorted(weights)[:6])}, ...",
+            where=where,
+            mend="give the weights of an AWD-LSTM language model or of its encoder.",
+        )
+    native = {"ulmfit.word_embeddings.weight": embeddings}
+    native["decoder.weight"] = weights.get("1.decoder.weight", embeddings)
+    native["decoder.bias"] = weights.get("1.decoder.bias", embeddings.new_zeros(len(embeddings)))
+    raw = {name.removesuffix("_raw") for name in weights if name.endswith("_raw")}
+    plain = {name.replace(".module.", ".") for name in raw}
+    for name, value in weights.items():
+        match = _LAYER.match(name)
+        if match and (match[3] or name.replace(".module.", ".") not in plain):
+            native[f"ulmfit.layers.{match[1]}.{_NATIVE[match[2]]}"] = value[None]
+    if "ulmfit.layers.0.state_weight" not in native:
+        raise CtxError("The file has no LSTM.", where=where, mend="QRNNs and Transformers are other models.")
+    return {name: value.float() for name, value in native.items()}
+
+
+def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
+    """The words of a model in the order of their ids: a JSON list, one a line, or a pickled list.
+
+    Args:
+        file: .json, .txt or .pkl.
+        allow_pickle: open the latter. A pickle can name any program to run; here one that names anything but lists and
+            strings is refused, but who opens a pickle should know where it comes from.
+
+    Raises:
+        CtxError: the file is missing or damaged, holds something else, or is a pickle and that is not allowed.
+    """
+    path = Path(file)
+    try:
+        if path.suffix in (".pkl", ".pickle"):
+            if not allow_pickle:
+                raise CtxError(
+                    "This is a pickle, which can name any program to run when it is opened.",
+                    where=str(file),
+                    mend="if you know where it comes from, give --allow_pickle; or save the list as JSON.",
+                )
+            with path.open("rb") as opened:
+                words = _PlainUnpickler(opened).load()
+        elif path.suffix == ".json":
+            words = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            words = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise CtxError(f"Cannot read the words: {error}.", where=str(file), mend="give a list of words.") from error
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise CtxError("The file holds no list of words.", where=str(file), mend="give itos, the words by their ids.")
+    return words
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes lists, strings and numbers, and nothing that has to be looked up."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse."""
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and not words alone")
+
+
+def tokenizer_of_words(words: list[str], **options: Any) -> CtxUlmfitTokenizer:
+    """A tokenizer with these words at their places; words that stand twice, which fill a list up, are numbered."""
+    vocab: dict[str, int] = {}
+    for number, word in enumerate(words):
+        name = _RENAMED.get(word, word)
+        vocab[f"{name}#{number}" if name in vocab else name] = number
+    return CtxUlmfitTokenizer(vocab=vocab, **options)

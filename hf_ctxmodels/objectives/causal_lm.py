@@ -1,0 +1,166 @@
+"""Each word from those before it, in stretches of one running text (Merity et al. 2017, section 5)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.data.data_collator import DataCollatorMixin
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
+from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.objectives.features import require_padding_token
+from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.padding import RowPadder
+from hf_ctxmodels.objectives.seeding import Stream, generator
+
+DOCUMENTS_PER_BATCH = 1000  # tokenised together
+_HALVED = 0.05  # share of the rows that are half as long
+_SHORTEST = 5
+
+
+@dataclass
+class DataCollatorForRunningText(DataCollatorMixin):
+    """Pads stretches of text, and says which word stands behind each.
+
+    Each feature holds:
+        input_ids: (words,).
+        following: integer, the word behind the last one; -100 where there is none.
+
+    Returns, padded on the tokenizer's side:
+        input_ids, attention_mask: (batch, words).
+        labels: (batch, words + 1) the words and the one behind the row; -100 for the first, and for none.
+
+    Attributes:
+        tokenizer: whose padding token and side are used.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    return_tensors: str = "pt"
+
+    def __post_init__(self) -> None:
+        require_padding_token(self.tokenizer)
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        rows = [np.asarray(feature["input_ids"]) for feature in features]
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        following = [int(feature["following"]) for feature in features]
+        targets = [np.append(row[1:].astype(np.int64), last) for row, last in zip(rows, following, strict=True)]
+        return {
+            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
+            "attention_mask": padder.attention_mask(),
+            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORED), (1, 0), value=IGNORED),
+        }
+
+
+@dataclass(frozen=True)
+class CausalLMOptions:
+    """Options of `CausalLM`."""
+
+    bptt: int = flag(0, "Usual length of a row; 0: max_length less two of its deviations.")
+    bptt_deviation: float = flag(5.0, "Standard deviation of the rows' lengths; 0: all are alike.")
+    carry: bool = flag(True, "The model's state goes on from a row to the next; rows are then trained in lanes.")
+
+    def __post_init__(self) -> None:
+        for name in ("bptt", "bptt_deviation"):
+            if getattr(self, name) < 0:
+                raise CtxError(f"{name}={getattr(self, name)} is negative.", mend="use 0 or more.")
+
+
+class CausalLM(Objective):
+    """A language model from left to right over all documents behind each other, in rows of random lengths.
+
+    A length is drawn from a normal distribution around `bptt`, in one case of twenty around its half, so that words do
+    not always see equally much of the text before them through the gradient. Every row has a length of its own: the
+    text is cut before it is known which rows stand in one batch. With rows of `bptt` words on average, the loop's
+    `targets_per_step` scales the learning rate by how many there are.
+
+    References: Merity et al. 2017 (arXiv 1708.02182), sections 5 and 4.1; Howard & Ruder 2018, section 3.1.
+
+    Related: `BidirectionalLM` has another model for the other direction.
+    """
+
+    auto_class = "AutoModelForCausalLM"
+    Options: ClassVar[type] = CausalLMOptions
+    collate: DataCollatorForRunningText
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        if max_length < 2 or self.options.bptt > max_length:
+            raise CtxError(
+                f"Rows of max_length={max_length} words, usually of bptt={self.options.bptt}.",
+                mend="use a max_length of 2 or more, and a bptt of at most that, or 0.",
+            )
+        self.contiguous = self.options.carry
+        self.usual = self.options.bptt or max(-(-max_length // 2), round(max_length - 2 * self.options.bptt_deviation))
+        self.collate = DataCollatorForRunningText(tokenizer)
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """Whether the model gives its state, to be carried on."""
+        return {"stateful": self.options.carry}
+
+    @property
+    def never_predicted(self) -> list[int]:
+        """Padding alone: marks and unknown words are predicted."""
+        return [int(self.tokenizer.pad_token_id)]
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows with input_ids and following."""
+        numbers = count()
+        length = self._length(pass_index, next(numbers))
+        rest = np.empty(0, dtype=np.int32)
+        for text in self._texts(documents):
+            rest, start = np.concatenate([rest, text]), 0
+            while start + length < len(rest):  # the word behind it is there
+                yield self._row(rest, start, start + length)
+                start, length = start + length, self._length(pass_index, next(numbers))
+            rest = rest[start:]
+        if len(rest):
+            yield self._row(rest, 0, len(rest))
+
+    def _texts(self, documents: Iterable[list[str]]) -> Iterator[np.ndarray]:
+        """(words,) ids of some documents behind each other, with the special tokens of each."""
+        iterator = iter(documents)
+        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+            encodings = self.tokenizer([" ".join(document) for document in batch], verbose=False).encodings or []
+            text = np.concatenate([np.array(encoding.ids, dtype=np.int32) for encoding in encodings])
+            self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)), tokens=len(text))
+            yield text
+
+    def _length(self, pass_index: int, number: int) -> int:
+        """Words of a row, its word to predict behind it not counted."""
+        if not self.options.bptt_deviation:
+            return self.usual
+        draws = generator(self.seed, pass_index, number, Stream.CORRUPTION)
+        usual = self.usual / 2 if draws.random() < _HALVED else self.usual
+        length = round(draws.normal(usual, self.options.bptt_deviation))
+        return int(np.clip(length, min(_SHORTEST, self.max_length), self.max_length))
+
+    @staticmethod
+    def _row(text: np.ndarray, start: int, stop: int) -> Example:
+        return {"input_ids": text[start:stop], "following": int(text[stop]) if stop < len(text) else IGNORED}
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """See `Objective.count`."""
+        return {
+            "rows": len(batch["input_ids"]),
+            "words": int(batch["attention_mask"].sum()),
+            "places": batch["attention_mask"].numel(),
+            "targets": int((batch["labels"] != IGNORED).sum()),
+            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
+        }
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`."""
+        return {
+            "fill": counts["words"] / max(1, counts["places"]),
+            "words_per_row": counts["words"] / max(1, counts["rows"]),
+            "targets_per_word": counts["targets"] / max(1, counts["words"]),
+            "unknown_targets": counts["unknown"] / max(1, counts["targets"]),
+        }

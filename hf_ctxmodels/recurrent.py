@@ -1,0 +1,41 @@
+"""What recurrent families share on top of the model base."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ctxmodels.layers.recurrent import PackedRows
+from hf_ctxmodels.layers.varlen import check_row_lengths
+from hf_ctxmodels.modeling_base import is_traced, sequence_numbers
+
+
+def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
+    """(batch, length) bool: where there is a token, by masks (batch, length) that are 0 at padding.
+
+    Args:
+        given: (batch, length, ...) what is read.
+        masks: `attention_mask`, `sequence_ids`, or None.
+    """
+    tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+    for mask in masks:
+        if mask is not None:
+            tokens = tokens & (mask != 0)
+    return tokens
+
+
+def rows_of(
+    config: Any, given: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None, directions: int
+) -> PackedRows:
+    """Where the tokens of a batch are: packed, unless `config.unpad` is off or a graph is traced.
+
+    Raises:
+        CtxError: A row without tokens.
+    """
+    tokens = token_mask(given, attention_mask, sequence_ids)
+    numbers = None if sequence_ids is None else sequence_numbers(sequence_ids)
+    if is_traced(given):
+        return PackedRows.with_padding(tokens, numbers, directions)
+    check_row_lengths(tokens.sum(1))
+    build = PackedRows.build if config.unpad else PackedRows.with_padding
+    return build(tokens, numbers, directions)

@@ -1,0 +1,111 @@
+"""Averaged weights: that they are the mean, when they begin, and a learning rate by the number of targets."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.averaging import NEVER, Averaging, scaled_rate
+from hf_ctxmodels.training.optimization import make_optimizer
+
+
+def setup(optimizer: str, **more: Any) -> tuple[nn.Linear, torch.optim.Optimizer, Averaging]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    options = {"weight_decay": 0.0, "learning_rate": 0.1, "eval_steps": 1, **more}
+    arguments = LoopArguments(output_dir="unused", max_steps=10, optimizer=optimizer, **options)
+    made = make_optimizer(model, arguments)
+    return model, made, Averaging(made, arguments, True)
+
+
+def walk(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int, factor: float = 1.0) -> list[torch.Tensor]:
+    """The weight after each of some steps."""
+    seen = []
+    for _ in range(steps):
+        model.zero_grad()
+        model(torch.randn(5, 3)).square().mean().backward()
+        with scaled_rate(optimizer, factor):
+            optimizer.step()
+        seen.append(model.weight.detach().clone())
+    return seen
+
+
+def test_the_mean_of_all_steps() -> None:
+    model, optimizer, averaging = setup("asgd")
+    seen = walk(model, optimizer, 6)
+    with averaging.applied():
+        torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0))
+        assert not torch.equal(model.weight, seen[-1])
+    assert torch.equal(model.weight, seen[-1])
+    averaging.settle()
+    assert not torch.equal(model.weight, seen[-1])
+
+
+def test_begins_when_the_loss_falls_no_more() -> None:
+    """Algorithm 1 of Merity et al. 2017: the best of the evaluations but for the last two is better."""
+    model, optimizer, averaging = setup("nt-asgd", average_after=2)
+    for step, loss in enumerate([3.0, 2.0, 2.5, 2.6, 2.4], start=1):
+        seen = walk(model, optimizer, 1)
+        averaging.observe(step, {"eval_loss": loss})
+        assert averaging.state_dict()["begun"] == (NEVER if step < 5 else 4)
+        with averaging.applied():
+            assert torch.equal(model.weight, seen[-1]), "averages before their time"
+    seen = walk(model, optimizer, 4)
+    averaging.observe(9, {"eval_loss": 9.0})
+    assert averaging.state_dict()["begun"] == 4
+    averaging.settle()
+    torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0))
+
+
+def test_state_goes_on() -> None:
+    _, _, averaging = setup("nt-asgd", average_after=1)
+    for step, loss in enumerate([2.0, 3.0, 3.0], start=1):
+        averaging.observe(step, {"eval_loss": loss})
+    _, optimizer, again = setup("nt-asgd", average_after=1)
+    again.load_state_dict(averaging.state_dict())
+    assert again.state_dict() == averaging.state_dict()
+    assert optimizer.param_groups[0]["t0"] == 2
+    again.observe(5, {"eval_loss": 9.0})
+    assert optimizer.param_groups[0]["t0"] == 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_nothing_for_other_optimizers(optimizer: str) -> None:
+    model, made, averaging = setup(optimizer)
+    (seen,) = walk(model, made, 1)
+    averaging.observe(1, {"eval_loss": 1.0})
+    with averaging.applied():
+        assert torch.equal(model.weight, seen)
+    averaging.settle()
+    assert torch.equal(model.weight, seen)
+    averaging.load_state_dict(averaging.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "asgd", "nt-asgd"])
+def test_the_rate_of_a_step(optimizer: str) -> None:
+    """Half the targets, half the step; also of the second, whose rate ASGD itself would take from the first."""
+    for factors in ((1.0, 0.5), (0.5, 1.0)):
+        model, made, _ = setup(optimizer)
+        plain, plain_optimizer, _ = setup("sgd")
+        for factor in factors:
+            torch.manual_seed(int(10 * factor))
+            walk(model, made, 1, factor)
+            plain_optimizer.param_groups[0]["lr"] = plain_optimizer.param_groups[1]["lr"] = 0.1 * factor
+            torch.manual_seed(int(10 * factor))
+            walk(plain, plain_optimizer, 1)
+            torch.testing.assert_close(model.weight, plain.weight)
+        assert made.param_groups[0]["lr"] == 0.1
+
+
+def test_refused() -> None:
+    with pytest.raises(CtxError, match="eval_steps"):
+        setup("nt-asgd", eval_steps=0)
+    _, optimizer, _ = setup("nt-asgd")
+    arguments = LoopArguments(output_dir="unused", max_steps=1, optimizer="nt-asgd", eval_steps=1)
+    with pytest.raises(CtxError, match="nothing is held out"):
+        Averaging(optimizer, arguments, False)
+    assert math.isfinite(NEVER)
