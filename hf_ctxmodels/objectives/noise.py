@@ -66,13 +66,16 @@ class NoiseDistribution:
             if not weights[word]:
                 self._share[word], self._alias[word] = 0, int(weights.argmax())
 
-    def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
-        """(number,) ids. One uniform number tells the place by its whole part, and the word by its fraction."""
-        fractions = rng.random(number)
-        fractions *= len(self._alias)
-        places = fractions.astype(np.int64)
-        fractions -= places
-        own = fractions < self._share[places]
+    def draw(self, uniform: np.ndarray) -> np.ndarray:
+        """(n,) ids for as many uniform numbers: each tells the place by its whole part, and the word by its fraction.
+
+        Args:
+            uniform: (n,) in [0, 1); overwritten.
+        """
+        uniform *= len(self._alias)
+        places = uniform.astype(np.int64)
+        uniform -= places
+        own = uniform < self._share[places]
         return np.where(own, places, self._alias[places])
 
 

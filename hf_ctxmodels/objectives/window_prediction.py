@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +14,10 @@ from transformers.data.data_collator import DataCollatorMixin
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.features import feature_generator, require_padding_token
+from hf_ctxmodels.objectives.features import feature_keys, require_padding_token
 from hf_ctxmodels.objectives.masking import IGNORED
 from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, kept_shares, word_counts
+from hf_ctxmodels.objectives.seeding import uniforms
 from hf_ctxmodels.objectives.segments import tokenized_batches
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
@@ -69,62 +72,105 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         require_padding_token(self.tokenizer)
         self.counts = word_counts(self.tokenizer)
         self.kept = kept_shares(self.counts, self.subsampling)
-        self.noise = NoiseDistribution(self.counts, self.noise_power)
         self.tree = HuffmanTree(self.counts) if self.output == "hierarchical-softmax" else None
+
+    @cached_property
+    def noise(self) -> NoiseDistribution:
+        """Of which negatives are drawn; hierarchical softmax never asks for it."""
+        return NoiseDistribution(self.counts, self.noise_power)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
-        generators = [feature_generator(feature, self.seed, static=False) for feature in features]
-        rows = [self._thinned(np.asarray(feature["input_ids"]), rng) for feature, rng in zip(features, generators)]
-        places, shape = self._lines([len(row) for row in rows])
-        blocks = shape[1] // self.block
+        keys = feature_keys(features, self.seed, len(_Draw))
+        rows = self._thinned([np.asarray(feature["input_ids"]) for feature in features], keys[_Draw.DROPPED])
+        first, shape = self._lines(rows.lengths)
+        words = first[rows.row] + rows.place
         ids = np.full(shape, self.tokenizer.pad_token_id, dtype=np.int64)
         mask, windows = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.int64)
-        negatives = np.zeros((shape[0], blocks, self.shared_negatives), dtype=np.int64)
-        for row, (line, start), rng in zip(rows, places, generators):
-            here = slice(start, start + len(row))
-            ids[line, here], mask[line, here] = row, 1
-            windows[line, here] = rng.integers(1, self.window + 1, size=len(row))
-            if self.tree is None:
-                own = -(-len(row) // self.block)
-                drawn = self.noise.draw(rng, own * self.shared_negatives)
-                first = start // self.block
-                negatives[line, first : first + own] = drawn.reshape(own, self.shared_negatives)
-        labels = np.where(mask, ids, IGNORED)
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "windows": windows}
-        if self.tree is None:
-            batch["negatives"] = negatives
-        else:
-            paths = np.where(mask[..., None], self.tree.paths[ids], -1)
-            depth = int((paths >= 0).any((0, 1)).sum())
-            for name, table in {"paths": paths, "codes": self.tree.codes[ids]}.items():
-                batch[name] = table[..., :depth].reshape(shape[0], blocks, self.block, depth)
+        ids.flat[words], mask.flat[words] = rows.values, 1
+        chosen = uniforms(keys[_Draw.WINDOW][rows.row], rows.place)
+        windows.flat[words] += (chosen * self.window).astype(np.int64)
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": np.where(mask, ids, IGNORED), "windows": windows}
+        batch |= self._targets(ids, mask, rows.lengths, first, keys[_Draw.NEGATIVES])
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
 
-    def _lines(self, lengths: list[int]) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-        """Where each row comes to stand, (line, start), and the shape of all lines, which are as long as the longest.
+    def _targets(
+        self, ids: np.ndarray, mask: np.ndarray, lengths: np.ndarray, first: np.ndarray, keys: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """What the words are held against: negatives, or ways through the tree."""
+        lines, blocks = ids.shape[0], ids.shape[1] // self.block
+        if self.tree is None:
+            own, each = _Rows.of_lengths(-(-lengths // self.block)), self.shared_negatives
+            numbers = own.place[:, None] * each + np.arange(each)
+            drawn = self.noise.draw(uniforms(np.repeat(keys[own.row], each), numbers.ravel()))
+            negatives = np.zeros((lines, blocks, each), dtype=np.int64)
+            negatives.reshape(-1, each)[(first // self.block)[own.row] + own.place] = drawn.reshape(-1, each)
+            return {"negatives": negatives}
+        paths = np.where(mask[..., None], self.tree.paths[ids], -1)
+        depth = int((paths >= 0).any((0, 1)).sum())
+        return {
+            name: table[..., :depth].reshape(lines, blocks, self.block, depth)
+            for name, table in {"paths": paths, "codes": self.tree.codes[ids]}.items()
+        }
+
+    def _lines(self, lengths: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+        """(rows,) where each row begins in all lines one behind the other, and the lines' shape: they are as long as
+        the longest row.
 
         Rows begin with a block of their own, so much behind the row before that no window reaches it.
         """
-        width = -(-max(lengths) // self.block) * self.block
-        places, line, start = [], 0, 0
-        for length in lengths:
+        width = -(-int(lengths.max()) // self.block) * self.block
+        first, line, start = [], 0, 0
+        for length in lengths.tolist():
             if start + length > width:
                 line, start = line + 1, 0
-            places.append((line, start))
+            first.append(line * width + start)
             start += -(-(length + self.window) // self.block) * self.block
-        return places, (line + 1, width)
+        return np.array(first), (line + 1, width)
 
-    def _thinned(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What stays of a row; if nothing does, its rarest word."""
+    def _thinned(self, rows: list[np.ndarray], keys: np.ndarray) -> "_Rows":
+        """What stays of each row; if nothing does, its rarest word."""
+        every = _Rows.of_lengths(np.array([len(row) for row in rows]), np.concatenate(rows))
+        ids = every.values
+        if not every.lengths.all():
+            raise CtxError("A row holds no word.", mend="leave it out: nothing is to be predicted there.")
         if ids.min() < 0 or ids.max() >= len(self.kept):
             raise CtxError(
                 f"A word id is outside the tokenizer's vocabulary of {len(self.kept)}: the example was made with "
                 "another tokenizer.",
                 mend="tokenise the text again with this one.",
             )
-        stays = rng.random(len(ids)) < self.kept[ids]
-        return ids[stays] if stays.any() else ids[[int(self.counts[ids].argmin())]]
+        stays = uniforms(keys[every.row], every.place) < self.kept[ids]
+        for row in np.flatnonzero(np.bincount(every.row[stays], minlength=len(rows)) == 0):
+            here = np.flatnonzero(every.row == row)
+            stays[here[self.counts[ids[here]].argmin()]] = True
+        return _Rows.of_lengths(np.bincount(every.row[stays], minlength=len(rows)), ids[stays])
+
+
+class _Draw(IntEnum):
+    """What is drawn for a row."""
+
+    DROPPED = 0
+    WINDOW = 1
+    NEGATIVES = 2
+
+
+class _Rows(NamedTuple):
+    """Rows of unequal length, one behind the other: (n,) `values`, the `row` of each, its `place` in it; (rows,)
+    `lengths`."""
+
+    values: np.ndarray
+    row: np.ndarray
+    place: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of_lengths(cls, lengths: np.ndarray, values: np.ndarray | None = None) -> "_Rows":
+        """Their numbers, unless there are `values`."""
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        number = np.arange(len(row))
+        place = number - (lengths.cumsum() - lengths)[row]
+        return cls(number if values is None else values, row, place, lengths)
 
 
 @dataclass(frozen=True)
