@@ -27,7 +27,7 @@ def generator(seed: int, epoch: int, index: int, stream: Stream = Stream.CORRUPT
     return np.random.Generator(np.random.Philox(entropy))
 
 
-_STEP, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+STEP, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _AT_ONCE = 8192  # numbers that stay in the nearest cache
 
 
@@ -43,7 +43,7 @@ def row_keys(
     """
     keys = np.zeros(len(indices), dtype=np.uint64)
     for part in (seed, epochs, indices, int(stream), use):
-        keys = _mixed((keys + _STEP) ^ np.asarray(part, dtype=np.uint64))
+        keys = _mixed((keys + STEP) ^ np.asarray(part, dtype=np.uint64))
     return keys
 
 
@@ -61,7 +61,7 @@ def uniforms(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     for start in range(0, len(numbers), _AT_ONCE):
         here = slice(start, start + _AT_ONCE)
         state = numbers[here].astype(np.uint64) + np.uint64(1)
-        state *= _STEP
+        state *= STEP
         state += keys[here]
         np.multiply(_mixed(state) >> np.uint64(11), 2.0**-53, out=drawn[here])
     return drawn
@@ -69,7 +69,7 @@ def uniforms(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 def _mixed(bits: np.ndarray) -> np.ndarray:
     """Every bit of each number spread over all of it; in place."""
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+    for shift, factor in ((30, FIRST), (27, SECOND)):
         bits ^= bits >> np.uint64(shift)
         bits *= factor
     bits ^= bits >> np.uint64(31)

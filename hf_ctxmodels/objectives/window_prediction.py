@@ -4,7 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,11 +16,11 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.flags import flag
+from hf_ctxmodels.objectives import window_draws
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
 from hf_ctxmodels.objectives.features import feature_keys, require_padding_token
 from hf_ctxmodels.objectives.masking import IGNORED
 from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, kept_shares, word_counts
-from hf_ctxmodels.objectives.seeding import uniforms
 from hf_ctxmodels.objectives.segments import tokenized_batches
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
@@ -75,43 +78,46 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         self.tree = HuffmanTree(self.counts) if self.output == "hierarchical-softmax" else None
 
     @cached_property
+    def draws(self) -> ModuleType:
+        """What draws: compiled where numba is installed, else the same with numpy."""
+        return import_module("hf_ctxmodels.objectives.window_kernels" if find_spec("numba") else window_draws.__name__)
+
+    @cached_property
     def noise(self) -> NoiseDistribution:
         """Of which negatives are drawn; hierarchical softmax never asks for it."""
         return NoiseDistribution(self.counts, self.noise_power)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
+        rows = [np.asarray(feature["input_ids"], dtype=np.int64) for feature in features]
+        ids, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
+        self._check(ids, lengths)
         keys = feature_keys(features, self.seed, len(_Draw))
-        rows = self._thinned([np.asarray(feature["input_ids"]) for feature in features], keys[_Draw.DROPPED])
-        first, shape = self._lines(rows.lengths)
-        words = first[rows.row] + rows.place
-        ids = np.full(shape, self.tokenizer.pad_token_id, dtype=np.int64)
-        mask, windows = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.int64)
-        ids.flat[words], mask.flat[words] = rows.values, 1
-        chosen = uniforms(keys[_Draw.WINDOW][rows.row], rows.place)
-        windows.flat[words] += (chosen * self.window).astype(np.int64)
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": np.where(mask, ids, IGNORED), "windows": windows}
-        batch |= self._targets(ids, mask, rows.lengths, first, keys[_Draw.NEGATIVES])
-        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
+        ids, lengths = self.draws.keep(ids, lengths, keys[_Draw.DROPPED], self.kept, self.counts)
+        first, shape = self._lines(lengths)
+        padding = self.tokenizer.pad_token_id
+        columns = self.draws.spread(ids, lengths, first, keys[_Draw.WINDOW], self.window, shape[0] * shape[1], padding)
+        names = ("input_ids", "attention_mask", "labels", "windows")
+        batch = {name: column.reshape(shape) for name, column in zip(names, columns, strict=True)}
+        targets = self._paths(batch) if self.tree else self._negatives(lengths, first, keys[_Draw.NEGATIVES], shape)
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in (batch | targets).items()}
 
-    def _targets(
-        self, ids: np.ndarray, mask: np.ndarray, lengths: np.ndarray, first: np.ndarray, keys: np.ndarray
+    def _negatives(
+        self, lengths: np.ndarray, first: np.ndarray, keys: np.ndarray, shape: tuple[int, int]
     ) -> dict[str, np.ndarray]:
-        """What the words are held against: negatives, or ways through the tree."""
-        lines, blocks = ids.shape[0], ids.shape[1] // self.block
-        if self.tree is None:
-            own, each = _Rows.of_lengths(-(-lengths // self.block)), self.shared_negatives
-            numbers = own.place[:, None] * each + np.arange(each)
-            drawn = self.noise.draw(uniforms(np.repeat(keys[own.row], each), numbers.ravel()))
-            negatives = np.zeros((lines, blocks, each), dtype=np.int64)
-            negatives.reshape(-1, each)[(first // self.block)[own.row] + own.place] = drawn.reshape(-1, each)
-            return {"negatives": negatives}
+        blocks, each = shape[1] // self.block, self.shared_negatives
+        own, begin = -(-lengths // self.block), first // self.block
+        drawn = self.draws.negatives(own, begin, keys, self.noise.table, each, shape[0] * blocks)
+        return {"negatives": drawn.reshape(shape[0], blocks, each)}
+
+    def _paths(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert self.tree is not None
+        ids, mask = batch["input_ids"], batch["attention_mask"]
         paths = np.where(mask[..., None], self.tree.paths[ids], -1)
         depth = int((paths >= 0).any((0, 1)).sum())
-        return {
-            name: table[..., :depth].reshape(lines, blocks, self.block, depth)
-            for name, table in {"paths": paths, "codes": self.tree.codes[ids]}.items()
-        }
+        shape = (len(ids), ids.shape[1] // self.block, self.block, depth)
+        tables = {"paths": paths, "codes": self.tree.codes[ids]}
+        return {name: table[..., :depth].reshape(shape) for name, table in tables.items()}
 
     def _lines(self, lengths: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
         """(rows,) where each row begins in all lines one behind the other, and the lines' shape: they are as long as
@@ -128,11 +134,8 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
             start += -(-(length + self.window) // self.block) * self.block
         return np.array(first), (line + 1, width)
 
-    def _thinned(self, rows: list[np.ndarray], keys: np.ndarray) -> "_Rows":
-        """What stays of each row; if nothing does, its rarest word."""
-        every = _Rows.of_lengths(np.array([len(row) for row in rows]), np.concatenate(rows))
-        ids = every.values
-        if not every.lengths.all():
+    def _check(self, ids: np.ndarray, lengths: np.ndarray) -> None:
+        if not lengths.all():
             raise CtxError("A row holds no word.", mend="leave it out: nothing is to be predicted there.")
         if ids.min() < 0 or ids.max() >= len(self.kept):
             raise CtxError(
@@ -140,11 +143,6 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
                 "another tokenizer.",
                 mend="tokenise the text again with this one.",
             )
-        stays = uniforms(keys[every.row], every.place) < self.kept[ids]
-        for row in np.flatnonzero(np.bincount(every.row[stays], minlength=len(rows)) == 0):
-            here = np.flatnonzero(every.row == row)
-            stays[here[self.counts[ids[here]].argmin()]] = True
-        return _Rows.of_lengths(np.bincount(every.row[stays], minlength=len(rows)), ids[stays])
 
 
 class _Draw(IntEnum):
@@ -153,24 +151,6 @@ class _Draw(IntEnum):
     DROPPED = 0
     WINDOW = 1
     NEGATIVES = 2
-
-
-class _Rows(NamedTuple):
-    """Rows of unequal length, one behind the other: (n,) `values`, the `row` of each, its `place` in it; (rows,)
-    `lengths`."""
-
-    values: np.ndarray
-    row: np.ndarray
-    place: np.ndarray
-    lengths: np.ndarray
-
-    @classmethod
-    def of_lengths(cls, lengths: np.ndarray, values: np.ndarray | None = None) -> "_Rows":
-        """Their numbers, unless there are `values`."""
-        row = np.repeat(np.arange(len(lengths)), lengths)
-        number = np.arange(len(row))
-        place = number - (lengths.cumsum() - lengths)[row]
-        return cls(number if values is None else values, row, place, lengths)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from hf_ctxmodels import (
     CtxWord2VecTokenizer,
     DataCollatorForWindowPrediction,
 )
-from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
-from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, kept_shares
+from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram, window_draws
+from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, draw_noise, kept_shares
 from hf_ctxmodels.objectives.seeding import Stream, row_keys, uniforms
 
 COUNTS = [4000, 1000, 400, 90, 40, 9, 5, 5]
@@ -109,6 +109,23 @@ class TestCollator:
             path = collate.tree.paths[batch["input_ids"][1, place]]
             assert flat[1, place].tolist() == path[: flat.shape[-1]].tolist()
 
+    @pytest.mark.parametrize("output", ["negative-sampling", "hierarchical-softmax"])
+    @pytest.mark.parametrize("block", [1, 4])
+    @pytest.mark.parametrize("subsampling", [0, 1e-3, 1e-9])
+    def test_compiled_draws_are_the_plain_ones(self, tokenizer, output: str, block: int, subsampling: float) -> None:
+        compiled = pytest.importorskip("hf_ctxmodels.objectives.window_kernels", reason="needs numba")
+        rows = [next(features(rows=1, length=n)) | {"example_index": n, "epoch": n % 3} for n in (1, 40, 7, 3, 900)]
+        batches = []
+        for draws in (compiled, window_draws):
+            collate = DataCollatorForWindowPrediction(
+                tokenizer, output=output, block=block, subsampling=subsampling, seed=4
+            )
+            collate.draws = draws
+            batches.append(collate(rows))
+        assert batches[0].keys() == batches[1].keys()
+        for name, column in batches[0].items():
+            assert torch.equal(column, batches[1][name]), name
+
     def test_a_tokenizer_without_counts(self) -> None:
         with pytest.raises(CtxError, match="how often its words occur"):
             DataCollatorForWindowPrediction(CtxWord2VecTokenizer.from_words(WORDS))
@@ -119,7 +136,7 @@ def test_noise_is_the_power_of_the_counts() -> None:
     expected = np.array([0, 0, *COUNTS], dtype=float) ** 0.75
     expected /= expected.sum()
     np.testing.assert_allclose(noise.probabilities, expected)
-    drawn = np.bincount(noise.draw(np.random.default_rng(0).random(200_000)), minlength=10)
+    drawn = np.bincount(draw_noise(np.random.default_rng(0).random(200_000), noise.table), minlength=10)
     assert drawn[:2].sum() == 0
     assert (np.abs(drawn - 200_000 * expected) <= 5 * np.sqrt(200_000 * expected)).all()
 
