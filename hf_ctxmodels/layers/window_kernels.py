@@ -12,6 +12,8 @@ import math
 import numpy as np
 from numba import njit
 
+from hf_ctxmodels.layers.prefetch import fetch
+
 IGNORED = -100
 FREELY = {
     "reassoc",
@@ -128,6 +130,15 @@ def _learn(
     return _against_negatives(predictor, error, outputs, label, negatives[row, block], scores, share, rate)
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _fetch_next(outputs: np.ndarray, label: int, negatives: np.ndarray) -> None:
+    """Rows that the next word needs, which are far apart, are under way while this one learns."""
+    if label != IGNORED:
+        fetch(outputs, label)
+        for k in range(len(negatives)):
+            fetch(outputs, negatives[k])
+
+
 @njit(fastmath=FREELY, nogil=True, cache=True)
 def follow_rows(
     words: np.ndarray,
@@ -170,6 +181,8 @@ def follow_rows(
             if label == IGNORED:
                 continue
             block, column = place // size, place % size
+            if not tree and place + 1 < length:
+                _fetch_next(outputs, labels[row, place + 1], negatives[row, (place + 1) // size])
             start, stop = max(0, place - windows[row, place]), min(length, place + windows[row, place] + 1)
             near = 0
             for d in range(len(mean)):

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.objectives.padding import RowPadder
-from hf_ctxmodels.objectives.seeding import Stream, generator
+from hf_ctxmodels.objectives.seeding import Stream, generator, row_keys
 
 
 def require_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -27,6 +27,13 @@ def feature_generator(
     """The generator of a feature's corruption, from its `example_index` and, unless `static`, its `epoch`."""
     epoch = 0 if static else _integer(feature, "epoch")
     return generator(seed, epoch, _integer(feature, "example_index"), stream)
+
+
+def feature_keys(features: Sequence[Mapping[str, Any]], seed: int, uses: int) -> list[np.ndarray]:
+    """For each of several uses, (features,) keys of `seeding.uniforms`, from `example_index` and `epoch`."""
+    epochs = [_integer(feature, "epoch") for feature in features]
+    indices = [_integer(feature, "example_index") for feature in features]
+    return [row_keys(seed, epochs, indices, use=use) for use in range(uses)]
 
 
 def feature_word_ids(feature: Mapping[str, Any]) -> np.ndarray:

@@ -39,7 +39,7 @@ def kept_shares(counts: np.ndarray, threshold: float) -> np.ndarray:
 
 
 class NoiseDistribution:
-    """Draws words in proportion to a power of their counts, by the alias method (Walker 1977; Vose 1991).
+    """Chances of words in proportion to a power of their counts, by the alias method (Walker 1977; Vose 1991).
 
     Args:
         counts: (vocabulary,); a word with count 0 is never drawn.
@@ -47,33 +47,39 @@ class NoiseDistribution:
 
     Attributes:
         probabilities: (vocabulary,).
+        table: (vocabulary, 2) each place's chance to stand for its own word, and for which word else.
     """
 
     def __init__(self, counts: np.ndarray, power: float) -> None:
         weights = np.where(counts > 0, np.maximum(counts, 1) ** power, 0.0)
         self.probabilities = weights / weights.sum()
         scaled = (self.probabilities * len(counts)).tolist()
-        self._share, self._alias = np.ones(len(counts)), np.arange(len(counts), dtype=np.int64)
+        self.table = np.stack([np.ones(len(counts)), np.arange(len(counts))], 1)
         small = [word for word, value in enumerate(scaled) if value < 1]
         large = [word for word, value in enumerate(scaled) if value >= 1]
         while small and large:
             low, high = small.pop(), large[-1]
-            self._share[low], self._alias[low] = scaled[low], high
+            self.table[low] = scaled[low], high
             scaled[high] -= 1 - scaled[low]
             if scaled[high] < 1:
                 small.append(large.pop())
         for word in small:  # left over by rounding: as good as 1, but for those that can never be drawn
             if not weights[word]:
-                self._share[word], self._alias[word] = 0, int(weights.argmax())
+                self.table[word] = 0, int(weights.argmax())
 
-    def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
-        """(number,) ids. One uniform number tells the place by its whole part, and the word by its fraction."""
-        fractions = rng.random(number)
-        fractions *= len(self._alias)
-        places = fractions.astype(np.int64)
-        fractions -= places
-        own = fractions < self._share[places]
-        return np.where(own, places, self._alias[places])
+
+def draw_noise(uniform: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """(n,) ids for as many uniform numbers: each tells the place by its whole part, and the word by its fraction.
+
+    Args:
+        uniform: (n,) in [0, 1); overwritten.
+        table: see `NoiseDistribution`.
+    """
+    uniform *= len(table)
+    places = uniform.astype(np.int64)
+    uniform -= places
+    share, other = table[places].T
+    return np.where(uniform < share, places, other.astype(np.int64))
 
 
 class HuffmanTree:

@@ -2,6 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,8 +16,9 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.flags import flag
+from hf_ctxmodels.objectives import window_draws
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.features import feature_generator, require_padding_token
+from hf_ctxmodels.objectives.features import feature_keys, require_padding_token
 from hf_ctxmodels.objectives.masking import IGNORED
 from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, kept_shares, word_counts
 from hf_ctxmodels.objectives.segments import tokenized_batches
@@ -69,62 +75,82 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         require_padding_token(self.tokenizer)
         self.counts = word_counts(self.tokenizer)
         self.kept = kept_shares(self.counts, self.subsampling)
-        self.noise = NoiseDistribution(self.counts, self.noise_power)
         self.tree = HuffmanTree(self.counts) if self.output == "hierarchical-softmax" else None
+
+    @cached_property
+    def draws(self) -> ModuleType:
+        """What draws: compiled where numba is installed, else the same with numpy."""
+        return import_module("hf_ctxmodels.objectives.window_kernels" if find_spec("numba") else window_draws.__name__)
+
+    @cached_property
+    def noise(self) -> NoiseDistribution:
+        """Of which negatives are drawn; hierarchical softmax never asks for it."""
+        return NoiseDistribution(self.counts, self.noise_power)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
-        generators = [feature_generator(feature, self.seed, static=False) for feature in features]
-        rows = [self._thinned(np.asarray(feature["input_ids"]), rng) for feature, rng in zip(features, generators)]
-        places, shape = self._lines([len(row) for row in rows])
-        blocks = shape[1] // self.block
-        ids = np.full(shape, self.tokenizer.pad_token_id, dtype=np.int64)
-        mask, windows = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.int64)
-        negatives = np.zeros((shape[0], blocks, self.shared_negatives), dtype=np.int64)
-        for row, (line, start), rng in zip(rows, places, generators):
-            here = slice(start, start + len(row))
-            ids[line, here], mask[line, here] = row, 1
-            windows[line, here] = rng.integers(1, self.window + 1, size=len(row))
-            if self.tree is None:
-                own = -(-len(row) // self.block)
-                drawn = self.noise.draw(rng, own * self.shared_negatives)
-                first = start // self.block
-                negatives[line, first : first + own] = drawn.reshape(own, self.shared_negatives)
-        labels = np.where(mask, ids, IGNORED)
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "windows": windows}
-        if self.tree is None:
-            batch["negatives"] = negatives
-        else:
-            paths = np.where(mask[..., None], self.tree.paths[ids], -1)
-            depth = int((paths >= 0).any((0, 1)).sum())
-            for name, table in {"paths": paths, "codes": self.tree.codes[ids]}.items():
-                batch[name] = table[..., :depth].reshape(shape[0], blocks, self.block, depth)
-        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
+        rows = [np.asarray(feature["input_ids"], dtype=np.int64) for feature in features]
+        ids, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
+        self._check(ids, lengths)
+        keys = feature_keys(features, self.seed, len(_Draw))
+        ids, lengths = self.draws.keep(ids, lengths, keys[_Draw.DROPPED], self.kept, self.counts)
+        first, shape = self._lines(lengths)
+        padding = self.tokenizer.pad_token_id
+        columns = self.draws.spread(ids, lengths, first, keys[_Draw.WINDOW], self.window, shape[0] * shape[1], padding)
+        names = ("input_ids", "attention_mask", "labels", "windows")
+        batch = {name: column.reshape(shape) for name, column in zip(names, columns, strict=True)}
+        targets = self._paths(batch) if self.tree else self._negatives(lengths, first, keys[_Draw.NEGATIVES], shape)
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in (batch | targets).items()}
 
-    def _lines(self, lengths: list[int]) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-        """Where each row comes to stand, (line, start), and the shape of all lines, which are as long as the longest.
+    def _negatives(
+        self, lengths: np.ndarray, first: np.ndarray, keys: np.ndarray, shape: tuple[int, int]
+    ) -> dict[str, np.ndarray]:
+        blocks, each = shape[1] // self.block, self.shared_negatives
+        own, begin = -(-lengths // self.block), first // self.block
+        drawn = self.draws.negatives(own, begin, keys, self.noise.table, each, shape[0] * blocks)
+        return {"negatives": drawn.reshape(shape[0], blocks, each)}
+
+    def _paths(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert self.tree is not None
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        paths = np.where(mask[..., None], self.tree.paths[ids], -1)
+        depth = int((paths >= 0).any((0, 1)).sum())
+        shape = (len(ids), ids.shape[1] // self.block, self.block, depth)
+        tables = {"paths": paths, "codes": self.tree.codes[ids]}
+        return {name: table[..., :depth].reshape(shape) for name, table in tables.items()}
+
+    def _lines(self, lengths: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+        """(rows,) where each row begins in all lines one behind the other, and the lines' shape: they are as long as
+        the longest row.
 
         Rows begin with a block of their own, so much behind the row before that no window reaches it.
         """
-        width = -(-max(lengths) // self.block) * self.block
-        places, line, start = [], 0, 0
-        for length in lengths:
+        width = -(-int(lengths.max()) // self.block) * self.block
+        first, line, start = [], 0, 0
+        for length in lengths.tolist():
             if start + length > width:
                 line, start = line + 1, 0
-            places.append((line, start))
+            first.append(line * width + start)
             start += -(-(length + self.window) // self.block) * self.block
-        return places, (line + 1, width)
+        return np.array(first), (line + 1, width)
 
-    def _thinned(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What stays of a row; if nothing does, its rarest word."""
+    def _check(self, ids: np.ndarray, lengths: np.ndarray) -> None:
+        if not lengths.all():
+            raise CtxError("A row holds no word.", mend="leave it out: nothing is to be predicted there.")
         if ids.min() < 0 or ids.max() >= len(self.kept):
             raise CtxError(
                 f"A word id is outside the tokenizer's vocabulary of {len(self.kept)}: the example was made with "
                 "another tokenizer.",
                 mend="tokenise the text again with this one.",
             )
-        stays = rng.random(len(ids)) < self.kept[ids]
-        return ids[stays] if stays.any() else ids[[int(self.counts[ids].argmin())]]
+
+
+class _Draw(IntEnum):
+    """What is drawn for a row."""
+
+    DROPPED = 0
+    WINDOW = 1
+    NEGATIVES = 2
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What is drawn for word2vec: kept words, windows, negatives, and the tree of hierarchical softmax."""
 
 import heapq
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,8 +15,9 @@ from hf_ctxmodels import (
     CtxWord2VecTokenizer,
     DataCollatorForWindowPrediction,
 )
-from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
-from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, kept_shares
+from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram, window_draws
+from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, draw_noise, kept_shares
+from hf_ctxmodels.objectives.seeding import Stream, row_keys, uniforms
 
 COUNTS = [4000, 1000, 400, 90, 40, 9, 5, 5]
 WORDS = [f"w{number}" for number in range(len(COUNTS))]
@@ -107,6 +109,23 @@ class TestCollator:
             path = collate.tree.paths[batch["input_ids"][1, place]]
             assert flat[1, place].tolist() == path[: flat.shape[-1]].tolist()
 
+    @pytest.mark.parametrize("output", ["negative-sampling", "hierarchical-softmax"])
+    @pytest.mark.parametrize("block", [1, 4])
+    @pytest.mark.parametrize("subsampling", [0, 1e-3, 1e-9])
+    def test_compiled_draws_are_the_plain_ones(self, tokenizer, output: str, block: int, subsampling: float) -> None:
+        compiled = pytest.importorskip("hf_ctxmodels.objectives.window_kernels", reason="needs numba")
+        rows = [next(features(rows=1, length=n)) | {"example_index": n, "epoch": n % 3} for n in (1, 40, 7, 3, 900)]
+        batches = []
+        for draws in (compiled, window_draws):
+            collate = DataCollatorForWindowPrediction(
+                tokenizer, output=output, block=block, subsampling=subsampling, seed=4
+            )
+            collate.draws = draws
+            batches.append(collate(rows))
+        assert batches[0].keys() == batches[1].keys()
+        for name, column in batches[0].items():
+            assert torch.equal(column, batches[1][name]), name
+
     def test_a_tokenizer_without_counts(self) -> None:
         with pytest.raises(CtxError, match="how often its words occur"):
             DataCollatorForWindowPrediction(CtxWord2VecTokenizer.from_words(WORDS))
@@ -117,7 +136,7 @@ def test_noise_is_the_power_of_the_counts() -> None:
     expected = np.array([0, 0, *COUNTS], dtype=float) ** 0.75
     expected /= expected.sum()
     np.testing.assert_allclose(noise.probabilities, expected)
-    drawn = np.bincount(noise.draw(np.random.default_rng(0), 200_000), minlength=10)
+    drawn = np.bincount(draw_noise(np.random.default_rng(0).random(200_000), noise.table), minlength=10)
     assert drawn[:2].sum() == 0
     assert (np.abs(drawn - 200_000 * expected) <= 5 * np.sqrt(200_000 * expected)).all()
 
@@ -176,3 +195,42 @@ def test_options_out_of_range(tokenizer) -> None:
         SkipGram(tokenizer, max_length=4, seed=0, window=0)
     with pytest.raises(CtxError, match="subsampling"):
         SkipGram(tokenizer, max_length=4, seed=0, subsampling=-1.0)
+
+
+def test_a_row_without_words(tokenizer) -> None:
+    with pytest.raises(CtxError, match="no word"):
+        DataCollatorForWindowPrediction(tokenizer)(
+            [{"input_ids": np.array([], dtype=int), "example_index": 0, "epoch": 0}]
+        )
+
+
+class TestUniforms:
+    def test_the_numbers_of_split_mix(self) -> None:
+        def one_by_one(state: int) -> Iterator[float]:
+            """Steele, Lea & Flood 2014, figure 17, with the constants of its released version."""
+            while True:
+                state = (state + 0x9E3779B97F4A7C15) % 2**64
+                bits = state
+                for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+                    bits = ((bits ^ bits >> shift) * factor) % 2**64
+                yield ((bits ^ bits >> 31) >> 11) / 2**53
+
+        keys = row_keys(5, [0, 0, 1], [0, 1, 0])
+        drawn = uniforms(np.repeat(keys, 9000), np.tile(np.arange(9000), 3)).reshape(3, 9000)
+        for key, row in zip(keys, drawn):
+            assert row.tolist() == list(itertools.islice(one_by_one(int(key)), 9000))
+
+    def test_keys_differ_in_every_part(self) -> None:
+        parts = itertools.product(range(3), range(3), range(3), (Stream.CORRUPTION, Stream.PAIRING), range(3))
+        keys = [int(row_keys(seed, [epoch], [index], stream, use)[0]) for seed, epoch, index, stream, use in parts]
+        assert len(set(keys)) == 3**4 * 2
+
+    def test_rows_and_places_are_independent(self) -> None:
+        """Counts of pairs, of neighbours in a row and of rows one behind the other, as those of a fair die."""
+        keys = row_keys(0, [0] * 400, range(400))
+        drawn = uniforms(np.repeat(keys, 400), np.tile(np.arange(400), 400)).reshape(400, 400)
+        cells = (drawn * 10).astype(int)
+        for first, second in ((cells[:, 1:], cells[:, :-1]), (cells[1:], cells[:-1])):
+            pairs = np.bincount((10 * first + second).ravel(), minlength=100)
+            expected = pairs.sum() / 100
+            assert ((pairs - expected) ** 2 / expected).sum() < 99 + 5 * (2 * 99) ** 0.5
