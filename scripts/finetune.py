@@ -12,10 +12,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import hf_ctxmodels  # noqa: F401 - registers the families
-from hf_ctxmodels.data.tasks import TASKS, Task, TaskArguments
+import transformers
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_ctxmodels.data import Turns, UnlabelledCollator, without_labels
+from hf_ctxmodels.data.tasks import TASKS, Encoded, Task, TaskArguments
+from hf_ctxmodels.data.tasks.base import Collator
 from hf_ctxmodels.errors import CtxError, run_script
 from hf_ctxmodels.flags import flag
+from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.counted_loss import count_loss_targets
@@ -24,6 +29,7 @@ from hf_ctxmodels.training.loading import (
     load_config,
     load_model,
     load_tokenizer,
+    new_config,
     parse_config_options,
 )
 from hf_ctxmodels.training.loop import make_accelerator, train
@@ -35,7 +41,6 @@ from hf_ctxmodels.training.task_evaluation import TaskEvaluation
 class FinetuneArguments:
     """What to fine-tune, on what."""
 
-    model: str = field(metadata={"help": "Checkpoint directory or Hub id, with its tokenizer."})
     task: Literal[
         "sequence-classification", "regression", "token-classification", "question-answering", "multiple-choice"
     ] = field(metadata={"help": "What the model learns to do."})
@@ -46,6 +51,19 @@ class FinetuneArguments:
         }
     )
     validation_file: str = field(metadata={"help": "Held-out examples in the same form, or `demo`."})
+    model: str | None = flag(None, "Checkpoint directory or Hub id, with its tokenizer; or start anew by --family.")
+    family: str | None = field(
+        default=None, metadata={"help": "Start from random weights of this family.", "choices": list(FAMILIES)}
+    )
+    config: str = flag("tiny", "With --family: a size of it or a JSON file of its fields.")
+    tokenizer: str | None = flag(
+        None, "With --family: tokenizer directory, from scripts/train_tokenizer.py, or Hub id."
+    )
+    unlabelled_file: str | None = flag(
+        None,
+        "Examples in the same form whose labels are not known, or not looked at: every second batch is of them, for "
+        "heads that learn from both (cross-view training).",
+    )
     train_examples: int | None = flag(None, "Train on a sample of so many examples, the same one whatever the seed.")
     config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
     predictions_file: str | None = flag(None, "Write the final predictions for the validation file here, as .jsonl.")
@@ -64,6 +82,44 @@ class FinetuneLoopArguments(LoopArguments):
         if self.max_steps is None and self.num_train_epochs is None:
             self.num_train_epochs = 3.0
         super().__post_init__()
+
+
+def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """Configuration and tokenizer of the checkpoint, or of a new model.
+
+    Raises:
+        CtxError: both --model and --family are given, or neither; or they cannot be opened.
+    """
+    if (arguments.model is None) == (arguments.family is None):
+        raise CtxError("A model is to be fine-tuned, but which one?", mend="give either --model or --family.")
+    if arguments.model is not None:
+        config = load_config(arguments.model, changes=parse_config_options(arguments.config_options))
+        return config, load_tokenizer(arguments.model, split_words=task.split_words)
+    if arguments.tokenizer is None:
+        raise CtxError("A new model needs a tokenizer.", mend="train one, and name it by --tokenizer.")
+    tokenizer = load_tokenizer(arguments.tokenizer, split_words=task.split_words)
+    family = get_family(arguments.family or "")
+    return new_config(family, tokenizer, arguments.config, arguments.config_options), tokenizer
+
+
+def training_set(
+    file: str | None, task: Task[Any], encoded: Encoded, collate: Collator, model: Any, tokenizer: Any
+) -> tuple[Any, Collator]:
+    """What the loop trains on: examples with labels, in turn with those of a file without.
+
+    Raises:
+        CtxError: the head does not learn without labels, or the file cannot be read.
+    """
+    if file is None:
+        return EpochIndexed(encoded.features), collate
+    if "views" not in getattr(model, "loss_targets", ()):
+        raise CtxError(
+            f"{type(model).__name__} learns from labels alone.",
+            where=f"--unlabelled_file {file}",
+            mend="leave it out, or take a family that learns without them, such as cvt.",
+        )
+    unlabelled = task.encode(task.read_unlabelled(file), tokenizer).features
+    return Turns([encoded.features, without_labels(unlabelled)]), UnlabelledCollator(collate)
 
 
 def write_predictions(file: str, task: Task[Any], examples: list[Any], predictions: list[Any]) -> None:
@@ -105,22 +161,26 @@ def main() -> None:
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
-    config = load_config(arguments.model, changes=parse_config_options(arguments.config_options))
-    tokenizer = load_tokenizer(arguments.model, split_words=task.split_words)
-    check_fit(tokenizer, config, task_arguments.max_length, where=arguments.model)
+    config, tokenizer = open_parts(arguments, task)
+    check_fit(tokenizer, config, task_arguments.max_length, where=arguments.model or arguments.config)
     task.configure(config, training, validation)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
 
     accelerator = make_accelerator(loop_arguments)
-    model = load_model(arguments.model, task.auto_class, config)
+    model = (
+        load_model(arguments.model, task.auto_class, config)
+        if arguments.model is not None
+        else getattr(transformers, task.auto_class).from_config(config)
+    )
     count_loss_targets(model, task.targets)
     collate = task.collator(tokenizer)
+    examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, collate, model, tokenizer)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
     result = train(
         model,
-        EpochIndexed(encoded.features),
-        collate,
+        examples,
+        train_collate,
         loop_arguments,
         accelerator,
         tokenizer=tokenizer,
@@ -129,6 +189,7 @@ def main() -> None:
             "task": arguments.task,
             "train_file": arguments.train_file,
             "train_examples": arguments.train_examples,
+            "unlabelled_file": arguments.unlabelled_file,
             "config_options": arguments.config_options,
             **asdict(task_arguments),
         },

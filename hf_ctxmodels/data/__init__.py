@@ -2,14 +2,15 @@
 
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, load_documents
+from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream, build_training_set
 from hf_ctxmodels.data.sampling import (
-    EpochBatchSampler,
     LaneBatchSampler,
     LaneStream,
     ShuffledStream,
     training_loader,
 )
+from hf_ctxmodels.data.turns import TurnBatchSampler, Turns, UnlabelledCollator, without_labels
 
 __all__ = [
     "DataArguments",
@@ -20,7 +21,11 @@ __all__ = [
     "LaneBatchSampler",
     "LaneStream",
     "ShuffledStream",
+    "TurnBatchSampler",
+    "Turns",
+    "UnlabelledCollator",
     "build_training_set",
     "load_documents",
     "training_loader",
+    "without_labels",
 ]

@@ -6,7 +6,7 @@ the weights: mistakes show before anything large is loaded.
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.registry import Family
 from hf_ctxmodels.training.checkpoint import MANIFEST_FILE, damaged_files
 
 _TOKENIZER_FILES = (
@@ -114,6 +115,32 @@ def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any],
         raise
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise _no_configuration(config_class, where, error) from error
+
+
+def new_config(
+    family: Family, tokenizer: PreTrainedTokenizerBase, size: str, options: Sequence[str] = ()
+) -> PreTrainedConfig:
+    """The configuration of a new model.
+
+    Args:
+        size: one of the family's, or a JSON file.
+        options: fields that differ, as key=value.
+
+    Raises:
+        CtxError: an unknown size, or fields that the family does not have or that do not fit together.
+    """
+    changes = parse_config_options(list(options))
+    if size.endswith(".json"):
+        return load_config_file(family.config, size, changes)
+    if size not in family.sizes:
+        raise CtxError(
+            f"The family {family.name} has no size {size!r}.",
+            where="--config",
+            mend=f"use one of {', '.join(family.sizes)}, or a .json file.",
+        )
+    own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    fields = {**family.sizes[size], **own, **changes}
+    return make_config(family.config, fields, where=" ".join([size, *options]))
 
 
 def _no_configuration(config_class: type, where: str | Path, error: Exception) -> CtxError:

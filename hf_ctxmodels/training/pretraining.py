@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 from accelerate import Accelerator
-from transformers import HfArgumentParser, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.data import DataArguments, ExampleSet, ExampleStream, build_training_set
 from hf_ctxmodels.errors import CtxError
@@ -26,10 +26,9 @@ from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.loading import (
     check_fit,
     load_config,
-    load_config_file,
     load_model,
     load_tokenizer,
-    make_config,
+    new_config,
     parse_config_options,
 )
 from hf_ctxmodels.training.loop import make_accelerator, train
@@ -195,7 +194,7 @@ def make_model(
     """
     source = arguments.model or arguments.config
     if arguments.model is None:
-        config = new_config(family, tokenizer, arguments)
+        config = new_config(family, tokenizer, arguments.config, arguments.config_options)
     else:
         config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
     check_fit(tokenizer, config, arguments.max_length, where=source)
@@ -210,26 +209,6 @@ def make_model(
     if arguments.model is not None:
         return load_model(arguments.model, objective.auto_class, config)
     return getattr(transformers, objective.auto_class).from_config(config)
-
-
-def new_config(family: Family, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments) -> PreTrainedConfig:
-    """The configuration of a new model.
-
-    Raises:
-        CtxError: an unknown size, or fields that the family does not have or that do not fit together.
-    """
-    changes = parse_config_options(arguments.config_options)
-    if arguments.config.endswith(".json"):
-        return load_config_file(family.config, arguments.config, changes)
-    if arguments.config not in family.sizes:
-        raise CtxError(
-            f"The family {family.name} has no size {arguments.config!r}.",
-            where="--config",
-            mend=f"use one of {', '.join(family.sizes)}, or a .json file.",
-        )
-    own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    fields = {**family.sizes[arguments.config], **own, **changes}
-    return make_config(family.config, fields, where=" ".join([arguments.config, *arguments.config_options]))
 
 
 def make_examples(

@@ -106,6 +106,14 @@ class Task(ABC, Generic[Example]):
     def read(self, file: str, split: str) -> list[Example]:
         """The examples of a file, or of the "train" or "validation" part (`split`) of `demo`; raises CtxError."""
 
+    def read_unlabelled(self, file: str) -> list[Example]:
+        """Examples of a file without labels, with one of the task's that means nothing; after `configure`.
+
+        Raises:
+            CtxError: the task has no such examples, or the file cannot be read.
+        """
+        raise CtxError(f"The task {self.name} learns from labels alone.", mend="leave out --unlabelled_file.")
+
     @abstractmethod
     def configure(self, config: PreTrainedConfig, train: Sequence[Example], validation: Sequence[Example]) -> None:
         """Set the config's labels (`id2label`, `label2id`, `problem_type`) from the training examples."""

@@ -67,6 +67,12 @@ class SequenceClassification(LabelledTask[SequenceExample]):
                 )
         return [SequenceExample(example.texts, str(example.target), example.where) for example in examples]
 
+    def read_unlabelled(self, file: str) -> list[SequenceExample]:
+        """See `Task.read_unlabelled`: a table with the text's columns."""
+        columns = self._columns(self.arguments.text_columns, "text")
+        rows = read_rows(file, columns)
+        return [SequenceExample(text_of(row, columns), self.labels[0], row.where) for row in rows]
+
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:

@@ -57,6 +57,18 @@ class TokenClassification(LabelledTask[TaggedSentence]):
                 mend="give --text_columns and --label_column as numbers (1 = first, -1 = last).",
             ) from error
 
+    def read_unlabelled(self, file: str) -> list[TaggedSentence]:
+        """See `Task.read_unlabelled`: as `read` takes it, or JSONL with words alone; tags are not looked at."""
+        if file_kind(Path(file)) == ".jsonl":
+            column = self.arguments.text_columns or "tokens"
+            rows = [(row.values[column], row.where) for row in read_table(file, [column])]
+            if bad := [where for words, where in rows if not isinstance(words, list) or not words]:
+                raise CtxError(f"Expected a list of words in {column!r}.", where=bad[0], mend="mend the line.")
+            found = [([str(word) for word in words], where) for words, where in rows]
+        else:
+            found = [(sentence.words, sentence.where) for sentence in self.read(file, "train")]
+        return [TaggedSentence(words, [self.labels[0]] * len(words), where) for words, where in found]
+
     def _read_jsonl(self, file: str, word_column: str, tag_column: str) -> list[TaggedSentence]:
         sentences = []
         for row in read_table(file, [word_column, tag_column]):
