@@ -55,7 +55,7 @@ class StepRecords:
         self._settled: list[dict[str, float]] = []
 
     def add(self, step: int, scalars: dict[str, torch.Tensor], example_indices: list[torch.Tensor]) -> None:
-        """Take the scalars of one step (the same names every step) and its examples.
+        """Take the scalars of one step and its examples. Steps may have other names, the same ones in all processes.
 
         A scalar is a 0-dimensional tensor, or of two elements: the numerator and the denominator of a metric.
         """
@@ -83,8 +83,10 @@ class StepRecords:
         """
         if not self._pending:
             return
-        names = list(self._pending[0][1])
-        table = torch.stack([torch.stack([row[name].float() for name in names]) for _, row, _ in self._pending])
+        names = list(dict.fromkeys(name for _, row, _ in self._pending for name in row))
+        absent = torch.full((), float("nan"), device=self._pending[0][1]["loss"].device)
+        rows = [[row.get(name, absent).float() for name in names] for _, row, _ in self._pending]
+        table = torch.stack([torch.stack(row) for row in rows])
         # fp16 loss scaling searches for the largest scale that does not overflow, and skips the steps that do.
         watched = ["loss"] if self._accelerator.mixed_precision == "fp16" else ["loss", "grad_norm"]
         for (step, _, indices), row in zip(self._pending, table.tolist(), strict=True):
@@ -93,7 +95,8 @@ class StepRecords:
                 if not math.isfinite(values[name]):
                     raise self._non_finite(step, name, values[name], indices)
         table = self._accelerator.reduce(table, reduction="mean")
-        self._settled += [dict(zip(names, row, strict=True)) for row in table.tolist()]
+        for values in table.tolist():
+            self._settled.append({name: value for name, value in zip(names, values) if not math.isnan(value)})
         self._pending.clear()
 
     def flush(self) -> dict[str, float]:
@@ -103,8 +106,8 @@ class StepRecords:
         """
         self.settle()
         summary = {}
-        for name in self._settled[0] if self._settled else ():
-            values = [row[name] for row in self._settled if math.isfinite(row[name])]
+        for name in dict.fromkeys(name for row in self._settled for name in row):
+            values = [row[name] for row in self._settled if math.isfinite(row.get(name, math.nan))]
             summary[name] = math.fsum(values) / (1 if name == "tokens" else max(len(values), 1))
         self._settled.clear()
         for name in [name.removesuffix(_NUMERATOR) for name in summary if name.endswith(_NUMERATOR)]:
