@@ -57,6 +57,8 @@ def multiplies_fast(*tensors: Tensor) -> bool:
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not (right.is_contiguous() or right.T.is_contiguous()):  # a part of wider rows, say: oneDNN has no fast way
+        right = right.contiguous()
     return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
 
 
