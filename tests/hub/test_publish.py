@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hub_repository import metadata_errors
 from hub_server import ROOT, TOKEN, HubServer, environment_for
+from safetensors import safe_open
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.hub.publish import repository_files
@@ -181,10 +182,13 @@ def with_pickle(directory: Path, name: str) -> None:
 
 
 def renamed(directory: Path, name: str) -> None:
-    """One bit of a weight's name is flipped: still a sound safetensors file."""
+    """The first byte of a weight's name is another one: still a sound safetensors file."""
     content = (directory / name).read_bytes()
-    assert b"word_embeddings" in content
-    (directory / name).write_bytes(content.replace(b"word_embeddings", b"vord_embeddings", 1))
+    with safe_open(directory / name, framework="pt") as weights:
+        first = min(weights.keys()).encode()
+    quoted, length = b'"' + first + b'"', int.from_bytes(content[:8], "little")
+    assert content[: 8 + length].count(quoted) == 1
+    (directory / name).write_bytes(content.replace(quoted, b'"_' + first[1:] + b'"', 1))
 
 
 def resized(directory: Path, name: str) -> None:
