@@ -105,7 +105,7 @@ def test_several_languages_by_their_marks(monkeypatch: pytest.MonkeyPatch, folde
     alone = {"max_length": 8, "objective_options": "carry=false"}  # a row is one sentence
     out = folder / "both"
     new = {"family": "elmo", "config": folder / "tiny.json"}
-    pretrain(monkeypatch, folder, **new, **data, **alone, output_dir=out, max_steps=STEPS)
+    pretrain(monkeypatch, folder, **new, **data, **alone, output_dir=out, max_steps=2 * STEPS)
     config = AutoModelForPreTraining.from_pretrained(out).config
     assert (config.num_characters, config.num_languages) == (264, 2)
 
