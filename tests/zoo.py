@@ -250,6 +250,12 @@ TOKEN_HEADS = [case for case in CASES if case.labels_tokens]
 TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
 
 
+def main_head(family: Family) -> str:
+    """The Auto class of what a family is first trained as: its language model, or its first head where it has none."""
+    heads = [name for name in family.models if name != "AutoModel"]
+    return "AutoModelForPreTraining" if "AutoModelForPreTraining" in heads else heads[0]
+
+
 def tiny_config(family: Family, **changes: Any) -> PreTrainedConfig:
     return family.config(**{**_known_fields(TINY, family.config), **changes})
 

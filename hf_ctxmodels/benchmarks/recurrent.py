@@ -170,7 +170,8 @@ def _stack(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callab
     def theirs() -> Tensor:
         values = model.get_input_embeddings()(ids)
         for peer in peers:
-            dropped = F.dropout(peer.weight_hh_l0, share, torch.is_grad_enabled())
+            weight = peer.get_parameter("weight_hh_l0")
+            dropped = F.dropout(weight, share, torch.is_grad_enabled())
             values = torch.func.functional_call(peer, {"weight_hh_l0": dropped}, (values,))[0]
         return values
 

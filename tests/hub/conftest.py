@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from hub_server import ROOT, TOKEN, HubServer, environment_for
+from zoo import main_head
 
 from hf_ctxmodels import FAMILIES
 from hf_ctxmodels.registry import Family
@@ -34,11 +35,11 @@ def saved_model(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Pat
     tokenizer = family.tokenizer.train(TEXTS, vocab_size=80)
     torch.manual_seed(0)
     config = family.config(vocab_size=len(tokenizer), **family.sizes["tiny"])
-    model = family.models["AutoModelForPreTraining"](config)
+    model = family.models[main_head(family)](config)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     TrainingSummary(
-        task="pretraining",
+        task="pretraining" if family.objectives else "sequence-classification",
         model_class=type(model).__name__,
         model_type=config.model_type,
         dataset="demo",
@@ -48,7 +49,7 @@ def saved_model(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Pat
         global_batch_size=8,
         max_length=32,
         tokens=4321,
-        objective=next(iter(family.objectives)),
+        objective=next(iter(family.objectives), None),
         objective_options={"mlm_probability": 0.15},
         rates={"masked": 0.1498},
         metrics={"eval_loss": 2.25},

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hub_repository import metadata_errors
 from huggingface_hub import ModelCard
+from zoo import main_head
 
 from hf_ctxmodels.hub import loss_curve_png, model_card
 from hf_ctxmodels.registry import Family
@@ -19,14 +20,14 @@ def test_card_is_filled_from_the_run(saved_model: Path, family: Family) -> None:
     summary = TrainingSummary.load(saved_model)
     text = str(model_card(saved_model, REPO))
     for fact in (
-        summary.objective,
+        f"| task | {summary.task}{f': objective `{summary.objective}`' if summary.objective else ''} |",
         f"| data | {summary.dataset} |",
         "| masked | 0.1498 |",
         f"| seed | {summary.seed} |",
         f"{summary.parameters:,}",
         "| eval_loss | 2.25 |",
         "| 40 | 3 |",
-        f'AutoModelForPreTraining.from_pretrained("{REPO}")',
+        f'{main_head(family)}.from_pretrained("{REPO}")',
         family.paper,
     ):
         assert fact in text, fact
@@ -40,6 +41,8 @@ def test_card_metadata_passes_the_rules(saved_model: Path, family: Family) -> No
     read_again = ModelCard(str(card))
     assert read_again.data.eval_results[0].metric_value == 2.25
     tags = {"AutoModelForMaskedLM": "fill-mask", "AutoModelForCausalLM": "text-generation"}
+    # What was saved is the language model, which those heads open as well, or a task's model.
+    tags |= {"AutoModelForSequenceClassification": "text-classification"} if not family.objectives else {}
     expected = next((tag for name, tag in tags.items() if name in family.models), "feature-extraction")
     assert read_again.data.pipeline_tag == expected
 

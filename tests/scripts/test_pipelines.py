@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 from zoo import tiny_config
 
-from hf_ctxmodels.downstream import answer_questions
+from hf_ctxmodels.downstream import WordTaggingPipeline, answer_questions
 from hf_ctxmodels.registry import FAMILIES, Family
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge"]
@@ -79,7 +79,9 @@ def test_text_classification(saved, batch_size):
 def test_token_classification(saved, batch_size):
     labels = {0: "O", 1: "B-X", 2: "I-X"}
     directory, model, tokenizer = saved("AutoModelForTokenClassification", id2label=labels)
-    tagger = pipeline("token-classification", model=directory, ignore_labels=[])
+    # transformers' own pipeline wants one id for each token.
+    own = {"pipeline_class": WordTaggingPipeline} if model.id_axes else {}
+    tagger = pipeline("token-classification", model=directory, ignore_labels=[], **own)
     for text, words in zip(TEXTS, tagger(TEXTS, batch_size=batch_size)):
         special = torch.tensor(tokenizer(text, return_special_tokens_mask=True).special_tokens_mask)
         logits = outputs(model, tokenizer, text).logits[0, special == 0]
