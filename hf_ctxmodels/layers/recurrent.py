@@ -139,6 +139,7 @@ class LSTM(nn.Module):
         projection_size: Width of the output; None for that of the cell, without projection.
         cell_clip, projection_clip: Largest absolute value of the cell and of the output; None for no limit.
         directions: 1 or 2.
+        state_bias: Have a second bias beside the input's, as `torch.nn.LSTM` has.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class LSTM(nn.Module):
         cell_clip: float | None = None,
         projection_clip: float | None = None,
         directions: int = 2,
+        state_bias: bool = False,
     ) -> None:
         super().__init__()
         self.cell_size, self.output_size = cell_size, projection_size or cell_size
@@ -158,6 +160,7 @@ class LSTM(nn.Module):
         self.input_weight = nn.Parameter(torch.empty(directions, gates, input_size))
         self.state_weight = nn.Parameter(torch.empty(directions, gates, self.output_size))
         self.bias = nn.Parameter(torch.empty(directions, gates))
+        self.state_bias = nn.Parameter(torch.empty(directions, gates)) if state_bias else None
         self.projection = (
             None if projection_size is None else nn.Parameter(torch.empty(directions, projection_size, cell_size))
         )
@@ -173,6 +176,8 @@ class LSTM(nn.Module):
         if not getattr(self.bias, "_is_hf_initialized", False):
             init.zeros_(self.bias)
             init.ones_(self.bias[:, self.cell_size : 2 * self.cell_size])
+        if self.state_bias is not None:
+            init.zeros_(self.state_bias)
 
     def zero_state(self, rows: int) -> State:
         """A state that remembers nothing."""
@@ -197,7 +202,8 @@ class LSTM(nn.Module):
         state = self.zero_state(len(rows.order)) if state is None else state
         with torch.autocast(packed.device.type, enabled=False):
             projection = None if self.projection is None else self.projection.to(dtype)
-            parts = (self.bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
+            bias = self.bias if self.state_bias is None else self.bias + self.state_bias
+            parts = (bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
             gates = torch.stack([linear(states, weight, bias) for bias, states, weight in zip(*parts)])
             given = (gates, state.hidden.to(dtype), state.cell.to(dtype), self.state_weight.to(dtype), projection)
             where, clips = (rows.present, rows.restarts), (self.cell_clip, self.projection_clip)
