@@ -24,6 +24,14 @@ from hf_ctxmodels.models.bert.modeling_bert import (
     CtxBertModel,
 )
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
+from hf_ctxmodels.models.cove.modeling_cove import (
+    CtxCoveForConditionalGeneration,
+    CtxCoveForSequenceClassification,
+    CtxCoveForTokenClassification,
+    CtxCoveModel,
+)
+from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.modeling_electra import (
     CtxElectraForMaskedLM,
@@ -105,6 +113,12 @@ __all__ = [
     "CtxBertForTokenClassification",
     "CtxBertModel",
     "CtxBertTokenizer",
+    "CtxCoveConfig",
+    "CtxCoveForConditionalGeneration",
+    "CtxCoveForSequenceClassification",
+    "CtxCoveForTokenClassification",
+    "CtxCoveModel",
+    "CtxCoveTokenizer",
     "CtxElectraConfig",
     "CtxElectraForMaskedLM",
     "CtxElectraForMultipleChoice",

@@ -18,6 +18,9 @@ from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.models.cove import modeling_cove as cove
+from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
+from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
 from hf_ctxmodels.models.electra import modeling_electra as electra
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
@@ -47,6 +50,7 @@ from hf_ctxmodels.objectives import (
     PermutationLM,
     ReplacedTokenDetection,
     SkipGram,
+    Translation,
 )
 
 
@@ -282,6 +286,26 @@ FAMILIES: dict[str, Family] = {
                 "small": _recurrent_size(1024, 128, 1),
                 "medium": _recurrent_size(2048, 256, 1),
                 "base": _recurrent_size(4096, 512, 2),
+            },
+            conversion=[],
+        ),
+        Family(
+            name="cove",
+            paper="McCann et al. 2017, Learned in Translation: Contextualized Word Vectors (arXiv 1708.00107)",
+            config=CtxCoveConfig,
+            tokenizer=CtxCoveTokenizer,
+            models={
+                "AutoModel": cove.CtxCoveModel,
+                "AutoModelForPreTraining": cove.CtxCoveForConditionalGeneration,
+                "AutoModelForSeq2SeqLM": cove.CtxCoveForConditionalGeneration,
+                "AutoModelForSequenceClassification": cove.CtxCoveForSequenceClassification,
+                "AutoModelForTokenClassification": cove.CtxCoveForTokenClassification,
+            },
+            objectives={"translation": Translation},
+            # base: the released encoder (section 6); tiny: for a CPU
+            sizes={
+                "tiny": {"embedding_size": 100, "hidden_size": 256, "biattention_size": 64},
+                "base": {"embedding_size": 300, "hidden_size": 600},
             },
             conversion=[],
         ),

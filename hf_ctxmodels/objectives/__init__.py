@@ -13,6 +13,7 @@ from hf_ctxmodels.objectives.permutation_lm import (
 )
 from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
+from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation
 from hf_ctxmodels.objectives.window_prediction import (
     ContinuousBagOfWords,
     DataCollatorForWindowPrediction,
@@ -30,6 +31,7 @@ __all__ = [
     "DataCollatorForPermutationLanguageModeling",
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
+    "DataCollatorForTranslation",
     "DataCollatorForWindowPrediction",
     "MaskedLM",
     "MaskedLMWithNextSentence",
@@ -40,5 +42,6 @@ __all__ = [
     "ReplacedTokenDetection",
     "SkipGram",
     "TokenMasker",
+    "Translation",
     "expand_permutation",
 ]
