@@ -304,7 +304,7 @@ FAMILIES: dict[str, Family] = {
             objectives={"translation": Translation},
             # base: the released encoder (section 6); tiny: for a CPU
             sizes={
-                "tiny": {"embedding_size": 100, "hidden_size": 256, "biattention_size": 64},
+                "tiny": {"embedding_size": 100, "hidden_size": 128, "biattention_size": 64},
                 "base": {"embedding_size": 300, "hidden_size": 600},
             },
             conversion=[],

@@ -1,5 +1,6 @@
 """Using fine-tuned models, where transformers has no pipeline for it."""
 
 from hf_ctxmodels.downstream.question_answering import answer_questions
+from hf_ctxmodels.downstream.translation import Score, score_translations, translate
 
-__all__ = ["answer_questions"]
+__all__ = ["Score", "answer_questions", "score_translations", "translate"]

@@ -48,7 +48,7 @@ class Biattention(nn.Module):
         parts = [torch.where(there, part, tokens) for there, part in zip(paired, parts)]  # a text alone is both
         build = PackedRows.build if unpad else PackedRows.with_padding
         inputs = self.project(self.dropout(states)).relu()
-        encoded = _read(self.encoder, self.dropout(inputs), build(tokens, second.long()))
+        encoded = _read(self.encoder, self.dropout(inputs), build(tokens, _runs(second)))
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
         for number, (own, other) in enumerate((parts, parts[::-1])):
@@ -73,6 +73,13 @@ class Biattention(nn.Module):
             ],
             -1,
         )
+
+
+def _runs(second: Tensor) -> Tensor:
+    """(rows, length) bool -> its runs, numbered within each row."""
+    starts = torch.ones_like(second)
+    starts[:, 1:] = second[:, 1:] != second[:, :-1]
+    return starts.cumsum(1)
 
 
 def _read(layer: LSTM, states: Tensor, rows: PackedRows) -> Tensor:

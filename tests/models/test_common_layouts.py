@@ -162,6 +162,8 @@ class TestPadding:
         plain = make_batch(head, side="right")
         targets = make_targets(head, plain)
         wide = make_batch(head, width=20, side="right")
+        for batch in (plain, wide):
+            batch.pop("decoder_input_ids", None)  # the head makes them of its targets
         for name, target in targets.items():
             wide[name] = target
             if target.dim() > 1:
@@ -207,8 +209,9 @@ class TestRecordedOutputs:
         states = case.model()(**batch, output_hidden_states=True).hidden_states
         expected = case.model(unpad=False)(**batch, output_hidden_states=True).hidden_states
         assert len(states) == len(expected) == case.config().num_hidden_layers + 1
+        widths = getattr(case.config(), "layer_sizes", [case.config().hidden_size] * len(states))
         for number, (got, wanted) in enumerate(zip(states, expected, strict=True)):
-            assert got.shape == (*mask.shape, case.config().hidden_size)
+            assert got.shape == (*mask.shape, widths[number])
             assert_close(got[mask == 1], wanted[mask == 1], f"hidden state {number}")
             assert not got[mask == 0].any()
 

@@ -96,8 +96,7 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
         last_hidden_state: (batch, length, embedding + hidden): the word's vector, and behind it the top layer's states.
         pooler_output: None.
         hidden_states: Layers + 1 of them: the vectors, the layers below the top, and `last_hidden_state`.
-        final_hidden, final_cell: (batch, layers, hidden) every layer's state where each direction ends; None where a
-            row holds several sequences.
+        final_hidden, final_cell: (batch, layers, hidden) every layer's state where each direction ends.
     """
 
     final_hidden: Tensor | None = None
@@ -133,6 +132,7 @@ class CtxCoveModel(CtxCovePreTrainedModel):
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
         wanted: Tensor | None = None,
+        use_states: bool = False,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CtxCoveModelOutput:
@@ -145,6 +145,7 @@ class CtxCoveModel(CtxCovePreTrainedModel):
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
                 sequence, which starts from zero.
             wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, width).
+            use_states: Give `final_hidden` and `final_cell`.
             output_hidden_states: Give `hidden_states`.
             kwargs: What other families' models read, such as `position_ids`.
 
@@ -170,7 +171,9 @@ class CtxCoveModel(CtxCovePreTrainedModel):
         vectors = (states[0] * token_mask(given, attention_mask, sequence_ids)[..., None]).to(states[-1].dtype)
         last = torch.cat([vectors, states[-1]], -1)
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        hidden, cell = (None, None) if sequence_ids is not None else _final(after)
+        if use_states and sequence_ids is not None:
+            raise CtxError("use_states asks for the state behind a row, but sequence_ids say it is several sequences.")
+        hidden, cell = _final(after) if use_states else (None, None)
         return CtxCoveModelOutput(
             last_hidden_state=last if wanted is None else last[wanted],
             hidden_states=(vectors, *states[1:-1], last) if wants else None,
@@ -314,16 +317,17 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
                 attention_mask=attention_mask,
                 token_type_ids=token_type_ids,
                 inputs_embeds=inputs_embeds,
+                use_states=True,
                 **kwargs,
             )
         read = encoder_outputs.last_hidden_state
         self._check_targets(read, decoder_input_ids, labels)
         if decoder_input_ids is None:
             decoder_input_ids = self._shifted(labels)
-        if encoder_outputs.final_hidden is None:
-            raise CtxError("A row holds several texts, but it is translated as one.", mend="give one text in a row.")
         state = past_key_values
         if state is None:
+            if encoder_outputs.final_hidden is None:
+                raise CtxError("encoder_outputs have no states to start from.", mend="run it with use_states=True.")
             state = self.decoder.start(encoder_outputs.final_hidden, encoder_outputs.final_cell)
         memory, tokens = read[..., self.config.embedding_size :], token_mask(read, attention_mask)
         states, state = self.decoder(decoder_input_ids, memory, tokens, state)
@@ -359,6 +363,13 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
 
     def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
         return chunked_cross_entropy(states, self.prediction.weight, self.prediction.bias, targets, reduction="sum")
+
+    def _prepare_encoder_decoder_kwargs_for_generation(
+        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Run the encoder, for its last states too."""
+        given = {**model_kwargs, "use_states": True}
+        return super()._prepare_encoder_decoder_kwargs_for_generation(inputs_tensor, given, *args, **kwargs)
 
     def prepare_inputs_for_generation(
         self,
