@@ -1,6 +1,6 @@
 r"""Released MT-LSTM weights and a file of word vectors -> a CoVe encoder and its tokenizer.
 
-    python conversion/cove.py --weights wmtlstm.pth --vectors glove.840B.300d.txt --output runs/cove
+python conversion/cove.py --weights wmtlstm.pth --vectors glove.840B.300d.txt --output runs/cove
 """
 
 from dataclasses import dataclass, field

@@ -77,9 +77,7 @@ class AttentionalDecoder(nn.Module):
         hidden, cell = hidden.transpose(0, 1), cell.transpose(0, 1)
         return DecoderState(hidden, cell, torch.zeros_like(hidden[0]))
 
-    def forward(
-        self, ids: Tensor, memory: Tensor, tokens: Tensor, state: DecoderState
-    ) -> tuple[Tensor, DecoderState]:
+    def forward(self, ids: Tensor, memory: Tensor, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Read tokens.
 
         Args:

@@ -1,5 +1,7 @@
 """The biattentive classification network (McCann et al. 2017, section 5)."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -82,7 +84,7 @@ def _runs(second: Tensor) -> Tensor:
     return starts.cumsum(1)
 
 
-def _read(layer: LSTM, states: Tensor, rows: PackedRows) -> Tensor:
+def _read(layer: nn.Module, states: Tensor, rows: PackedRows) -> Tensor:
     """(rows, length, width) -> (rows, length, 2 * output), both directions behind each other."""
     outputs = rows.unpack(layer(rows.pack(states), rows)[0])
     return torch.cat([outputs[0], outputs[1]], -1)
@@ -130,7 +132,7 @@ class MaxoutClassifier(nn.Sequential):
     def __init__(self, input_size: int, width: int, classes: int, *, pieces: int, dropout: float) -> None:
         sizes = [input_size, 2 * width, width, classes]
         layers: list[nn.Module] = []
-        for number, (before, after) in enumerate(zip(sizes, sizes[1:])):
+        for number, (before, after) in enumerate(pairwise(sizes)):
             layers += [Dropout(dropout)] if number else []
             layers += [RowNorm(before), Maxout(before, after, pieces)]
         super().__init__(*layers)

@@ -29,7 +29,17 @@ from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 
 
 class FixedVectors(nn.Embedding):
-    """The table of word vectors; its own class, that it be filled and not drawn like other embeddings."""
+    """The table of word vectors; its own class, that it be filled and not drawn like other embeddings.
+
+    Args:
+        words, width: Shape.
+        trainable: Whether the vectors are trained.
+    """
+
+    def __init__(self, words: int, width: int, trainable: bool) -> None:
+        super().__init__(words, width)
+        self.fixed_parameters = () if trainable else ("weight",)
+        self.weight.requires_grad_(trainable)
 
 
 class CtxCovePreTrainedModel(CtxPreTrainedModel):
@@ -58,8 +68,8 @@ class CtxCovePreTrainedModel(CtxPreTrainedModel):
             init.normal_(module.weight, std=config.initializer_range)
         else:
             init.copy_(module.weight, _vectors_of(config))
-        for token in {config.pad_token_id, config.unk_token_id} - {None}:
-            if token < module.num_embeddings:
+        for token in (config.pad_token_id, config.unk_token_id):
+            if token is not None and token < module.num_embeddings:
                 init.zeros_(module.weight[token])
 
 
@@ -104,12 +114,17 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
 
 
 class CtxCoveModel(CtxCovePreTrainedModel):
-    """Fixed word vectors and the MT-LSTM; its output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4)."""
+    """Fixed word vectors and the MT-LSTM; its output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4).
+
+    Attributes:
+        gives_states: Whether `forward` gives the states where a row ends, which a decoder starts from.
+    """
+
+    gives_states = False
 
     def __init__(self, config: CtxCoveConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
-        self.word_embeddings = FixedVectors(config.vocab_size, config.embedding_size)
-        self.word_embeddings.requires_grad_(config.train_vectors)
+        self.word_embeddings = FixedVectors(config.vocab_size, config.embedding_size, config.train_vectors)
         widths = [config.embedding_size, *[config.hidden_size] * (config.num_hidden_layers - 1)]
         self.layers = nn.ModuleList(LSTM(width, config.hidden_size // 2, state_bias=True) for width in widths)
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -132,7 +147,7 @@ class CtxCoveModel(CtxCovePreTrainedModel):
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
         wanted: Tensor | None = None,
-        use_states: bool = False,
+        use_states: bool | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CtxCoveModelOutput:
@@ -145,7 +160,7 @@ class CtxCoveModel(CtxCovePreTrainedModel):
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
                 sequence, which starts from zero.
             wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, width).
-            use_states: Give `final_hidden` and `final_cell`.
+            use_states: Give `final_hidden` and `final_cell`; None for `gives_states`.
             output_hidden_states: Give `hidden_states`.
             kwargs: What other families' models read, such as `position_ids`.
 
@@ -171,6 +186,7 @@ class CtxCoveModel(CtxCovePreTrainedModel):
         vectors = (states[0] * token_mask(given, attention_mask, sequence_ids)[..., None]).to(states[-1].dtype)
         last = torch.cat([vectors, states[-1]], -1)
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        use_states = self.gives_states if use_states is None else use_states
         if use_states and sequence_ids is not None:
             raise CtxError("use_states asks for the state behind a row, but sequence_ids say it is several sequences.")
         hidden, cell = _final(after) if use_states else (None, None)
@@ -262,6 +278,12 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
     for_tasks = False
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
+    def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
+        """The encoder; `generate` runs it by itself."""
+        encoder = CtxCoveModel(config)
+        encoder.gives_states = True
+        return encoder
+
     def build_head(self, config: CtxCoveConfig) -> None:
         """The decoder, and the softmax's weights."""
         self.decoder = AttentionalDecoder(
@@ -317,7 +339,6 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
                 attention_mask=attention_mask,
                 token_type_ids=token_type_ids,
                 inputs_embeds=inputs_embeds,
-                use_states=True,
                 **kwargs,
             )
         read = encoder_outputs.last_hidden_state
@@ -326,9 +347,10 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
             decoder_input_ids = self._shifted(labels)
         state = past_key_values
         if state is None:
-            if encoder_outputs.final_hidden is None:
+            hidden, cell = encoder_outputs.final_hidden, encoder_outputs.final_cell
+            if hidden is None or cell is None:
                 raise CtxError("encoder_outputs have no states to start from.", mend="run it with use_states=True.")
-            state = self.decoder.start(encoder_outputs.final_hidden, encoder_outputs.final_cell)
+            state = self.decoder.start(hidden, cell)
         memory, tokens = read[..., self.config.embedding_size :], token_mask(read, attention_mask)
         states, state = self.decoder(decoder_input_ids, memory, tokens, state)
         loss = logits = None
@@ -349,7 +371,9 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
             raise CtxError("Give decoder_input_ids, or labels, or call generate.")
         for name, tensor in {"decoder_input_ids": ids, "labels": labels}.items():
             if tensor is not None and (tensor.dim() != 2 or len(tensor) != len(read) or not tensor.shape[1]):
-                raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({len(read)}, steps), as many rows as texts.")
+                raise CtxError(
+                    f"{name} is {tuple(tensor.shape)}, expected ({len(read)}, steps), as many rows as texts."
+                )
         if ids is not None and labels is not None and ids.shape != labels.shape:
             raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(ids.shape)}.")
         check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
@@ -363,13 +387,6 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
 
     def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
         return chunked_cross_entropy(states, self.prediction.weight, self.prediction.bias, targets, reduction="sum")
-
-    def _prepare_encoder_decoder_kwargs_for_generation(
-        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Run the encoder, for its last states too."""
-        given = {**model_kwargs, "use_states": True}
-        return super()._prepare_encoder_decoder_kwargs_for_generation(inputs_tensor, given, *args, **kwargs)
 
     def prepare_inputs_for_generation(
         self,
