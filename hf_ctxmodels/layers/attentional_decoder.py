@@ -89,21 +89,43 @@ class AttentionalDecoder(nn.Module):
         Returns:
             (rows, steps, hidden) h~ of every step, and the state behind the last.
         """
-        words = self.dropout(self.embeddings(ids))
+        outputs, after = self._steps(ids, [len(ids)] * ids.shape[1], memory, tokens, state)
+        return self.dropout(torch.stack(outputs, 1)), after
+
+    def training_states(self, ids: Tensor, asked: Tensor, memory: Tensor, tokens: Tensor, state: DecoderState) -> Tensor:
+        """(asked, hidden) h~ where `asked` (rows, steps) bool is, in row-major order; other arguments as in `forward`.
+
+        Rows leave the computation behind their last asked step.
+        """
+        numbers = torch.arange(ids.shape[1], device=ids.device)
+        lengths = ((numbers + 1) * asked).amax(1)
+        order = lengths.argsort(descending=True, stable=True)
+        counts = (lengths[:, None] > numbers[: max(1, int(lengths.max()))]).sum(0).tolist()
+        counts[0] = len(ids)  # that there is something, even where nothing is asked
+        start = DecoderState(state.hidden[:, order], state.cell[:, order], state.adjusted[order], state.steps)
+        outputs, _ = self._steps(ids[order], counts, memory[order], tokens[order], start)
+        firsts = torch.tensor([0, *counts[:-1]], device=ids.device).cumsum(0)
+        rows, steps = asked.nonzero(as_tuple=True)
+        return self.dropout(torch.cat(outputs)[firsts[steps] + order.argsort()[rows]])
+
+    def _steps(
+        self, ids: Tensor, counts: list[int], memory: Tensor, tokens: Tensor, state: DecoderState
+    ) -> tuple[list[Tensor], DecoderState]:
+        """(count, hidden) h~ of every step, of the first `counts` rows, never more than in the step before."""
+        words = self.dropout(self.embeddings(ids[:, : len(counts)]))
         excluded = ~tokens
         hidden, cell, adjusted = list(state.hidden), list(state.cell), state.adjusted
         outputs = []
-        for step in range(ids.shape[1]):
-            below = torch.cat([words[:, step], adjusted], -1)
+        for step, count in enumerate(counts):
+            below = torch.cat([words[:count, step], adjusted[:count]], -1)
             for depth, layer in enumerate(self.cells):
-                hidden[depth], cell[depth] = layer(
-                    self.dropout(below) if depth else below, (hidden[depth], cell[depth])
-                )
+                read = self.dropout(below) if depth else below
+                hidden[depth], cell[depth] = layer(read, (hidden[depth][:count], cell[depth][:count]))
                 below = hidden[depth]
-            adjusted = self._adjusted(below, memory, excluded)
+            adjusted = self._adjusted(below, memory[:count], excluded[:count])
             outputs.append(adjusted)
-        after = DecoderState(torch.stack(hidden), torch.stack(cell), adjusted, state.steps + ids.shape[1])
-        return self.dropout(torch.stack(outputs, 1)), after
+        steps = state.steps + len(counts)
+        return outputs, DecoderState(torch.stack(hidden), torch.stack(cell), adjusted, steps)
 
     def _adjusted(self, hidden: Tensor, memory: Tensor, excluded: Tensor) -> Tensor:
         """(rows, hidden) -> (rows, hidden) with what is attended to."""

@@ -76,7 +76,7 @@ class Translation(Objective):
                 f"{type(tokenizer).__name__} has no words of a target language.",
                 mend="use the tokenizer of a family that translates.",
             )
-        if len(tokenizer.target_words) <= 1 + max(self.never_predicted):
+        if len(tokenizer.target_words) <= 1 + tokenizer.target_end_id:
             raise CtxError(
                 "The tokenizer knows no word of the target language.",
                 mend="train it on text with translations: --translations.",

@@ -262,7 +262,7 @@ class CtxCoveTranslationOutput(ModelOutput):
     Attributes:
         loss: Cross-entropy in nats per target.
         logits: (batch, steps, target vocabulary); None with `labels`.
-        past_key_values: What the decoder remembers; None unless asked for.
+        past_key_values: What the decoder remembers; None unless asked for, and with `labels`.
         hidden_states: Of the encoder, see `CtxCoveModelOutput`.
     """
 
@@ -352,19 +352,30 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
                 raise CtxError("encoder_outputs have no states to start from.", mend="run it with use_states=True.")
             state = self.decoder.start(hidden, cell)
         memory, tokens = read[..., self.config.embedding_size :], token_mask(read, attention_mask)
-        states, state = self.decoder(decoder_input_ids, memory, tokens, state)
         loss = logits = None
         if labels is None:
+            states, state = self.decoder(decoder_input_ids, memory, tokens, state)
             logits = self.prediction(states)
         else:
-            asked, size = states[labels != heads.IGNORED], self.config.target_vocab_size
-            loss = heads.vocabulary_loss(self._summed_loss, asked, labels, size, num_items_in_batch)
+            states, state = self._asked_states(decoder_input_ids, labels, memory, tokens, state)
+            size = self.config.target_vocab_size
+            loss = heads.vocabulary_loss(self._summed_loss, states, labels, size, num_items_in_batch)
         return CtxCoveTranslationOutput(
             loss=loss,
             logits=logits,
-            past_key_values=state if use_cache else None,
+            past_key_values=state if use_cache and labels is None else None,
             hidden_states=encoder_outputs.hidden_states,
         )
+
+    def _asked_states(
+        self, ids: Tensor, labels: Tensor, memory: Tensor, tokens: Tensor, state: DecoderState
+    ) -> tuple[Tensor, DecoderState | None]:
+        """(targets, hidden) the decoder's states where a word is to be predicted."""
+        asked = labels != heads.IGNORED
+        if is_traced(ids) or not self.config.unpad:
+            states, after = self.decoder(ids, memory, tokens, state)
+            return states[asked], after
+        return self.decoder.training_states(ids, asked, memory, tokens, state), None
 
     def _check_targets(self, read: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
         if ids is None and labels is None:
