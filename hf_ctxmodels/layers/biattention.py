@@ -120,19 +120,18 @@ class Maxout(nn.Module):
 
 
 class MaxoutClassifier(nn.Sequential):
-    """Three maxout layers, each behind a batch normalisation.
+    """Three maxout layers, each behind a batch normalisation and dropout.
 
     Args:
         input_size: Width of the input.
         width: Of the second layer; the first has twice as much.
         classes: Width of the output.
-        pieces, dropout: Of every layer; no dropout before the first.
+        pieces, dropout: Of every layer.
     """
 
     def __init__(self, input_size: int, width: int, classes: int, *, pieces: int, dropout: float) -> None:
         sizes = [input_size, 2 * width, width, classes]
         layers: list[nn.Module] = []
-        for number, (before, after) in enumerate(pairwise(sizes)):
-            layers += [Dropout(dropout)] if number else []
-            layers += [RowNorm(before), Maxout(before, after, pieces)]
+        for before, after in pairwise(sizes):  # dropout in front of a normalisation would change what it measures
+            layers += [RowNorm(before), Dropout(dropout), Maxout(before, after, pieces)]
         super().__init__(*layers)

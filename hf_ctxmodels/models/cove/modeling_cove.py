@@ -28,6 +28,9 @@ from hf_ctxmodels.modeling_base import CtxPreTrainedModel, check_ids, is_traced,
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 
 
+_SPREAD = 0.4  # of random vectors, in every dimension: about that of released ones
+
+
 class FixedVectors(nn.Embedding):
     """The table of word vectors; its own class, that it be filled and not drawn like other embeddings.
 
@@ -65,7 +68,7 @@ class CtxCovePreTrainedModel(CtxPreTrainedModel):
         """The vectors of `config.static_model`, or random ones; those of padding and unknown words are zero."""
         config = self.config
         if config.static_model is None:
-            init.normal_(module.weight, std=config.initializer_range)
+            init.normal_(module.weight, std=_SPREAD)
         else:
             init.copy_(module.weight, _vectors_of(config))
         for token in (config.pad_token_id, config.unk_token_id):
@@ -428,7 +431,7 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
 
     def build_head(self, config: CtxCoveConfig) -> None:
         """Maxout layers."""
-        self.dropout = Dropout(config.head_dropout)
+        self.dropout = Dropout(0.0)  # it stands behind the normalisations
         self.classifier = MaxoutClassifier(
             config.pooled_size,
             2 * config.biattention_size,

@@ -94,6 +94,10 @@ class CtxCoveTokenizer(CtxWordTokenizer):
         target_vocab_size: int = 0,
         min_target_count: int = 2,
         target_lower_case: bool = False,
+        min_count: int = 5,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        model_max_length: int = 1_000_000,
         **kwargs: Any,
     ) -> Self:
         """Count the words of both languages, or take the source language's from a model of fixed vectors.
@@ -106,7 +110,10 @@ class CtxCoveTokenizer(CtxWordTokenizer):
             target_vocab_size: Target tokens to keep at most; 0 for as many as `vocab_size`.
             min_target_count: A target word seen fewer times is left out.
             target_lower_case: Lower-case targets.
-            kwargs: As `CtxWordTokenizer.train`.
+            min_count, do_lower_case, split_punctuation: Of the source language, see `CtxWordTokenizer`; not asked where
+                `static_model` says them.
+            model_max_length: Longest input in words.
+            kwargs: Of the class.
 
         Raises:
             CtxError: As there, or `static_model` cannot be opened.
@@ -115,11 +122,12 @@ class CtxCoveTokenizer(CtxWordTokenizer):
         counts = _count_targets((text.partition(BETWEEN)[2] for text in texts), target_lower_case)
         kept = sorted((-count, word) for word, count in counts.items() if count >= min_target_count)
         room = max(0, (target_vocab_size or vocab_size) - len(TARGET_TOKENS))
+        kwargs["model_max_length"] = model_max_length
         kwargs["target_words"] = [*TARGET_TOKENS, *(word for _, word in kept[:room])]
         kwargs["target_lower_case"] = target_lower_case
         if not static_model:
-            return super().train((text.partition(BETWEEN)[0] for text in texts), vocab_size, **kwargs)
-        kwargs.pop("min_count", None)
+            words = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation, "min_count": min_count}
+            return super().train((text.partition(BETWEEN)[0] for text in texts), vocab_size, **words, **kwargs)
         try:
             static = AutoTokenizer.from_pretrained(static_model)
         except (OSError, ValueError) as error:
