@@ -46,7 +46,7 @@ def data_flags(dataset: list[str] | tuple[str, str]) -> list[str]:
 
 
 def small_text(family: Family, folder: Path) -> list[str] | tuple[str, str]:
-    """The demo text; for a family that translates short sentences of it, and each with its words the other way round."""
+    """The demo text; for a family that translates short sentences of it, and each with its words backwards."""
     if not next(iter(family.objectives.values())).reads_translations:
         return ["demo"]
     sentences = [sentence for document in load_documents("demo") for sentence in document if len(sentence) < 60]

@@ -39,7 +39,7 @@ def test_documents_are_lines_with_their_translations(files: tuple[Path, Path]) -
 
 def test_files_of_different_lengths_are_refused(files: tuple[Path, Path]) -> None:
     files[1].write_text("Eine Katze.\n")
-    with pytest.raises(CtxError, match=r"text.de(.|\n)*|has 1 lines"):
+    with pytest.raises(CtxError, match=r"has 1 lines(.|\n)*text\.de"):
         list(load_documents(str(files[0]), translations=[str(files[1])]))
     with pytest.raises(CtxError, match="one file of translations for each"):
         load_documents(str(files[0]), str(files[0]), translations=[str(files[1])])
@@ -73,7 +73,7 @@ def test_long_pairs_are_left_out_and_counted(files: tuple[Path, Path], tokenizer
 
 def test_what_cannot_be_translated_is_refused(files: tuple[Path, Path], tokenizer: CtxCoveTokenizer) -> None:
     objective = Translation(tokenizer, max_length=20, seed=0)
-    with pytest.raises(CtxError, match="no translation(.|\n)*--translations"):
+    with pytest.raises(CtxError, match=r"no translation(.|\n)*--translations"):
         list(objective.examples([["A cat sat.", "A dog sat."]]))
     with pytest.raises(CtxError, match="no word of the target language"):
         Translation(CtxCoveTokenizer.train(["a cat"], 9, min_count=1), max_length=20, seed=0)

@@ -85,7 +85,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         cove_of_weights(read_state_dict(tmp_path / "more.pth"), vectors)
     del weights["rnn.bias_hh_l1_reverse"]
     torch.save(weights, tmp_path / "less.pth")
-    with pytest.raises(CtxError, match="missing.*bias_hh_l1_reverse"):
+    with pytest.raises(CtxError, match=r"missing.*bias_hh_l1_reverse"):
         cove_of_weights(read_state_dict(tmp_path / "less.pth"), vectors)
     torch.save(released(6, 4, 2)[1], tmp_path / "weights.pth")
     with pytest.raises(CtxError, match="width 6"):

@@ -27,7 +27,6 @@ from hf_ctxmodels.layers.varlen import check_row_lengths
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel, check_ids, is_traced, sequence_numbers
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 
-
 _SPREAD = 0.4  # of random vectors, in every dimension: about that of released ones
 
 
@@ -279,6 +278,7 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
     """The translation model (section 3). The decoder starts from the encoder's last states."""
 
     for_tasks = False
+    decoder: AttentionalDecoder
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
@@ -378,7 +378,7 @@ class CtxCoveForConditionalGeneration(CtxCoveHeadModel, GenerationMixin):
         if is_traced(ids) or not self.config.unpad:
             states, after = self.decoder(ids, memory, tokens, state)
             return states[asked], after
-        return self.decoder.training_states(ids, asked, memory, tokens, state), None
+        return self.decoder.asked_states(ids, asked, memory, tokens, state), None
 
     def _check_targets(self, read: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
         if ids is None and labels is None:

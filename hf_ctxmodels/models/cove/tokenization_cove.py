@@ -126,8 +126,14 @@ class CtxCoveTokenizer(CtxWordTokenizer):
         kwargs["target_words"] = [*TARGET_TOKENS, *(word for _, word in kept[:room])]
         kwargs["target_lower_case"] = target_lower_case
         if not static_model:
-            words = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation, "min_count": min_count}
-            return super().train((text.partition(BETWEEN)[0] for text in texts), vocab_size, **words, **kwargs)
+            return super().train(
+                (text.partition(BETWEEN)[0] for text in texts),
+                vocab_size,
+                min_count=min_count,
+                do_lower_case=do_lower_case,
+                split_punctuation=split_punctuation,
+                **kwargs,
+            )
         try:
             static = AutoTokenizer.from_pretrained(static_model)
         except (OSError, ValueError) as error:
