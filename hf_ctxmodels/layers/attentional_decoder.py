@@ -92,9 +92,7 @@ class AttentionalDecoder(nn.Module):
         outputs, after = self._steps(ids, [len(ids)] * ids.shape[1], memory, tokens, state)
         return self.dropout(torch.stack(outputs, 1)), after
 
-    def training_states(
-        self, ids: Tensor, asked: Tensor, memory: Tensor, tokens: Tensor, state: DecoderState
-    ) -> Tensor:
+    def asked_states(self, ids: Tensor, asked: Tensor, memory: Tensor, tokens: Tensor, state: DecoderState) -> Tensor:
         """(asked, hidden) h~ where `asked` (rows, steps) bool is, in row-major order; other arguments as in `forward`.
 
         Rows leave the computation behind their last asked step.
