@@ -24,6 +24,14 @@ from hf_ctxmodels.models.bert.modeling_bert import (
     CtxBertModel,
 )
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
+from hf_ctxmodels.models.cove.modeling_cove import (
+    CtxCoveForConditionalGeneration,
+    CtxCoveForSequenceClassification,
+    CtxCoveForTokenClassification,
+    CtxCoveModel,
+)
+from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.modeling_cvt import (
     CtxCvtForSequenceClassification,
@@ -120,6 +128,12 @@ __all__ = [
     "CtxBertForTokenClassification",
     "CtxBertModel",
     "CtxBertTokenizer",
+    "CtxCoveConfig",
+    "CtxCoveForConditionalGeneration",
+    "CtxCoveForSequenceClassification",
+    "CtxCoveForTokenClassification",
+    "CtxCoveModel",
+    "CtxCoveTokenizer",
     "CtxCvtConfig",
     "CtxCvtForSequenceClassification",
     "CtxCvtForTokenClassification",

@@ -52,6 +52,17 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """Whether a head, given a `learning_rate`, does the work of this optimizer by itself: no backward pass."""
         return False
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Open a directory or Hub id, as every model does. What a module names in `fixed_parameters` stays fixed, where
+        transformers would make every weight it reads a parameter to be trained."""
+        opened = super().from_pretrained(*args, **kwargs)
+        model = opened[0] if isinstance(opened, tuple) else opened
+        for module in model.modules():
+            for name in getattr(module, "fixed_parameters", ()):
+                getattr(module, name).requires_grad_(False)
+        return opened
+
     def save_pretrained(self, save_directory: str | Path, save_original_format: bool = False, **kwargs: Any) -> None:
         """Save in the native layout.
 

@@ -18,6 +18,9 @@ from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.models.cove import modeling_cove as cove
+from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
+from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
 from hf_ctxmodels.models.cvt import modeling_cvt as cvt
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.tokenization_cvt import CtxCvtTokenizer
@@ -54,6 +57,7 @@ from hf_ctxmodels.objectives import (
     PermutationLM,
     ReplacedTokenDetection,
     SkipGram,
+    Translation,
 )
 
 
@@ -336,6 +340,26 @@ FAMILIES: dict[str, Family] = {
                 "tiny": {"hidden_size": 128, "cell_size": 256, "num_hidden_layers": 2},
                 "small": {"hidden_size": 200, "cell_size": 400, "num_hidden_layers": 3},
                 "base": {"hidden_size": 400, "cell_size": 1150, "num_hidden_layers": 3},
+            },
+            conversion=[],
+        ),
+        Family(
+            name="cove",
+            paper="McCann et al. 2017, Learned in Translation: Contextualized Word Vectors (arXiv 1708.00107)",
+            config=CtxCoveConfig,
+            tokenizer=CtxCoveTokenizer,
+            models={
+                "AutoModel": cove.CtxCoveModel,
+                "AutoModelForPreTraining": cove.CtxCoveForConditionalGeneration,
+                "AutoModelForSeq2SeqLM": cove.CtxCoveForConditionalGeneration,
+                "AutoModelForSequenceClassification": cove.CtxCoveForSequenceClassification,
+                "AutoModelForTokenClassification": cove.CtxCoveForTokenClassification,
+            },
+            objectives={"translation": Translation},
+            # base: the released encoder (section 6); tiny: for a CPU
+            sizes={
+                "tiny": {"embedding_size": 100, "hidden_size": 128, "biattention_size": 64},
+                "base": {"embedding_size": 300, "hidden_size": 600},
             },
             conversion=[],
         ),

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError
 from hf_ctxmodels.errors import CtxError, run_script
+from hf_ctxmodels.objectives.base import TranslatedText
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -80,6 +81,8 @@ def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
 def fit(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, float]:
     """Tokens per word (fertility) and the share of unknown tokens on some documents."""
     texts = list(islice(documents.texts(), HELD_OUT_DOCUMENTS))
+    if documents.translated:  # the other language's words are none of these
+        texts = [text.partition(TranslatedText.between)[0] for text in texts]
     encodings = tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []
     encoded = [encoding.ids for encoding in encodings]
     tokens = sum(len(ids) for ids in encoded)

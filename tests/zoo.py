@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.registry import FAMILIES, Family
 from hf_ctxmodels.static import StaticPreTrainedModel
 
@@ -22,6 +23,7 @@ PAD, CLS, SEP, MASK, FIRST_WORD = 0, 1, 2, 3, 5
 CHOICES = 3
 LENGTHS = (12, 7, 1, 9)
 SOFT_TARGETS = ("views",)  # where the answer is another prediction of the model
+STEPS = 6  # tokens of a text that is written; no length above
 
 # Fields a family does not have are left out. Wide initialisation makes attention far from uniform.
 TINY = {
@@ -45,6 +47,8 @@ TINY = {
     "max_characters_per_token": 14,  # no length of a batch below: torch.compile takes two equal sizes for one
     "character_embedding_size": 6,
     "filters": [[1, 8], [3, 8]],
+    "target_vocab_size": 53,
+    "biattention_size": 12,
 }
 
 _OF_EVERY_CONFIGURATION = ("num_labels", "architectures", "problem_type", "id2label", "label2id")
@@ -101,9 +105,20 @@ class Case:
     def predicts_where_labelled(self) -> bool:
         """Whether the head computes vocabulary logits at labelled positions alone."""
         return (
-            self.auto_name in ("AutoModelForPreTraining", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+            self.auto_name
+            in (
+                "AutoModelForPreTraining",
+                "AutoModelForMaskedLM",
+                "AutoModelForCausalLM",
+                "AutoModelForSeq2SeqLM",
+            )
             and self.has_auto_class
         )
+
+    @property
+    def writes(self) -> bool:
+        """Whether the head predicts a text of its own, with a vocabulary of its own, from the one it reads."""
+        return "decoder_input_ids" in inspect.signature(self.model_class.forward).parameters
 
     @property
     def detects(self) -> bool:
@@ -133,7 +148,7 @@ class Case:
     @property
     def recurs(self) -> bool:
         """Whether words are read one after the other, which takes more steps to learn."""
-        return self.has_field("cell_size")
+        return any(isinstance(module, LSTM) for module in self.model().modules())
 
     @property
     def learns_vectors(self) -> bool:
@@ -311,6 +326,10 @@ def make_batch(
         if "position_ids" in batch:
             batch["position_ids"][row, columns] = torch.arange(length)
     batch["input_ids"] = case.spell(batch["input_ids"])
+    if case.writes:
+        written = [torch.Generator().manual_seed(1000 * seed + row) for row in range(len(lengths))]
+        rows = [torch.randint(FIRST_WORD, TINY["target_vocab_size"], (STEPS,), generator=each) for each in written]
+        batch["decoder_input_ids"] = torch.stack(rows)
     if not masked:
         del batch["attention_mask"]
     if case.has_choices:
@@ -331,6 +350,9 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
     for name in getattr(case.model_class, "loss_targets", ()):
         if name in ("start_positions", "end_positions"):
             targets[name] = _random_positions(batch, generator)
+        elif name == "labels" and case.writes:
+            places = torch.ones_like(batch["decoder_input_ids"], dtype=torch.bool)
+            targets[name] = _random_token_targets(places, TINY["target_vocab_size"], 0.6, generator)
         elif name == "labels" and case.predicts_where_labelled:
             labels = [_random_token_targets(tokens, TINY["vocab_size"], 0.4, generator) for _ in range(case.directions)]
             targets[name] = torch.stack(labels, -1) if case.directions > 1 else case.ahead(labels[0])
@@ -423,6 +445,8 @@ def _learnable_words(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
     batch, baseline = {"input_ids": words}, 0.0
     if case.directions > 1:  # a row's words are all the same, so that each says which are next to it
         return batch | {"labels": words[..., None].expand(-1, -1, case.directions)}, math.log(kinds)
+    if case.writes:  # one word, since each but the first would tell what is behind it
+        return batch | {"labels": words[:, :1]}, math.log(kinds)
     for name in case.model_class.loss_targets:
         if name in SOFT_TARGETS:
             continue

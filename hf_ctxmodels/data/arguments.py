@@ -26,6 +26,9 @@ class DataArguments:
         (),
         "A word for each of --dataset, put in front of each of its sentences: `<de>`, say, where languages have one.",
     )
+    translations: list[str] = flag(
+        (), "A file of lines for each of --dataset, which then is one too: line by line its translation."
+    )
     text_column: str = flag("text", "Column that holds the text of a document, except in .txt.")
     streaming: bool = flag(False, "Read while working instead of loading everything first.")
     skip_empty_documents: bool = flag(False, "Pass over documents without text instead of stopping.")
@@ -41,5 +44,6 @@ class DataArguments:
             streaming=self.streaming,
             skip_empty=self.skip_empty_documents,
             marks=self.dataset_marks,
+            translations=self.translations,
         )
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)

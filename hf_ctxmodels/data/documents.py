@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Self
 
 from hf_ctxmodels.data.demo import demo_documents
-from hf_ctxmodels.data.files import FILE_KINDS, check_file, column_paragraphs, file_kind, read_file
+from hf_ctxmodels.data.files import (
+    FILE_KINDS,
+    check_file,
+    column_paragraphs,
+    file_kind,
+    read_file,
+    read_translated,
+)
 from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives.base import TranslatedText
 from hf_ctxmodels.objectives.seeding import Stream, generator
 
 
@@ -45,6 +53,7 @@ class Documents:
         skip_empty: pass over documents without text instead of raising.
         held_out: how the source is split; None for not at all.
         part: "all", "training" or "held-out": what of the source is iterated.
+        translated: every document is a text and its translation, a `TranslatedText`, and is not split into sentences.
     """
 
     name: str
@@ -52,6 +61,7 @@ class Documents:
     skip_empty: bool = False
     held_out: HeldOut | None = None
     part: str = "all"
+    translated: bool = False
 
     def __iter__(self) -> Iterator[list[str]]:
         """Yield documents.
@@ -63,6 +73,10 @@ class Documents:
         empty = True
         for number, paragraphs in enumerate(self.read()):
             if self.held_out is not None and (number in self.held_out) != (self.part == "held-out"):
+                continue
+            if self.translated:
+                empty = False
+                yield TranslatedText(paragraphs)
                 continue
             sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
             if sentences:
@@ -100,12 +114,13 @@ class Documents:
 
 @dataclass(frozen=True)
 class DocumentTexts:
-    """`Documents` as strings."""
+    """`Documents` as strings: one sentence a line, or a text, a tab and its translation."""
 
     documents: Documents
 
     def __iter__(self) -> Iterator[str]:
-        return ("\n".join(sentences) for sentences in self.documents)
+        between = TranslatedText.between if self.documents.translated else "\n"
+        return (between.join(sentences) for sentences in self.documents)
 
 
 def load_documents(
@@ -116,6 +131,7 @@ def load_documents(
     streaming: bool = False,
     skip_empty: bool = False,
     marks: Sequence[str] = (),
+    translations: Sequence[str] = (),
 ) -> Documents:
     """Open a source of documents. A file, the demo text and a stream are read anew by every iteration.
 
@@ -129,11 +145,15 @@ def load_documents(
         streaming: read a Hub data set over the network instead of downloading it first. Files are never loaded whole.
         skip_empty: pass over documents without text instead of raising.
         marks: one word for each source, put in front of each of its sentences, such as the name of its language.
+        translations: one file of lines for each source, which then is one too: line by line its translation. Each
+            document is a line with its translation; where one of the two is empty, both are left out.
 
     Raises:
         CtxError: a source cannot be found, or there are not as many marks. What is wrong inside it is raised
             while iterating.
     """
+    if translations:
+        return _open_translated(datasets, translations, marks)
     sources = [_open(dataset, split, text_column, config_name, streaming) for dataset in datasets]
     if marks:
         if len(marks) != len(sources):
@@ -163,6 +183,20 @@ def _open(
         return path.name, partial(read_file, path, text_column)
     rows = _load_dataset(dataset, config_name, split, streaming)
     return dataset, partial(_hub_documents, rows, text_column, dataset)
+
+
+def _open_translated(datasets: Sequence[str], translations: Sequence[str], marks: Sequence[str]) -> Documents:
+    if marks or len(translations) != len(datasets):
+        raise CtxError(
+            f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(marks)} marks.",
+            mend="give one file of translations for each data set, and no marks.",
+        )
+    pairs = [(Path(text).expanduser(), Path(other).expanduser()) for text, other in zip(datasets, translations)]
+    for path in (path for pair in pairs for path in pair):
+        check_file(path)
+    sources: list[Callable[[], Iterator[list[str]]]] = [partial(read_translated, *pair) for pair in pairs]
+    name = ", ".join(f"{text.name} with {other.name}" for text, other in pairs)
+    return Documents(name, partial(_one_by_one, sources), translated=True)
 
 
 def _check_document_file(path: Path) -> None:

@@ -9,6 +9,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,24 @@ def read_file(path: Path, text_column: str) -> Iterator[list[str]]:
     if kind == ".jsonl":
         return (column_paragraphs(row, text_column, where) for row, where in read_objects(path))
     return _parquet_documents(path, text_column)
+
+
+def read_translated(path: Path, translation: Path) -> Iterator[list[str]]:
+    """The lines of a file, each with that of another: [text, translation]. Where either is blank, both are left out.
+
+    Raises:
+        CtxError: as `read_lines`, or one file has more lines than the other.
+    """
+    for number, (line, other) in enumerate(zip_longest(read_lines(path), read_lines(translation)), start=1):
+        if line is None or other is None:
+            short, long = (path, translation) if line is None else (translation, path)
+            raise CtxError(
+                f"The file has {number - 1} lines, but {long} has more.",
+                where=str(short),
+                mend="give files of which each line of one is the translation of the other's.",
+            )
+        if line.strip() and other.strip():
+            yield [line.strip(), other.strip()]
 
 
 def paragraphs_of(text: str | None) -> list[str]:

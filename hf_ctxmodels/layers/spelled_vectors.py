@@ -31,6 +31,7 @@ class SpelledVectors(nn.Module):
     def __init__(self, words: int, width: int, *, padding_character: int, lower_case: bool, trainable: bool) -> None:
         super().__init__()
         self.padding_character, self.lower_case = padding_character, lower_case
+        self.fixed_parameters = () if trainable else ("table",)
         self.table = nn.Parameter(torch.zeros(words + 1, width), requires_grad=trainable)
         self.register_buffer("keys", torch.full((words,), _NO_WORD))
 

@@ -14,6 +14,7 @@ from hf_ctxmodels.objectives.permutation_lm import (
 )
 from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
+from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation
 from hf_ctxmodels.objectives.window_prediction import (
     ContinuousBagOfWords,
     DataCollatorForWindowPrediction,
@@ -33,6 +34,7 @@ __all__ = [
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForRunningText",
     "DataCollatorForSentenceOrderPrediction",
+    "DataCollatorForTranslation",
     "DataCollatorForWindowPrediction",
     "MaskedLM",
     "MaskedLMWithNextSentence",
@@ -43,5 +45,6 @@ __all__ = [
     "ReplacedTokenDetection",
     "SkipGram",
     "TokenMasker",
+    "Translation",
     "expand_permutation",
 ]

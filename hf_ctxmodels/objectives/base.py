@@ -18,6 +18,12 @@ Example = dict[str, np.ndarray | int]
 Batch = dict[str, torch.Tensor]
 
 
+class TranslatedText(list[str]):
+    """A document of two: a text and its translation. As one string, they have `between` between them."""
+
+    between: ClassVar[str] = "\t"
+
+
 class Objective(ABC):
     """Documents -> examples -> batches for one pretraining head.
 
@@ -40,6 +46,12 @@ class Objective(ABC):
 
     evaluates: ClassVar[bool] = True
     """Whether the loss on held-out text means anything."""
+
+    reads_translations: ClassVar[bool] = False
+    """Whether every document must be a `TranslatedText`."""
+
+    predicted_column: ClassVar[str] = "input_ids"
+    """The column of an example that holds the tokens a prediction by frequency counts."""
 
     Options: ClassVar[type]
     """A frozen dataclass: name, type, default and `metadata["help"]` of every option. HfArgumentParser reads it."""
@@ -79,6 +91,11 @@ class Objective(ABC):
     def config_fields(self) -> dict[str, Any]:
         """Fields that the model's configuration must have, and their values; most objectives ask for none."""
         return {}
+
+    @property
+    def num_predicted(self) -> int:
+        """Number of tokens from which one is predicted."""
+        return len(self.tokenizer)
 
     @property
     def never_predicted(self) -> list[int]:

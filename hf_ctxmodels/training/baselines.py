@@ -33,9 +33,11 @@ class FrequencyGuesser:
     Args:
         vocab_size: number of tokens.
         special_ids: tokens that are never predicted.
+        column: of a row, that holds its tokens.
     """
 
-    def __init__(self, vocab_size: int, special_ids: Sequence[int]) -> None:
+    def __init__(self, vocab_size: int, special_ids: Sequence[int], column: str = "input_ids") -> None:
+        self._column = column
         self._tokens = np.zeros(vocab_size)
         self._special = list(special_ids)
         self._classes: dict[str, np.ndarray] = {}
@@ -43,7 +45,7 @@ class FrequencyGuesser:
     def count_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Count the tokens of training rows, before collation."""
         for row in rows:
-            self._tokens += np.bincount(row["input_ids"], minlength=len(self._tokens))
+            self._tokens += np.bincount(row[self._column], minlength=len(self._tokens))
 
     @property
     def tokens(self) -> np.ndarray:

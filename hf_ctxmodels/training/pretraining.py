@@ -240,7 +240,7 @@ def frequency_baselines(
 ) -> dict[str, float]:
     """What guessing by frequency gets on the held-out examples: `{"baseline_<term>": ...}` for `metrics`."""
     targets = model.loss_targets
-    guesser = FrequencyGuesser(len(objective.tokenizer), objective.never_predicted)
+    guesser = FrequencyGuesser(objective.num_predicted, objective.never_predicted, objective.predicted_column)
     for rows in _sample(examples, _ROWS_FOR_FREQUENCIES, batch_size):
         guesser.count_tokens(rows)
     batches = (objective.collate(rows) for rows in _sample(held_out, len(held_out), batch_size))

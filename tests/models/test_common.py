@@ -105,6 +105,9 @@ PUBLISHED = {
     # No count is published: the arithmetic of section 4.1. Characters 262 * 50; filters 100 * (50 * 9 + 3), 300
     # to 1024; each layer and direction 4 * 1024 * (1024 + 512 + 1) + 1024 * 512.
     "cvt": {"section 4.1": ({}, {"AutoModel": 13_100 + 45_300 + 308_224 + 4 * 6_819_840})},
+    "cove": {  # the released encoder has 3,609,600; the vectors of its words are those of GloVe
+        "released": ({"vocab_size": 1000}, {"AutoModel": 3_609_600 + 1000 * 300}),
+    },
     "word2vec": {  # 3 million words and phrases of news; the table alone is published
         "news": ({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000}),
     },
@@ -215,14 +218,14 @@ class TestSaving:
         again = case.model_class.from_pretrained(tmp_path).eval()
         batch = make_batch(case)
         # products of a few rows, as of one step, round differently by where the weights lie in memory
-        assert_same_outputs(again(**batch), model(**batch), tolerance=1e-6 if case.has_field("cell_size") else 0)
+        assert_same_outputs(again(**batch), model(**batch), tolerance=1e-6 if case.recurs else 0)
 
     def test_file_holds_the_native_names_and_tied_weights_once(self, case: Case, tmp_path: Path) -> None:
         model = case.model()
         model.save_pretrained(tmp_path)
         with safe_open(tmp_path / "model.safetensors", "pt") as file:
             saved = set(file.keys())
-        assert saved == {name for name, _ in model.named_parameters()}
+        assert saved == {name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part}
 
     @pytest.mark.parametrize("case", PEERED, ids=str)
     def test_native_file_also_after_opening_a_reference_checkpoint(self, case: Case, tmp_path: Path) -> None:
@@ -338,7 +341,7 @@ class TestResizing:
         if not case.is_base:
             outputs.loss.backward()
             assert outputs.loss.isfinite()
-            assert new.grad is not None
+            assert new.grad is not None or not new.requires_grad
 
 
 def _published_rows() -> list:

@@ -22,7 +22,7 @@ MARGIN = 0.1  # nats below guessing by frequency: more than a model can gain tha
 
 
 def learn(
-    family: Family, recipe: Path, folder: Path, dataset: list[str], **changes: object
+    family: Family, recipe: Path, folder: Path, dataset: list[str] | tuple[str, str], **changes: object
 ) -> tuple[TrainingSummary, list[str]]:
     """Pretrain in this process by a recipe of scripts/learning.py; gives the command line, too."""
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -35,12 +35,35 @@ def learn(
         "output_dir": folder / recipe.stem,
         **changes,
     }
-    argv = ["--dataset", *dataset, *(str(part) for name, value in flags.items() for part in (f"--{name}", value))]
+    argv = [*data_flags(dataset), *(str(part) for name, value in flags.items() for part in (f"--{name}", value))]
     return pretrain(*parse_arguments(PretrainingArguments, LoopArguments, argv=argv)), argv
 
 
-def train_tokenizer(family: Family, folder: Path, dataset: list[str], vocab_size: int) -> None:
-    training, _ = load_documents(*dataset).split(HELD_OUT)
+def data_flags(dataset: list[str] | tuple[str, str]) -> list[str]:
+    """A list of data sets, or a file and that of its translations."""
+    if isinstance(dataset, tuple):
+        return ["--dataset", dataset[0], "--translations", dataset[1]]
+    return ["--dataset", *dataset]
+
+
+def small_text(family: Family, folder: Path) -> list[str] | tuple[str, str]:
+    """The demo text; for a family that translates short sentences of it, and each with its words backwards."""
+    if not next(iter(family.objectives.values())).reads_translations:
+        return ["demo"]
+    sentences = [sentence for document in load_documents("demo") for sentence in document if len(sentence) < 60]
+    text, translation = folder / "text.txt", folder / "reversed.txt"
+    text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
+    backwards = (" ".join(sentence.split()[::-1]) for sentence in sentences)
+    translation.write_text("".join(f"{sentence}\n" for sentence in backwards), encoding="utf-8")
+    return str(text), str(translation)
+
+
+def train_tokenizer(family: Family, folder: Path, dataset: list[str] | tuple[str, str], vocab_size: int) -> None:
+    if isinstance(dataset, tuple):
+        documents = load_documents(dataset[0], translations=dataset[1:])
+    else:
+        documents = load_documents(*dataset)
+    training, _ = documents.split(HELD_OUT)
     family.tokenizer.train(training.texts(), vocab_size=vocab_size).save_pretrained(folder / "tokenizer")
 
 
@@ -49,8 +72,9 @@ def test_pretraining_beats_guessing_by_frequency(family: Family, tmp_path) -> No
     """By the recipe of scripts/learning.py, cut short to a minute or two."""
     pytest.importorskip("gensim", reason="the demo text is part of gensim (extra `demo`)")
     cut = {"max_length": 64, "per_device_batch_size": 32, "max_steps": 600, "lr_scheduler": "constant"}
-    train_tokenizer(family, tmp_path, ["demo"], 1000)
-    summary, _ = learn(family, learning_recipes(RECIPES, family.name)[0], tmp_path, ["demo"], **cut)
+    text = small_text(family, tmp_path)
+    train_tokenizer(family, tmp_path, text, 1000)
+    summary, _ = learn(family, learning_recipes(RECIPES, family.name)[0], tmp_path, text, **cut)
     if not next(iter(family.objectives.values())).evaluates:
         losses = [record["loss"] for record in summary.curve if "loss" in record]
         assert losses[-1] < 0.5 * losses[0], f"the loss fell from {losses[0]:.3f} to {losses[-1]:.3f} only"
@@ -66,6 +90,8 @@ def test_pretraining_beats_guessing_by_frequency(family: Family, tmp_path) -> No
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
 def test_the_recipe_reaches_what_is_demanded(family: Family, shared_data: Path, tmp_path) -> None:
     """The whole recipe, up to half an hour: every demand of scripts/learning.py on pretraining is met."""
+    if next(iter(family.objectives.values())).reads_translations:
+        pytest.skip(f"{family.name} translates, whose figure is BLEU: see its card")
     if not next(iter(family.objectives.values())).evaluates or hasattr(
         family.models["AutoModelForPreTraining"], "loss_by_scores"
     ):

@@ -1,0 +1,149 @@
+"""Translation, word by word (McCann et al. 2017, section 3)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.data.data_collator import DataCollatorMixin
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives.base import Batch, Example, Objective, TranslatedText
+from hf_ctxmodels.objectives.features import require_padding_token
+from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.padding import RowPadder
+
+DOCUMENTS_PER_BATCH = 1000  # tokenised together
+
+
+@dataclass
+class DataCollatorForTranslation(DataCollatorMixin):
+    """Pads texts on the tokenizer's side, and their translations on the right.
+
+    Each feature holds:
+        input_ids: (tokens,) of the text.
+        labels: (tokens,) of the translation, its end included.
+
+    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 behind a translation's end.
+
+    Attributes:
+        tokenizer: of both languages.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    return_tensors: str = "pt"
+
+    def __post_init__(self) -> None:
+        require_padding_token(self.tokenizer)
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        rows, targets = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "labels"))
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        return {
+            "input_ids": padder.pad(rows, self.tokenizer.pad_token_id),
+            "attention_mask": padder.attention_mask(),
+            "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED),
+        }
+
+
+@dataclass(frozen=True)
+class TranslationOptions:
+    """Options of `Translation`: none."""
+
+
+class Translation(Objective):
+    """A text's translation, each word from the text and from the words before it.
+
+    A pair of which one is longer than `max_length` is left out, and counted: a cut text is no translation of the other.
+
+    References: McCann et al. 2017, section 3; Luong et al. 2015 (arXiv 1508.04025).
+    """
+
+    auto_class = "AutoModelForSeq2SeqLM"
+    reads_translations = True
+    predicted_column = "labels"
+    Options: ClassVar[type] = TranslationOptions
+    collate: DataCollatorForTranslation
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        if not hasattr(tokenizer, "target_words"):
+            raise CtxError(
+                f"{type(tokenizer).__name__} has no words of a target language.",
+                mend="use the tokenizer of a family that translates.",
+            )
+        if len(tokenizer.target_words) <= 1 + tokenizer.target_end_id:
+            raise CtxError(
+                "The tokenizer knows no word of the target language.",
+                mend="train it on text with translations: --translations.",
+            )
+        self.collate = DataCollatorForTranslation(tokenizer)
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """What the target language's vocabulary is like."""
+        return {
+            "target_vocab_size": self.num_predicted,
+            "decoder_start_token_id": self.tokenizer.target_start_id,
+            "eos_token_id": self.tokenizer.target_end_id,
+        }
+
+    @property
+    def num_predicted(self) -> int:
+        """Tokens of the target language."""
+        return len(self.tokenizer.target_words)
+
+    @property
+    def never_predicted(self) -> list[int]:
+        """Padding, and what a decoder reads first; unknown words and the end are predicted."""
+        return [self.tokenizer.target_pad_token_id, self.tokenizer.target_start_id]
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows with input_ids and labels.
+
+        Raises:
+            CtxError: A document is not a text with its translation.
+        """
+        iterator = iter(documents)
+        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+            for document in batch:
+                if not isinstance(document, TranslatedText):
+                    raise CtxError(
+                        "A document has no translation.",
+                        mend="give a file of them: --translations FILE, line by line the translation of --dataset.",
+                    )
+            texts, translations = ([document[place] for document in batch] for place in range(2))
+            encoded = self.tokenizer(texts, text_target=translations, verbose=False)
+            self.statistics["documents"] += len(batch)
+            for ids, labels in zip(encoded["input_ids"], encoded["labels"], strict=True):
+                if not ids or max(len(ids), len(labels)) > self.max_length:
+                    self.statistics["left_out"] += 1
+                    continue
+                self.statistics.update(sentences=1, tokens=len(ids), target_tokens=len(labels))
+                yield {"input_ids": np.array(ids, dtype=np.int32), "labels": np.array(labels, dtype=np.int32)}
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """See `Objective.count`."""
+        asked = batch["labels"] != IGNORED
+        return {
+            "words": int(batch["attention_mask"].sum()),
+            "places": batch["attention_mask"].numel(),
+            "unknown": int((batch["input_ids"] == self.tokenizer.unk_token_id).sum()),
+            "targets": int(asked.sum()),
+            "target_places": asked.numel(),
+            "unknown_targets": int((batch["labels"] == self.tokenizer.target_words.index("[UNK]")).sum()),
+        }
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`."""
+        return {
+            "fill": counts["words"] / max(1, counts["places"]),
+            "target_fill": counts["targets"] / max(1, counts["target_places"]),
+            "targets_per_word": counts["targets"] / max(1, counts["words"]),
+            "unknown": counts["unknown"] / max(1, counts["words"]),
+            "unknown_targets": counts["unknown_targets"] / max(1, counts["targets"]),
+        }

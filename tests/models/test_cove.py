@@ -1,0 +1,215 @@
+"""CoVe's own: the decoder by the paper's equations, what generate writes, fixed vectors, texts in pairs."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from zoo import FIRST_WORD, TINY, Case, make_batch, make_targets
+
+from hf_ctxmodels import CtxCoveConfig, CtxCoveForConditionalGeneration, CtxCoveModel, CtxError, CtxGloveTokenizer
+from hf_ctxmodels.registry import FAMILIES
+
+TRANSLATOR = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
+CLASSIFIER = Case(FAMILIES["cove"], "AutoModelForSequenceClassification")
+BEGIN, END = 2, 3
+
+
+def small(**changes: object) -> CtxCoveForConditionalGeneration:
+    return TRANSLATOR.model(3, **{"initializer_range": 0.5, **changes})
+
+
+@torch.no_grad()
+def by_the_equations(model: CtxCoveForConditionalGeneration, ids: Tensor, target: list[int]) -> Tensor:
+    """(steps, vocabulary) log-probabilities of the words behind each of `target`, one text, one step at a time."""
+    encoded = model.cove(input_ids=ids[None], use_states=True)
+    states = encoded.last_hidden_state[0, :, model.config.embedding_size :]  # H
+    decoder = model.decoder
+    remembered = [(hidden, cell) for hidden, cell in zip(encoded.final_hidden[0], encoded.final_cell[0], strict=True)]
+    adjusted, logs = torch.zeros(model.config.hidden_size), []
+    for word in target:
+        below = torch.cat([decoder.embeddings.weight[word], adjusted])
+        for depth, layer in enumerate(decoder.cells):
+            hidden, cell = remembered[depth]
+            gates = layer.weight_ih @ below + layer.bias_ih + layer.weight_hh @ hidden + layer.bias_hh
+            into, forget, new, out = gates.chunk(4)
+            cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
+            below = out.sigmoid() * cell.tanh()
+            remembered[depth] = (below, cell)
+        weights = torch.softmax(states @ (decoder.query.weight @ below + decoder.query.bias), 0)
+        joined = torch.cat([states.T @ weights, below])
+        adjusted = torch.tanh(decoder.combine.weight @ joined + decoder.combine.bias)
+        logs.append((model.prediction.weight @ adjusted + model.prediction.bias).log_softmax(0))
+    return torch.stack(logs)
+
+
+def test_decoder_is_the_papers() -> None:
+    """The loss of padded rows of several lengths, too."""
+    model, batch = small(), make_batch(TRANSLATOR)
+    labels = make_targets(TRANSLATOR, batch)["labels"].masked_fill_(torch.tensor([[0, 0, 0, 0, 0, 1]]).bool(), -100)
+    read = batch["decoder_input_ids"]
+    with torch.no_grad():
+        logits = model(**batch).logits.log_softmax(-1)
+        loss = model(**batch, labels=labels).loss
+    total = 0.0
+    for row, tokens in enumerate(batch["attention_mask"].bool()):
+        expected = by_the_equations(model, batch["input_ids"][row][tokens], read[row].tolist())
+        torch.testing.assert_close(logits[row], expected, atol=1e-5, rtol=1e-5)
+        asked = labels[row] != -100
+        total -= float(expected[asked].gather(1, labels[row][asked][:, None]).sum())
+    assert float(loss) == pytest.approx(total / int((labels != -100).sum()), rel=1e-5)
+
+
+def test_without_attention_the_source_is_in_the_first_state_alone() -> None:
+    model, batch = small(decoder_attention=False), make_batch(TRANSLATOR, (5, 5))
+    with torch.no_grad():
+        encoded = model.encode(input_ids=batch["input_ids"], use_states=True)
+        expected = model(**batch).logits
+        encoded.last_hidden_state = torch.zeros_like(encoded.last_hidden_state)
+        got = model(encoder_outputs=encoded, decoder_input_ids=batch["decoder_input_ids"]).logits
+    assert torch.equal(got, expected)
+
+
+def test_decoder_reads_its_labels_shifted() -> None:
+    model, batch = small(), make_batch(TRANSLATOR)
+    labels = torch.randint(FIRST_WORD, TINY["target_vocab_size"], (4, 5))
+    labels[1, 3:] = -100
+    shifted = torch.cat([torch.full((4, 1), BEGIN), labels[:, :-1].clamp(min=0)], 1)
+    expected = model(**batch | {"decoder_input_ids": shifted}, labels=labels).loss
+    del batch["decoder_input_ids"]
+    assert model(**batch, labels=labels).loss == expected
+    with pytest.raises(CtxError, match="decoder_input_ids, or labels"):
+        model(**batch)
+
+
+class TestGenerate:
+    def inputs(self) -> dict[str, Tensor]:
+        batch = make_batch(TRANSLATOR, (7, 3, 5))
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+    def test_greedy_is_the_likeliest_word_again_and_again(self) -> None:
+        model, batch = small(), self.inputs()
+        written = model.generate(**batch, do_sample=False, max_new_tokens=7)
+        assert len(written.unique()) > 5, "too dull a text to tell anything"
+        for row, tokens in enumerate(batch["attention_mask"].bool()):
+            text = [BEGIN]
+            while len(text) < 8 and text[-1] != END:
+                text.append(int(by_the_equations(model, batch["input_ids"][row][tokens], text)[-1].argmax()))
+            assert written[row, : len(text)].tolist() == text
+            assert not written[row, len(text) :].any()
+
+    @pytest.mark.parametrize("beams", [1, 4])
+    def test_the_state_is_the_whole_text_read_anew(self, beams: int) -> None:
+        model, batch = small(), self.inputs()
+        options = {"num_beams": beams, "do_sample": False, "max_new_tokens": 7}
+        expected = model.generate(**batch, **options, use_cache=False)
+        assert torch.equal(model.generate(**batch, **options), expected)
+
+    def test_wide_beams_find_the_best_of_all_texts(self) -> None:
+        """Against every text of at most three words and its end, in a language of eight."""
+        size, steps = 8, 3
+        model, batch = TRANSLATOR.model(0, initializer_range=0.2, target_vocab_size=size), self.inputs()
+        options = {"num_beams": size**2, "do_sample": False, "max_new_tokens": steps, "length_penalty": 0.0}
+        found = model.generate(**batch, **options, output_scores=True, return_dict_in_generate=True)
+        greedy = model.generate(**batch, do_sample=False, max_new_tokens=steps)
+        for row, tokens in enumerate(batch["attention_mask"].bool()):
+            ids = batch["input_ids"][row][tokens]
+            scores = {}
+            for text in product(range(size), repeat=steps):
+                cut = text[: text.index(END) + 1] if END in text else text
+                if cut not in scores:
+                    logs = by_the_equations(model, ids, [BEGIN, *cut[:-1]])
+                    scores[cut] = float(logs[range(len(cut)), list(cut)].sum())
+            best = max(scores, key=scores.__getitem__)
+            assert tuple(found.sequences[row, 1 : 1 + len(best)].tolist()) == best
+            assert float(found.sequences_scores[row]) == pytest.approx(scores[best], abs=1e-4)
+        assert greedy[0].tolist() != found.sequences[0].tolist(), "greedy search finds it as well"
+
+
+def save_glove(folder: Path) -> tuple[PreTrainedModel, CtxGloveTokenizer]:
+    """A random model of vectors of width 6, and its tokenizer."""
+    tokenizer = CtxGloveTokenizer.train(["a cat sat on a mat"] * 5, vocab_size=20)
+    family = FAMILIES["glove"]
+    glove = family.models["AutoModel"](family.config(vocab_size=len(tokenizer), hidden_size=6))
+    for part in (glove, tokenizer):
+        part.save_pretrained(folder)
+    return glove, tokenizer
+
+
+class TestVectors:
+    def test_output_is_the_vector_and_the_state(self) -> None:
+        base = Case(FAMILIES["cove"], "AutoModel")
+        model, batch = base.model(), make_batch(base)
+        outputs = model(**batch)
+        vectors = model.word_embeddings(batch["input_ids"]) * batch["attention_mask"][..., None]
+        assert torch.equal(outputs.last_hidden_state[..., : TINY["embedding_size"]], vectors)
+        assert outputs.last_hidden_state.shape[-1] == TINY["embedding_size"] + TINY["hidden_size"]
+
+    def test_of_another_model_fixed_and_saved(self, tmp_path: Path) -> None:
+        tokenizer = CtxGloveTokenizer.train(["a cat sat on a mat"] * 5, vocab_size=20)
+        glove = FAMILIES["glove"].models["AutoModel"](
+            FAMILIES["glove"].config(vocab_size=len(tokenizer), hidden_size=6)
+        )
+        for part in (glove, tokenizer):
+            part.save_pretrained(tmp_path / "glove")
+        own = FAMILIES["cove"].tokenizer.train(["a cat\teine Katze"], 9, static_model=str(tmp_path / "glove"))
+        assert own("a cat on a mat").input_ids == tokenizer("a cat on a mat").input_ids
+        fields = {
+            "vocab_size": len(own),
+            "embedding_size": 6,
+            "hidden_size": 8,
+            "static_model": str(tmp_path / "glove"),
+        }
+        model = CtxCoveModel(CtxCoveConfig(**fields))
+        expected = glove.vectors().detach()
+        assert torch.equal(model.word_embeddings.weight[2:], expected[2:])
+        assert not model.word_embeddings.weight[:2].any(), "padding and unknown words are zero"
+        assert not model.word_embeddings.weight.requires_grad
+        model.save_pretrained(tmp_path / "cove")
+        (tmp_path / "glove" / "model.safetensors").unlink()
+        again = CtxCoveModel.from_pretrained(tmp_path / "cove")
+        assert torch.equal(again.word_embeddings.weight, model.word_embeddings.weight)
+        assert not again.word_embeddings.weight.requires_grad
+
+    @pytest.mark.parametrize(("field", "value"), [("vocab_size", 8), ("embedding_size", 7)])
+    def test_that_do_not_fit_are_refused(self, tmp_path: Path, field: str, value: int) -> None:
+        tokenizer = CtxGloveTokenizer.train(["a cat sat on a mat"] * 5, vocab_size=20)
+        glove = FAMILIES["glove"].models["AutoModel"](
+            FAMILIES["glove"].config(vocab_size=len(tokenizer), hidden_size=6)
+        )
+        for part in (glove, tokenizer):
+            part.save_pretrained(tmp_path)
+        fields = {"vocab_size": len(tokenizer), "embedding_size": 6, "static_model": str(tmp_path), field: value}
+        with pytest.raises(CtxError, match="The vectors are"):
+            CtxCoveModel(CtxCoveConfig(**fields))
+
+
+class TestClassifier:
+    def test_two_texts_are_read_apart(self) -> None:
+        """What stands in the second text changes nothing that is read of the first, but what it attends to."""
+        model, ids = CLASSIFIER.model(), torch.randint(FIRST_WORD, 61, (1, 9))
+        types = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])
+        with torch.no_grad():
+            both = model.encode(input_ids=ids, token_type_ids=types).last_hidden_state
+            first, second = (model.encode(input_ids=part).last_hidden_state for part in (ids[:, :4], ids[:, 4:]))
+        torch.testing.assert_close(both, torch.cat([first, second], 1))
+
+    def test_the_vectors_alone(self) -> None:
+        """The baseline: then the encoder's weights change nothing."""
+        model, batch = CLASSIFIER.model(task_context=False), make_batch(CLASSIFIER)
+        before = model(**batch).logits
+        with torch.no_grad():
+            for parameter in model.cove.layers.parameters():
+                parameter.mul_(2)
+        assert torch.equal(model(**batch).logits, before)
+
+    def test_a_frozen_encoder_has_no_gradient_and_no_dropout(self) -> None:
+        model, batch = CLASSIFIER.model(freeze_context=True, hidden_dropout_prob=0.5).train(), make_batch(CLASSIFIER)
+        assert torch.equal(model.encode(**batch).last_hidden_state, model.encode(**batch).last_hidden_state)
+        model(**batch, labels=torch.tensor([0, 1, 2, 0])).loss.backward()
+        assert all(parameter.grad is None for parameter in model.cove.parameters())
+        assert all(parameter.grad is not None for parameter in model.biattention.parameters())
+        thawed = CLASSIFIER.model(hidden_dropout_prob=0.5).train()
+        assert not torch.equal(thawed.encode(**batch).last_hidden_state, thawed.encode(**batch).last_hidden_state)

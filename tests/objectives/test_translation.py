@@ -1,0 +1,108 @@
+"""Translation: which words stand in a row, what is predicted, and text that has no translation."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_ctxmodels import CtxBertTokenizer, CtxCoveTokenizer, CtxError
+from hf_ctxmodels.data import load_documents
+from hf_ctxmodels.objectives import Translation
+
+PAIRS = [
+    ("A cat sat on the mat.", "Eine Katze saß auf der Matte."),
+    ("A dog saw a cat!", "Ein Hund sah eine Katze!"),
+    ("The dog's T-shirt.", "Das T-Shirt  des Hundes."),
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    paths = tmp_path / "text.en", tmp_path / "text.de"
+    for path, lines in zip(paths, zip(*PAIRS, strict=True), strict=True):
+        path.write_text("\n".join([*lines, "", "Alone." if path.suffix == ".en" else ""]) + "\n")
+    return paths
+
+
+@pytest.fixture
+def tokenizer(files: tuple[Path, Path]) -> CtxCoveTokenizer:
+    documents = load_documents(str(files[0]), translations=[str(files[1])])
+    return CtxCoveTokenizer.train(documents.texts(), vocab_size=60, min_count=1, min_target_count=1)
+
+
+def test_documents_are_lines_with_their_translations(files: tuple[Path, Path]) -> None:
+    documents = list(load_documents(str(files[0]), translations=[str(files[1])]))
+    assert [tuple(document) for document in documents] == PAIRS, "a line without a translation is left out"
+    training, held_out = load_documents(str(files[0]), translations=[str(files[1])]).split(0.5)
+    assert sorted(map(tuple, [*training, *held_out])) == sorted(PAIRS)
+
+
+def test_files_of_different_lengths_are_refused(files: tuple[Path, Path]) -> None:
+    files[1].write_text("Eine Katze.\n")
+    with pytest.raises(CtxError, match=r"has 1 lines(.|\n)*text\.de"):
+        list(load_documents(str(files[0]), translations=[str(files[1])]))
+    with pytest.raises(CtxError, match="one file of translations for each"):
+        load_documents(str(files[0]), str(files[0]), translations=[str(files[1])])
+
+
+def test_rows_and_batches(files: tuple[Path, Path], tokenizer: CtxCoveTokenizer) -> None:
+    objective = Translation(tokenizer, max_length=20, seed=0)
+    rows = list(objective.examples(load_documents(str(files[0]), translations=[str(files[1])])))
+    for row, (text, translation) in zip(rows, PAIRS, strict=True):
+        assert tokenizer.decode(row["input_ids"]).split() == tokenizer.tokenize(text)
+        assert row["labels"][-1] == tokenizer.target_end_id
+        assert tokenizer.decode_target([row["labels"]]) == [" ".join(translation.split())]
+    batch = objective.collate(rows)
+    for number, row in enumerate(rows):
+        assert batch["input_ids"][number][batch["attention_mask"][number] == 1].tolist() == row["input_ids"].tolist()
+        labels = batch["labels"][number]
+        assert labels[: len(row["labels"])].tolist() == row["labels"].tolist()
+        assert (labels[len(row["labels"]) :] == -100).all()
+    counts = objective.count(batch)
+    assert counts["targets"] == sum(len(row["labels"]) for row in rows)
+    assert objective.rates(counts)["unknown"] == objective.rates(counts)["unknown_targets"] == 0
+    assert objective.config_fields["target_vocab_size"] == len(tokenizer.target_words)
+
+
+def test_long_pairs_are_left_out_and_counted(files: tuple[Path, Path], tokenizer: CtxCoveTokenizer) -> None:
+    objective = Translation(tokenizer, max_length=7, seed=0)
+    rows = list(objective.examples(load_documents(str(files[0]), translations=[str(files[1])])))
+    assert len(rows) == 1
+    assert objective.statistics["left_out"] == 2
+
+
+def test_what_cannot_be_translated_is_refused(files: tuple[Path, Path], tokenizer: CtxCoveTokenizer) -> None:
+    objective = Translation(tokenizer, max_length=20, seed=0)
+    with pytest.raises(CtxError, match=r"no translation(.|\n)*--translations"):
+        list(objective.examples([["A cat sat.", "A dog sat."]]))
+    with pytest.raises(CtxError, match="no word of the target language"):
+        Translation(CtxCoveTokenizer.train(["a cat"], 9, min_count=1), max_length=20, seed=0)
+    with pytest.raises(CtxError, match="no words of a target language"):
+        Translation(CtxBertTokenizer.train(["a cat sat"] * 9, 60), max_length=20, seed=0)
+
+
+class TestTokenizer:
+    def test_both_languages_after_saving(self, tokenizer: CtxCoveTokenizer, tmp_path: Path) -> None:
+        tokenizer.save_pretrained(tmp_path)
+        again = AutoTokenizer.from_pretrained(tmp_path)
+        assert type(again) is CtxCoveTokenizer
+        for text, translation in PAIRS:
+            assert again(text).input_ids == tokenizer(text).input_ids
+            ids = tokenizer(text_target=translation).input_ids
+            assert again(text_target=translation).input_ids == ids
+            assert again(text, text_target=translation).labels == ids
+            assert again(text).input_ids == tokenizer(text).input_ids, "back to the source language"
+
+    @pytest.mark.parametrize("text", ["Das T-Shirt!", "auf der (Matte), 'sah'.", "...", "a b"])
+    def test_targets_are_put_together_again(self, text: str) -> None:
+        own = CtxCoveTokenizer.train([f"x\t{text}"], 30, min_count=1, min_target_count=1)
+        assert own.decode_target(own(text_target=[text]).input_ids) == [text]
+
+    def test_case_and_unknown_words(self) -> None:
+        texts = ["A cat\tEine Katze"]
+        lower = CtxCoveTokenizer.train(texts, 30, min_count=1, min_target_count=1, target_lower_case=True)
+        assert lower.decode_target(lower(text_target=["EINE Maus"]).input_ids) == ["eine[UNK]"]
+
+    def test_a_vocabulary_without_its_special_tokens_is_refused(self) -> None:
+        with pytest.raises(CtxError, match="words begin with"):
+            CtxCoveTokenizer.from_words(["a"], target_words=["Katze"])
