@@ -26,12 +26,12 @@ from hf_ctxmodels.models.bert.modeling_bert import (
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import (
-    CtxCoveForConditionalGeneration,
     CtxCoveForSequenceClassification,
     CtxCoveForTokenClassification,
     CtxCoveModel,
 )
 from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
+from hf_ctxmodels.models.cove.translation_cove import CtxCoveForConditionalGeneration
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.modeling_cvt import (
     CtxCvtForSequenceClassification,

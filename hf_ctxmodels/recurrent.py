@@ -39,3 +39,8 @@ def rows_of(
     check_row_lengths(tokens.sum(1))
     build = PackedRows.build if config.unpad else PackedRows.with_padding
     return build(tokens, numbers, directions)
+
+
+def side_by_side(states: Tensor) -> Tensor:
+    """(2, batch, words, width) of the directions -> (batch, words, 2 * width)."""
+    return torch.cat([states[0], states[1]], -1)

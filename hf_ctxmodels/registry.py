@@ -21,6 +21,7 @@ from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.models.cove import modeling_cove as cove
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
+from hf_ctxmodels.models.cove.translation_cove import CtxCoveForConditionalGeneration
 from hf_ctxmodels.models.cvt import modeling_cvt as cvt
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.tokenization_cvt import CtxCvtTokenizer
@@ -350,8 +351,8 @@ FAMILIES: dict[str, Family] = {
             tokenizer=CtxCoveTokenizer,
             models={
                 "AutoModel": cove.CtxCoveModel,
-                "AutoModelForPreTraining": cove.CtxCoveForConditionalGeneration,
-                "AutoModelForSeq2SeqLM": cove.CtxCoveForConditionalGeneration,
+                "AutoModelForPreTraining": CtxCoveForConditionalGeneration,
+                "AutoModelForSeq2SeqLM": CtxCoveForConditionalGeneration,
                 "AutoModelForSequenceClassification": cove.CtxCoveForSequenceClassification,
                 "AutoModelForTokenClassification": cove.CtxCoveForTokenClassification,
             },

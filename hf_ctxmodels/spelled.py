@@ -122,8 +122,3 @@ def fill_from_model(module: SpelledVectors, config: CtxSpelledConfig) -> None:
     width = config.max_characters_per_token
     spelled = np.array([characters_of(word, width) for word in found.words], dtype=np.int64)
     module.fill(torch.from_numpy(spelled), torch.from_numpy(found.matrix))
-
-
-def side_by_side(states: Tensor) -> Tensor:
-    """(2, batch, words, width) of the directions -> (batch, words, 2 * width)."""
-    return torch.cat([states[0], states[1]], -1)

@@ -23,8 +23,8 @@ from hf_ctxmodels.layers.cross_view import TextPredictors, WordPredictors, summe
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
-from hf_ctxmodels.recurrent import rows_of, token_mask
-from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors, side_by_side
+from hf_ctxmodels.recurrent import rows_of, side_by_side, token_mask
+from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors
 
 
 class CtxCvtPreTrainedModel(SpelledPreTrainedModel):

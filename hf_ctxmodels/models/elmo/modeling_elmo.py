@@ -27,8 +27,8 @@ from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
 from hf_ctxmodels.modeling_base import check_ids
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
-from hf_ctxmodels.recurrent import rows_of, token_mask
-from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors, side_by_side
+from hf_ctxmodels.recurrent import rows_of, side_by_side, token_mask
+from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors
 
 
 class CtxElmoPreTrainedModel(SpelledPreTrainedModel):
