@@ -27,7 +27,11 @@ class CtxCvtConfig(CtxSpelledConfig):
     """
 
     model_type = "ctx-cvt"
-    own_fields: ClassVar[tuple[str, ...]] = ("unpad",)
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        *CtxSpelledConfig.keys_to_ignore_at_inference,
+        "supervised_loss",
+        "cross_view_loss",
+    ]
 
     num_characters: int = 262
     character_embedding_size: int = 50
