@@ -161,6 +161,16 @@ class Case:
         return any(name in SOFT_TARGETS for name in getattr(self.model_class, "loss_targets", ()))
 
     @property
+    def normalises_batches(self) -> bool:
+        """Whether a row's output depends, in training, on the other rows of its batch."""
+        return any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model().modules())
+
+    @property
+    def takes_extremes(self) -> bool:
+        """Whether what passes is the largest or smallest of several, which rounding may choose otherwise."""
+        return self.has_field("biattention_size") and self.auto_name == "AutoModelForSequenceClassification"
+
+    @property
     def takes_embeddings(self) -> bool:
         """Whether vectors can be given in the place of ids."""
         return "inputs_embeds" in inspect.signature(self.model_class.forward).parameters

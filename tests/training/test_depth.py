@@ -33,6 +33,10 @@ def names(model: torch.nn.Module, group: list[torch.nn.Parameter]) -> set[str]:
     return {known[id(parameter)] for parameter in group}
 
 
+def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def arguments(folder: Path, **more: Any) -> LoopArguments:
     return LoopArguments(output_dir=str(folder), max_steps=10, **more)
 
@@ -40,13 +44,14 @@ def arguments(folder: Path, **more: Any) -> LoopArguments:
 def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
     model = case.model()
     groups = layer_groups(model)
-    assert sum(map(len, groups)) == len(list(model.parameters()))
+    assert sum(map(len, groups)) == len(trainable(model))
     assert len({id(parameter) for group in groups for parameter in group}) == sum(map(len, groups))
-    assert any(model.get_input_embeddings().weight is parameter for parameter in groups[0])
+    embeddings = model.get_input_embeddings().weight
+    assert any(embeddings is parameter for parameter in groups[0]) == embeddings.requires_grad
     head = {name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")}
     assert head
     assert head <= names(model, groups[-1])
-    layers = [names(model, group) for group in groups[1:-1]]
+    layers = [names(model, group) for group in groups[int(embeddings.requires_grad) : -1]]
     for number, group in enumerate(layers):
         assert all(name.startswith(f"{model.base_model_prefix}.layers.{number}.") for name in group)
     for parameter in model.base_model.parameters():
@@ -57,7 +62,7 @@ def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
 def test_a_bare_encoder_has_groups_as_well(case: Case) -> None:
     base = case.model().base_model
     groups = layer_groups(base)
-    assert sum(map(len, groups)) == len(list(base.parameters()))
+    assert sum(map(len, groups)) == len(trainable(base))
     assert len(groups) >= len(layer_groups(case.model())) - 1
 
 
@@ -68,11 +73,11 @@ def test_rates_fall_from_layer_to_layer(case: Case, tmp_path: Path) -> None:
     optimizer = make_optimizer(model, arguments(tmp_path, learning_rate=0.01, layer_rate_decay=2.6))
     rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
     assert optimizer.param_groups[0]["lr"] == 0.01
-    assert len(rates) == len(list(model.parameters()))
+    assert len(rates) == len(trainable(model))
     for depth, group in enumerate(reversed(groups)):
         assert [rates[id(parameter)] for parameter in group] == pytest.approx([0.01 / 2.6**depth] * len(group))
     decayed = {id(each) for group in optimizer.param_groups if group["weight_decay"] for each in group["params"]}
-    assert decayed == {id(parameter) for parameter in model.parameters() if parameter.ndim >= 2}
+    assert decayed == {id(parameter) for parameter in trainable(model) if parameter.ndim >= 2}
 
 
 def test_slanted_triangles_are_those_of_the_paper(tmp_path: Path) -> None:
@@ -101,7 +106,7 @@ def test_slanted_triangles_are_those_of_the_paper(tmp_path: Path) -> None:
 
 def test_layers_are_unfrozen_from_the_head_down(case: Case) -> None:
     model = case.model()
-    groups = layer_groups(model)
+    groups, learning = layer_groups(model), trainable(model)
     unfreezing = GradualUnfreezing(model, 3)
     for step in range(3 * len(groups) + 4):
         unfreezing.apply(step)
@@ -110,7 +115,7 @@ def test_layers_are_unfrozen_from_the_head_down(case: Case) -> None:
             assert {parameter.requires_grad for parameter in group} == {depth >= frozen}
     unfreezing.apply(0)
     unfreezing.apply(None)
-    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert list(map(id, trainable(model))) == list(map(id, learning))
     assert GradualUnfreezing(model, 0).trained(0) == len(groups)
     with pytest.raises(CtxError, match="negative"):
         GradualUnfreezing(model, -1)
@@ -120,7 +125,7 @@ def test_the_trainer_unfreezes(case: Case, tmp_path: Path) -> None:
     batch, _ = learnable_batch(case, 16, seed=1)
     rows = [{name: tensor[index] for name, tensor in batch.items()} for index in range(16)]
     model = case.model()
-    groups = layer_groups(model)
+    groups, learning = layer_groups(model), trainable(model)
     before = [[parameter.detach().clone() for parameter in group] for group in groups]
     training = TrainingArguments(
         output_dir=str(tmp_path),
@@ -136,7 +141,7 @@ def test_the_trainer_unfreezes(case: Case, tmp_path: Path) -> None:
     for depth, (group, old) in enumerate(zip(groups, before)):
         changed = any(not torch.equal(parameter, value) for parameter, value in zip(group, old))
         assert changed == (depth == len(groups) - 1)
-    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert list(map(id, trainable(model))) == list(map(id, learning))
 
 
 def test_several_processes_are_refused() -> None:
