@@ -1,10 +1,12 @@
 """What recurrent families share on top of the model base."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.recurrent import PackedRows
 from hf_ctxmodels.layers.varlen import check_row_lengths
 from hf_ctxmodels.modeling_base import is_traced, sequence_numbers
@@ -44,3 +46,13 @@ def rows_of(
 def side_by_side(states: Tensor) -> Tensor:
     """(2, batch, words, width) of the directions -> (batch, words, 2 * width)."""
     return torch.cat([states[0], states[1]], -1)
+
+
+def check_states(states: Sequence[Tensor], expected: Sequence[tuple[int, ...]]) -> None:
+    """Raise CtxError unless the `states` that a model is given have these shapes."""
+    found = [tuple(each.shape) for each in states]
+    if found != list(expected):
+        raise CtxError(
+            f"states are {found}, expected {list(expected)}.",
+            mend="give what the last forward returned, of as many rows, or states=None to start anew.",
+        )

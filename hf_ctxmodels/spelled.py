@@ -66,9 +66,44 @@ class SpelledEncoder(_Mixin):
 
     Attributes:
         characters: what reads them.
+        layers: that run over them.
     """
 
     characters: CharacterEncoder
+    layers: nn.ModuleList
+
+    def build_encoder(self, config: CtxSpelledConfig, word_size: int, input_size: int) -> None:
+        """Create what reads characters, and the layers of both directions.
+
+        Args:
+            config: their sizes.
+            word_size: width that characters give a word.
+            input_size: what a layer reads of every word.
+        """
+        self.characters = CharacterEncoder(
+            config.num_characters,
+            config.character_embedding_size,
+            config.filters or [],
+            highway_layers=config.num_highway_layers,
+            projection_size=word_size,
+            padding_character=config.padding_character,
+            activation=config.hidden_act,
+        )
+        self.layers = nn.ModuleList(
+            LSTM(
+                input_size,
+                config.cell_size,
+                projection_size=config.projection_size,
+                cell_clip=config.cell_clip,
+                projection_clip=config.projection_clip,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
+
+    def read_characters(self, input_ids: Tensor) -> Tensor:
+        """(batch, words, characters) ids -> (batch, words, width): each word by itself."""
+        encode = self.characters if self.config.unpad else self.characters.plain
+        return encode(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
 
     def get_input_embeddings(self) -> nn.Module:
         """The characters' embeddings."""

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hf_ctxmodels.objectives.masking import IGNORED
 from hf_ctxmodels.objectives.noise import draw_noise
 from hf_ctxmodels.objectives.seeding import uniforms
-
-IGNORED = -100
 
 
 class _Values(NamedTuple):

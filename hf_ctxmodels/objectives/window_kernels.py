@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
+from hf_ctxmodels.objectives.masking import IGNORED
 from hf_ctxmodels.objectives.seeding import FIRST, SECOND, STEP
-from hf_ctxmodels.objectives.window_draws import IGNORED
 
 _AT_ONCE = 2048  # numbers that are drawn, several at a time, before any is looked up
 

@@ -18,10 +18,8 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, mean_over_targets
-from hf_ctxmodels.layers.characters import CharacterEncoder
 from hf_ctxmodels.layers.cross_view import TextPredictors, WordPredictors, summed_disagreement
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.recurrent import rows_of, side_by_side, token_mask
 from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors
@@ -41,33 +39,14 @@ class CtxCvtModel(SpelledEncoder, CtxCvtPreTrainedModel):
         super().__init__(config)
         self.vectors = fixed_vectors(config)
         config.validate_views()
-        self.characters = CharacterEncoder(
-            config.num_characters,
-            config.character_embedding_size,
-            config.filters or [],
-            highway_layers=config.num_highway_layers,
-            projection_size=config.hidden_size - config.static_size,
-            padding_character=config.padding_character,
-            activation=config.hidden_act,
-        )
-        self.layers = nn.ModuleList(
-            LSTM(
-                config.hidden_size,
-                config.cell_size,
-                projection_size=config.projection_size,
-                cell_clip=config.cell_clip,
-                projection_clip=config.projection_clip,
-            )
-            for _ in range(config.num_hidden_layers)
-        )
+        self.build_encoder(config, config.hidden_size - config.static_size, config.hidden_size)
         self.word_dropout = Dropout(config.word_dropout)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.post_init()
 
     def look_up(self, input_ids: Tensor) -> Tensor:
         """(batch, words, characters) ids -> (batch, words, hidden): each word by itself."""
-        encode = self.characters if self.config.unpad else self.characters.plain
-        words = encode(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
+        words = self.read_characters(input_ids)
         return words if self.vectors is None else torch.cat([words, self.vectors(input_ids).to(words.dtype)], -1)
 
     @can_return_tuple

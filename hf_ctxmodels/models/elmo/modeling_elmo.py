@@ -17,17 +17,16 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.layers.characters import CharacterEncoder
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import RowPooler
 from hf_ctxmodels.layers.prediction import chunked_cross_entropy
-from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
+from hf_ctxmodels.layers.recurrent import PackedRows, State
 from hf_ctxmodels.layers.sampled_softmax import sampled_cross_entropy
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
 from hf_ctxmodels.modeling_base import check_ids
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
-from hf_ctxmodels.recurrent import rows_of, side_by_side, token_mask
+from hf_ctxmodels.recurrent import check_states, rows_of, side_by_side, token_mask
 from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors
 
 
@@ -60,32 +59,13 @@ class CtxElmoModel(SpelledEncoder, CtxElmoPreTrainedModel):
 
     def __init__(self, config: CtxElmoConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
-        self.characters = CharacterEncoder(
-            config.num_characters,
-            config.character_embedding_size,
-            config.filters or [],
-            highway_layers=config.num_highway_layers,
-            projection_size=config.projection_size,
-            padding_character=config.padding_character,
-            activation=config.hidden_act,
-        )
-        self.layers = nn.ModuleList(
-            LSTM(
-                config.projection_size,
-                config.cell_size,
-                projection_size=config.projection_size,
-                cell_clip=config.cell_clip,
-                projection_clip=config.projection_clip,
-            )
-            for _ in range(config.num_hidden_layers)
-        )
+        self.build_encoder(config, config.projection_size, config.projection_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.post_init()
 
     def look_up(self, input_ids: Tensor) -> Tensor:
         """(batch, words, characters) ids -> (batch, words, hidden / 2): the token layer, which sees no other word."""
-        encode = self.characters if self.config.unpad else self.characters.plain
-        return encode(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
+        return self.read_characters(input_ids)
 
     @can_return_tuple
     def forward(
@@ -168,11 +148,7 @@ class CtxElmoModel(SpelledEncoder, CtxElmoPreTrainedModel):
         expected = [
             (number, config.num_hidden_layers, 2, width) for width in (config.projection_size, config.cell_size)
         ]
-        if [tuple(each.shape) for each in states] != expected:
-            raise CtxError(
-                f"states are {[tuple(each.shape) for each in states]}, expected {expected}.",
-                mend="give what the last forward returned, of as many rows, or states=None to start anew.",
-            )
+        check_states(states, expected)
         hidden, cell = (each.permute(1, 2, 0, 3) for each in states)
         return [rows.sorted(State(*parts)) for parts in zip(hidden, cell, strict=True)]
 

@@ -26,7 +26,7 @@ from hf_ctxmodels.layers.prediction import chunked_cross_entropy
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel, sequence_numbers
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
-from hf_ctxmodels.recurrent import rows_of, token_mask
+from hf_ctxmodels.recurrent import check_states, rows_of, token_mask
 
 _HIDDEN_DROPOUT = 0.1  # of the classifier's hidden layer, as in the released code
 
@@ -155,11 +155,7 @@ class CtxUlmfitModel(CtxUlmfitPreTrainedModel):
         if states is None:
             return [None] * self.config.num_hidden_layers
         expected = [(rows.shape[0], size) for size in self.config.layer_sizes[1:] for _ in State._fields]
-        if [tuple(each.shape) for each in states] != expected:
-            raise CtxError(
-                f"states are {[tuple(each.shape) for each in states]}, expected {expected}.",
-                mend="give what the last forward returned, of as many rows, or states=None to start anew.",
-            )
+        check_states(states, expected)
         parts = [each[None] for each in states]
         return [rows.sorted(State(*pair)) for pair in zip(parts[::2], parts[1::2], strict=True)]
 
