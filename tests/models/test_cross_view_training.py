@@ -53,8 +53,20 @@ def test_the_teacher_has_no_dropout_and_students_have(case) -> None:
     torch.testing.assert_close(seen[0], model.eval()(**batch).logits)
 
 
+def test_views_have_a_dropout_of_their_own(case) -> None:
+    batch = make_batch(case)
+    targets = make_targets(case, batch)
+    nothing = torch.full_like(targets["labels"], -100)
+    model = case.model(hidden_dropout_prob=0.5, word_dropout=0.5, view_dropout=0.0).train()
+    alone = [float(model(**batch, labels=nothing, views=targets["views"]).loss) for _ in range(3)]
+    assert len(set(alone)) == 1, "dropout where view_dropout is 0"
+    with_labels = {float(model(**batch, labels=targets["labels"]).loss) for _ in range(3)}
+    assert len(with_labels) == 3, "no dropout with labels"
+
+
 def test_learning_from_views_makes_students_agree(case) -> None:
-    model, batch = case.model(hidden_dropout_prob=0.0, word_dropout=0.0).train(), make_batch(case)
+    dropped = {"hidden_dropout_prob": 0.0, "word_dropout": 0.0, "view_dropout": 0.0}
+    model, batch = case.model(**dropped).train(), make_batch(case)
     views = make_targets(case, batch)["views"]
     for parameter in (each for name, each in model.named_parameters() if "auxiliary" not in name):
         parameter.requires_grad_(False)

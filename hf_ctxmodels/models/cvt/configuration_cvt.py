@@ -19,6 +19,8 @@ class CtxCvtConfig(CtxSpelledConfig):
         prediction_size: Width of the layer between states and labels.
         word_dropout: Dropout on the words.
         hidden_dropout_prob: Dropout on the output of every LSTM layer.
+        view_dropout: Dropout in place of these two in a batch without labels, where only auxiliary predictions learn; as
+            in the authors' code.
         views: Auxiliary predictions; None for all of them: of words forward, backward, future and past (section 3.2),
             of texts forward, backward, beginning and end.
         view_weight: What their loss counts beside that of the labels.
@@ -38,6 +40,7 @@ class CtxCvtConfig(CtxSpelledConfig):
     prediction_size: int = 512
     word_dropout: float | int = 0.5
     hidden_dropout_prob: float | int = 0.5
+    view_dropout: float | int = 0.2
     classifier_dropout: float | int = 0.0
     views: list[str] | None = None
     view_weight: float | int = 1.0

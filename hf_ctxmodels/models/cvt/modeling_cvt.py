@@ -5,7 +5,7 @@ in `hf_ctxmodels.layers.cross_view`, words and recurrence in `hf_ctxmodels.spell
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -176,7 +176,8 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         given = input_ids if input_ids is not None else inputs_embeds
         learns_views = views is not None and given is not None and self._are_asked(views, given, attention_mask)
         alone = learns_views and (labels is None or not bool((labels != IGNORED).any()))
-        outputs = self.encode(output_hidden_states=True, depth=1 if alone else None, **inputs)
+        with at_dropout(self, self.config.view_dropout) if alone else nullcontext():
+            outputs = self.encode(output_hidden_states=True, depth=1 if alone else None, **inputs)
         states = outputs.hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
         logits, supervised, disagreement, metrics = None, None, None, None
@@ -241,7 +242,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         self, first: Tensor, sequences: Tensor, tokens: Tensor, asked: Tensor, inputs: dict[str, Any]
     ) -> Tensor:
         """Summed over tasks, views and what is `asked` for; `first` are the students' states of the first layer."""
-        with torch.no_grad(), without_dropout(self):
+        with torch.no_grad(), at_dropout(self, 0.0):
             states = self.encode(output_hidden_states=True, **inputs).hidden_states
             teachers = {name: each(torch.cat(states[1:], -1), tokens) for name, each in self.predictors.items()}
         total = first.new_zeros((), dtype=torch.float32)
@@ -253,16 +254,16 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
 
 
 @contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, for a while, of those modules that are in training mode."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+def at_dropout(model: nn.Module, rate: float) -> Iterator[None]:
+    """Another rate of dropout, for a while, in all of a model."""
+    rates = {module: module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+    for module in rates:
+        module.p = rate
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, own in rates.items():
+            module.p = own
 
 
 class CtxCvtForTokenClassification(CtxCvtHeadModel):
