@@ -1,6 +1,6 @@
 """The configuration base every family derives from: strict about unknown fields, and deaf to a foreign `model_type`."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -88,6 +88,21 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             near = difflib.get_close_matches(key, fields, n=2)
             lines.append(f"{key!r}" + (f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""))
         return f"{type(self).__name__} has no field {', '.join(lines)}. Its fields are: {', '.join(fields)}."
+
+
+@strict
+class CtxTransformerConfig(CtxConfig):
+    """What Transformers have in common.
+
+    Args: those of `CtxConfig`, and
+        classifier_pooling: What heads that classify a sequence read: None for the paper's choice (the first token in
+            most families), "mean" for the mean of its tokens' states. After short pretraining no single token stands
+            for its sequence yet.
+    """
+
+    classifier_pooling: Literal["mean"] | None = None
+
+    own_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.own_fields, "classifier_pooling")
 
 
 def _generation_keywords() -> set[str]:

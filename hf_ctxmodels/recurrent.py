@@ -7,23 +7,10 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent import PackedRows
 from hf_ctxmodels.layers.varlen import check_row_lengths
 from hf_ctxmodels.modeling_base import is_traced, sequence_numbers
-
-
-def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
-    """(batch, length) bool: where there is a token, by masks (batch, length) that are 0 at padding.
-
-    Args:
-        given: (batch, length, ...) what is read.
-        masks: `attention_mask`, `sequence_ids`, or None.
-    """
-    tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
-    for mask in masks:
-        if mask is not None:
-            tokens = tokens & (mask != 0)
-    return tokens
 
 
 def rows_of(

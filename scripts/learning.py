@@ -18,6 +18,7 @@ import hf_ctxmodels  # noqa: F401 - registers the families
 from hf_ctxmodels.benchmarks.learning import (
     Claim,
     Transfer,
+    finetuning_recipe,
     judge_pretraining,
     learning_recipes,
     report,
@@ -45,7 +46,9 @@ class LearningArguments:
     pretraining: list[str] = flag(
         (), "Recipes of pretrain.py, each going on from the one before; by default recipes/<family>_learning*.yaml."
     )
-    finetuning: str = flag(str(RECIPES / "polarity_learning.yaml"), "Recipe of finetune.py.")
+    finetuning: str | None = flag(
+        None, "Recipe of finetune.py; by default recipes/<family>_polarity.yaml, or else polarity_learning.yaml."
+    )
     dataset: list[str] = flag(("demo",), "Documents to pretrain on, as pretrain.py takes them.")
     train_file: str = flag("demo", "Labelled sentences to fine-tune on, as finetune.py takes them.")
     dev_file: str = flag("demo", "Labelled sentences to choose the learning rate of either start on.")
@@ -53,7 +56,7 @@ class LearningArguments:
     text_column: str = flag("text", "Column of the labelled sentences.")
     validation_fraction: float = flag(0.02, "Share of the documents held out from tokenizer and pretraining.")
     vocab_size: int = flag(8000, "Tokens of the tokenizer.")
-    learning_rates: list[float] = flag((3e-4, 5e-4, 1e-3), "Rates of fine-tuning to choose from.")
+    learning_rates: list[float] = flag((5e-4, 1e-3, 2e-3), "Rates of fine-tuning to choose from.")
     few_labels: int = flag(500, "Labelled sentences of a comparison with few; 0 leaves it out.")
     few_epochs: int = flag(20, "Passes over them, instead of the recipe's.")
     seeds: int = flag(3, "Fine-tuning runs from either start, with the seeds 0, 1, ...")
@@ -83,13 +86,14 @@ def finetune(arguments: LearningArguments, output: Path, few: bool) -> tuple[lis
     commands: list[str] = []
     size = ("--train_examples", arguments.few_labels, "--num_train_epochs", arguments.few_epochs) if few else ()
 
+    recipe = arguments.finetuning or finetuning_recipe(RECIPES, arguments.family)
     files = {"dev": arguments.dev_file, "test": arguments.test_file}
 
     def accuracy(model: Path, measured_on: str, rate: float, seed: int) -> float:
         result = output / "finetuned" / f"{model.name}-{measured_on}-{'few' if few else 'all'}-{rate:g}-{seed}"
         command = run_stage(
             SCRIPTS / "finetune.py",
-            *("--recipe", arguments.finetuning, "--model", model, "--learning_rate", rate, "--seed", seed),
+            *("--recipe", recipe, "--model", model, "--learning_rate", rate, "--seed", seed),
             *("--train_file", arguments.train_file, *size, "--validation_file", files[measured_on]),
             *("--text_columns", arguments.text_column, "--output_dir", result),
         )

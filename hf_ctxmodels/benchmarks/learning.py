@@ -71,6 +71,12 @@ def learning_recipes(folder: Path, family: str) -> list[Path]:
     return recipes
 
 
+def finetuning_recipe(folder: Path, family: str) -> Path:
+    """The recipe by which a tiny model of a family is fine-tuned on polarity: its own, or that of most."""
+    own = folder / f"{family}_polarity.yaml"
+    return own if own.exists() else folder / "polarity_learning.yaml"
+
+
 def is_token_loss(name: str, metrics: Mapping[str, float]) -> bool:
     """Whether a metric is the loss of predicted tokens, and not of a classifier, which has an accuracy or F1 too."""
     stem, _, kind = name.rpartition("_")

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 
 IGNORED = -100
@@ -125,7 +126,12 @@ class HeadModel(_Mixin):
 
     def build_encoder(self, config: Any) -> CtxPreTrainedModel:
         """Create the encoder, with a pooler if the head reads its output."""
-        return self.encoder_class(config, add_pooling_layer=self.pools)
+        return self.encoder_class(config, add_pooling_layer=self.pools and self.pooling is None)
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How it makes a sequence's vector of the tokens' states; None for the encoder's `pooler_output`."""
+        return None
 
     def build_head(self, config: Any) -> None:
         """Create the head's own modules."""

@@ -16,9 +16,50 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 
 
-class ForSequenceClassification(HeadModel):
+class SequenceHead(HeadModel):
+    """A head that reads a sequence as a whole: the encoder's `pooler_output`, or what `classifier_pooling` of the
+    configuration says."""
+
+    pools = True
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How it makes a sequence's vector of the tokens' states; None for the encoder's `pooler_output`."""
+        return getattr(self.config, "classifier_pooling", None)
+
+    def encode(self, *, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
+        """Run the encoder; `pooler_output` is what the head reads."""
+        if sequence_ids is not None:
+            kwargs["sequence_ids"] = sequence_ids
+        outputs = super().encode(attention_mask=attention_mask, **kwargs)
+        if self.pooling is not None:
+            if attention_mask is not None and attention_mask.dim() != 2:
+                raise CtxError(
+                    f"The mean over tokens takes an attention_mask (batch, length); got {tuple(attention_mask.shape)}.",
+                    mend="give one, or use classifier_pooling=None.",
+                )
+            tokens = token_mask(outputs.last_hidden_state, attention_mask, sequence_ids)
+            outputs.pooler_output = pool_rows(outputs.last_hidden_state, tokens, self.pooling)
+        return outputs
+
+    def reference_config(self) -> dict[str, Any]:
+        """This model's configuration as the reference class reads it.
+
+        Raises:
+            CtxError: The reference's head reads another state of a sequence.
+        """
+        if self.pooling is not None:
+            raise CtxError(
+                f"transformers' peer of {type(self).__name__} cannot read the mean of a sequence's tokens.",
+                mend="use save_pretrained, or fine-tune with classifier_pooling=None.",
+            )
+        return super().reference_config()
+
+
+class ForSequenceClassification(SequenceHead):
     """Classes or a number for a whole sequence, from the pooled output (Devlin et al. 2019, section 4.1).
 
     `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; unset, it
@@ -26,7 +67,6 @@ class ForSequenceClassification(HeadModel):
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    pools = True
 
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output."""
@@ -173,11 +213,10 @@ class ForQuestionAnswering(HeadModel):
         )
 
 
-class ForMultipleChoice(HeadModel):
+class ForMultipleChoice(SequenceHead):
     """One of several continuations, each encoded with the context (Devlin et al. 2019, section 4.4)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    pools = True
 
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output to one score."""

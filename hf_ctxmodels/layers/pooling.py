@@ -8,12 +8,25 @@ from torch import Tensor, nn
 Pooling = Literal["mean", "mean+max", "last+max+mean"]
 
 
-class RowPooler(nn.Module):
-    """Mean over a row's tokens; or with it the largest value of every dimension; or before these the last token's.
+def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
+    """(batch, length) bool: where there is a token, by masks (batch, length) that are 0 at padding.
 
     Args:
-        kind: "mean"; "mean+max" (Shen et al. 2018, arXiv 1805.09843, call it SWEM-concat); or "last+max+mean" (Howard &
-            Ruder 2018, section 3.3).
+        given: (batch, length, ...) what is read.
+        masks: `attention_mask`, `sequence_ids`, or None.
+    """
+    tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+    for mask in masks:
+        if mask is not None:
+            tokens = tokens & (mask != 0)
+    return tokens
+
+
+class RowPooler(nn.Module):
+    """`pool_rows` as a module.
+
+    Args:
+        kind: See there.
     """
 
     def __init__(self, kind: Pooling) -> None:
@@ -22,14 +35,28 @@ class RowPooler(nn.Module):
 
     def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
         """(batch, length, hidden) states and (batch, length) bool -> (batch, hidden), 2 or 3 * hidden."""
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        last = (columns * tokens).argmax(1)
-        tokens = tokens[..., None]
-        mean = (states.float() * tokens).sum(1) / tokens.sum(1)
-        if self.kind == "mean":
-            return mean.to(states.dtype)
-        largest = states.masked_fill(~tokens, torch.finfo(states.dtype).min).amax(1)
-        mean = mean.to(states.dtype)
-        if self.kind == "mean+max":
-            return torch.cat([mean, largest], -1)
-        return torch.cat([states[torch.arange(len(states), device=states.device), last], largest, mean], -1)
+        return pool_rows(states, tokens, self.kind)
+
+
+def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
+    """Mean over a row's tokens; or with it the largest value of every dimension; or before these the last token's.
+
+    Args:
+        states: (batch, length, hidden).
+        tokens: (batch, length) bool, where there is a token.
+        kind: "mean"; "mean+max" (Shen et al. 2018, arXiv 1805.09843, call it SWEM-concat); or "last+max+mean" (Howard &
+            Ruder 2018, section 3.3).
+
+    Returns:
+        (batch, hidden), 2 or 3 * hidden.
+    """
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    last = (columns * tokens).argmax(1)
+    tokens = tokens[..., None]
+    mean = ((states.float() * tokens).sum(1) / tokens.sum(1)).to(states.dtype)
+    if kind == "mean":
+        return mean
+    largest = states.masked_fill(~tokens, torch.finfo(states.dtype).min).amax(1)
+    if kind == "mean+max":
+        return torch.cat([mean, largest], -1)
+    return torch.cat([states[torch.arange(len(states), device=states.device), last], largest, mean], -1)

@@ -4,11 +4,11 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.configuration_base import CtxTransformerConfig
 
 
 @strict
-class CtxAlbertConfig(CtxConfig):
+class CtxAlbertConfig(CtxTransformerConfig):
     """Shape, sharing and regularisation of an ALBERT encoder; the defaults are ALBERT-base, version 2.
 
     Args:

@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.configuration_base import CtxTransformerConfig
 
 
 @strict
-class CtxBertConfig(CtxConfig):
+class CtxBertConfig(CtxTransformerConfig):
     """Shape and regularisation of a BERT encoder; the defaults are BERT-base, uncased.
 
     Args:

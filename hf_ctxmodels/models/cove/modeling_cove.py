@@ -19,10 +19,11 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.attentional_decoder import reset_cell
 from hf_ctxmodels.layers.biattention import Biattention, MaxoutClassifier
 from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent import LSTM, State
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
-from hf_ctxmodels.recurrent import rows_of, side_by_side, token_mask
+from hf_ctxmodels.recurrent import rows_of, side_by_side
 
 _SPREAD = 0.4  # of random vectors, in every dimension: about that of released ones
 
@@ -251,6 +252,7 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
 
     def encode(
         self,
+        *,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         sequence_ids: Tensor | None = None,

@@ -13,11 +13,11 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.attentional_decoder import AttentionalDecoder, DecoderState
+from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.prediction import chunked_cross_entropy
 from hf_ctxmodels.modeling_base import check_ids, is_traced
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import CtxCoveHeadModel, CtxCoveModel, CtxCoveModelOutput
-from hf_ctxmodels.recurrent import token_mask
 
 
 @dataclass

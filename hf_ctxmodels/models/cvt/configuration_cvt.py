@@ -19,8 +19,8 @@ class CtxCvtConfig(CtxSpelledConfig):
         prediction_size: Width of the layer between states and labels.
         word_dropout: Dropout on the words.
         hidden_dropout_prob: Dropout on the output of every LSTM layer.
-        view_dropout: Dropout in place of these two in a batch without labels, where only auxiliary predictions learn; as
-            in the authors' code.
+        view_dropout: Dropout in place of these two in a batch without labels, where only auxiliary predictions learn;
+            as in the authors' code.
         views: Auxiliary predictions; None for all of them: of words forward, backward, future and past (section 3.2),
             of texts forward, backward, beginning and end.
         view_weight: What their loss counts beside that of the labels.

@@ -20,8 +20,9 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.cross_view import TextPredictors, WordPredictors, summed_disagreement
 from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
-from hf_ctxmodels.recurrent import rows_of, side_by_side, token_mask
+from hf_ctxmodels.recurrent import rows_of, side_by_side
 from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors
 
 

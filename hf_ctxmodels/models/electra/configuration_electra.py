@@ -5,12 +5,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.configuration_base import CtxConfig, CtxTransformerConfig
 from hf_ctxmodels.errors import CtxError
 
 
 @strict
-class CtxElectraConfig(CtxConfig):
+class CtxElectraConfig(CtxTransformerConfig):
     """Shape and regularisation of an ELECTRA discriminator, and of the generator beside it; the defaults are small.
 
     Args:
@@ -156,7 +156,7 @@ class CtxElectraConfig(CtxConfig):
         return type(self)(**own | {"generator_overrides": differing or None})
 
     def _own_fields(self) -> list[str]:
-        own = CtxElectraConfig.__annotations__ | CtxConfig.__annotations__
+        own = {name for each in type(self).__mro__ if issubclass(each, CtxConfig) for name in each.__annotations__}
         return [field.name for field in fields(self) if field.name in own]
 
     def _generator_values(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.pooling import RowPooler
+from hf_ctxmodels.layers.pooling import RowPooler, token_mask
 from hf_ctxmodels.layers.prediction import chunked_cross_entropy
 from hf_ctxmodels.layers.recurrent import PackedRows, State
 from hf_ctxmodels.layers.sampled_softmax import sampled_cross_entropy
@@ -26,7 +26,7 @@ from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
 from hf_ctxmodels.modeling_base import check_ids
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
-from hf_ctxmodels.recurrent import check_states, rows_of, side_by_side, token_mask
+from hf_ctxmodels.recurrent import check_states, rows_of, side_by_side
 from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors
 
 
@@ -177,7 +177,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
             return None
         return self.config.mix_decay * torch.stack([mix.distance() for mix in self.mixes]).sum()
 
-    def encode(self, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
+    def encode(self, *, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
         """Run the encoder; `last_hidden_state` is what the mixes make of all layers, with the words' fixed vectors
         behind it where there are any, and `pooler_output` its pooled."""
         if not self.mixes_layers:

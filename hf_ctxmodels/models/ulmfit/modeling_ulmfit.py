@@ -21,12 +21,12 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.dropout import Dropout, shared_dropout
-from hf_ctxmodels.layers.pooling import RowPooler
+from hf_ctxmodels.layers.pooling import RowPooler, token_mask
 from hf_ctxmodels.layers.prediction import chunked_cross_entropy
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel, sequence_numbers
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
-from hf_ctxmodels.recurrent import check_states, rows_of, token_mask
+from hf_ctxmodels.recurrent import check_states, rows_of
 
 _HIDDEN_DROPOUT = 0.1  # of the classifier's hidden layer, as in the released code
 

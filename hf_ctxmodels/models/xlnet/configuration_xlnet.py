@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.configuration_base import CtxTransformerConfig
 
 
 @strict
-class CtxXLNetConfig(CtxConfig):
+class CtxXLNetConfig(CtxTransformerConfig):
     """Shape, memory and regularisation of an XLNet encoder; the defaults are XLNet-large.
 
     The reference's names (`d_model`, `n_layer`, `n_head`, `d_inner`, `ff_activation`, `dropout`) are read as well.
@@ -48,7 +48,7 @@ class CtxXLNetConfig(CtxConfig):
     """
 
     model_type = "ctx-xlnet"
-    keys_to_ignore_at_inference = [*CtxConfig.keys_to_ignore_at_inference, "mems"]
+    keys_to_ignore_at_inference = [*CtxTransformerConfig.keys_to_ignore_at_inference, "mems"]
     attribute_map: ClassVar[dict[str, str]] = {
         "d_model": "hidden_size",
         "n_layer": "num_hidden_layers",
@@ -87,7 +87,7 @@ class CtxXLNetConfig(CtxConfig):
     eos_token_id: int | list[int] | None = 2
     tie_word_embeddings: bool = True
 
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.own_fields, "attention_probs_dropout_prob")
+    own_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.own_fields, "attention_probs_dropout_prob")
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"untie_r": (True,)}
 
     def validate_architecture(self) -> None:

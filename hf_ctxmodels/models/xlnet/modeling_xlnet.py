@@ -82,14 +82,14 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
 
     def build_encoder(self, config: CtxXLNetConfig) -> CtxXLNetModel:
         """The encoder; what pools stands beside it."""
-        if self.pools:
+        if self.pools and self.pooling is None:
             self.summary = CtxXLNetSummary(config)
         return CtxXLNetModel(config)
 
-    def encode(self, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+    def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         """Run the encoder; always returns a model output, without memory unless asked for."""
         outputs = super().encode(attention_mask=attention_mask, **{"use_mems": False, **kwargs})
-        if self.pools:
+        if self.pools and self.pooling is None:
             tokens = None if attention_mask is None else attention_mask != 0
             outputs.pooler_output = self.summary(outputs.last_hidden_state, tokens)
         return outputs
