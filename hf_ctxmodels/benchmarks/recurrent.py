@@ -5,7 +5,7 @@ written down as they stand: for each direction and each step the characters of t
 input and state multiplied within the step.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -28,7 +28,9 @@ SETTING = (
     "original one on sentences of the demo text, against a direct implementation that computes every step's characters "
     "and inputs within the step, each direction by itself; the stack has the AWD-LSTM's sizes (400 in, 1150 cells, 3 "
     "layers), in training with half of the weights from step to step dropped, against three `torch.nn.LSTM` whose "
-    "weights are set to dropped ones before each pass. Same weights; the outputs are compared first; in turn."
+    "weights are set to dropped ones before each pass; sentences are those of the demo text, as long as they are, in "
+    "two layers of both directions with the MT-LSTM's sizes (300 in, 300 cells), against `torch.nn.LSTM` on "
+    "`pack_padded_sequence`. Same weights; the outputs are compared first; in turn."
 )
 _HEADER = (
     "| what | ours | peer | peer / ours | expected at least | peak memory, ours | peer |\n|---|---|---|---|---|---|---|"
@@ -41,8 +43,8 @@ class Case:
     """One line of the table.
 
     Attributes:
-        what: "lstm", "encoder" or "stack".
-        rows, length: Of the batch; the encoder's rows are sentences of at most so many words.
+        what: "lstm", "encoder", "stack" or "sentences".
+        rows, length: Of the batch; the rows of the encoder and of sentences have at most so many words.
         trains: Whether there is a backward pass.
         speed: Least ratio of the peer's time to ours that was demanded before the run.
     """
@@ -67,6 +69,8 @@ CASES = [
     Case("encoder", 16, 40, True, 2.0),
     Case("stack", 16, 70, False, 0.9),
     Case("stack", 16, 70, True, 1.0),
+    Case("sentences", 64, 60, False, 1.0),
+    Case("sentences", 64, 60, True, 1.0),
 ]
 SIZES: dict[str, Any] = {"input_size": 512, "cell_size": 4096, "projection_size": 512}
 
@@ -97,7 +101,7 @@ def run(
     for case in CASES:
         if only is None or only in case.name:
             torch.manual_seed(0)
-            build = {"lstm": _lstm, "encoder": _encoder, "stack": _stack}[case.what]
+            build = {"lstm": _lstm, "encoder": _encoder, "stack": _stack, "sentences": _sentences}[case.what]
             ours, peer = build(case, device, dtype)
             with torch.no_grad():
                 difference = float((ours() - peer()).abs().max())
@@ -118,13 +122,7 @@ def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callabl
     layer = LSTM(**SIZES, cell_clip=3.0, projection_clip=3.0).to(device, dtype)
     inputs, cells, outputs = SIZES.values()
     peer = nn.LSTM(inputs, cells, proj_size=outputs, bidirectional=True, batch_first=True).to(device, dtype)
-    with torch.no_grad():
-        for direction, suffix in enumerate(("", "_reverse")):
-            getattr(peer, f"weight_ih_l0{suffix}").copy_(layer.input_weight[direction])
-            getattr(peer, f"weight_hh_l0{suffix}").copy_(layer.state_weight[direction])
-            getattr(peer, f"weight_hr_l0{suffix}").copy_(layer.projection[direction])  # type: ignore[index]
-            getattr(peer, f"bias_ih_l0{suffix}").copy_(layer.bias[direction])
-            getattr(peer, f"bias_hh_l0{suffix}").zero_()
+    _give_weights([layer], peer)
     batch = 0.5 * torch.randn(case.rows, case.length, inputs, device=device, dtype=dtype)
 
     def ours() -> Tensor:
@@ -135,13 +133,56 @@ def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callabl
     return ours, lambda: peer(batch)[0]
 
 
+@torch.no_grad()
+def _give_weights(layers: Iterable[Any], peer: nn.LSTM) -> None:
+    """Copy ours into torch's."""
+    for depth, layer in enumerate(layers):
+        for direction in range(len(layer.bias)):
+            name = f"l{depth}{'_reverse' if direction else ''}"
+            getattr(peer, f"weight_ih_{name}").copy_(layer.input_weight[direction])
+            getattr(peer, f"weight_hh_{name}").copy_(layer.state_weight[direction])
+            getattr(peer, f"bias_ih_{name}").copy_(layer.bias[direction])
+            getattr(peer, f"bias_hh_{name}").copy_(layer.state_bias[direction] if layer.state_bias is not None else 0)
+            if layer.projection is not None:
+                getattr(peer, f"weight_hr_{name}").copy_(layer.projection[direction])
+
+
+def _sentences(
+    case: Case, device: torch.device, dtype: torch.dtype
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    width = 300
+    layers = nn.ModuleList(LSTM(size, width, state_bias=True) for size in (width, 2 * width)).to(device, dtype)
+    peer = nn.LSTM(width, width, num_layers=2, bidirectional=True, batch_first=True).to(device, dtype)
+    _give_weights(layers, peer)
+    lengths = torch.tensor([min(len(each.split()), case.length) for each in islice(_demo_sentences(), case.rows)])
+    tokens = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
+    batch = 0.5 * torch.randn(*tokens.shape, width, device=device, dtype=dtype)
+
+    def ours() -> Tensor:
+        rows, states = PackedRows.build(tokens), batch
+        for layer in layers:
+            found = rows.unpack(layer(rows.pack(states), rows)[0])
+            states = torch.cat([found[0], found[1]], -1)
+        return states
+
+    def theirs() -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(batch, lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(peer(packed)[0], batch_first=True)[0]
+
+    return ours, theirs
+
+
+def _demo_sentences() -> Iterator[str]:
+    paragraphs = (paragraph for document in demo_documents() for paragraph in document)
+    return (sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
+
+
 def _encoder(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     family = get_family(FAMILY)
     tokenizer_class: Any = family.tokenizer
-    paragraphs = (paragraph for document in demo_documents() for paragraph in document)
-    sentences = (sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
+    sentences = list(islice(_demo_sentences(), case.rows))
     batch = tokenizer_class.from_words([])(
-        list(islice(sentences, case.rows)), padding=True, truncation=True, max_length=case.length, return_tensors="pt"
+        sentences, padding=True, truncation=True, max_length=case.length, return_tensors="pt"
     ).to(device)
     model = family.models["AutoModel"](family.config(**family.sizes["base"])).to(device, dtype).eval()
     mask = batch["attention_mask"].bool()
@@ -155,13 +196,11 @@ def _stack(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callab
     rates |= {f"{kind}_dropout_prob": 0.0 for kind in ("embedding", "input", "hidden", "output")}
     model = family.models["AutoModel"](family.config(**family.sizes["base"], **rates, vocab_size=10_000))
     model = model.to(device, dtype)
-    peers = nn.ModuleList(nn.LSTM(*sizes, batch_first=True) for sizes in pairwise(model.config.layer_sizes))
+    sizes = pairwise(model.config.layer_sizes)
+    peers: Any = nn.ModuleList(nn.LSTM(*each, batch_first=True) for each in sizes)
     peers = peers.to(device, dtype)
-    with torch.no_grad():
-        for layer, peer in zip(model.layers, peers, strict=True):
-            own = (layer.input_weight, layer.state_weight, layer.bias, layer.state_bias)
-            for name, weight in zip(("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"), own, strict=True):
-                getattr(peer, name).copy_(weight[0])
+    for layer, alone in zip(model.layers, peers, strict=True):
+        _give_weights([layer], alone)
     ids = torch.randint(10_000, (case.rows, case.length), device=device)
 
     def ours() -> Tensor:

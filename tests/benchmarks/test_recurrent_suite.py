@@ -19,7 +19,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "SIZES", {"input_size": 5, "cell_size": 8, "projection_size": 6})
     stack = {"hidden_size": 6, "cell_size": 8, "num_hidden_layers": 3}
     monkeypatch.setitem(recurrent.get_family("ulmfit").sizes, "base", stack)
-    kinds = ("lstm", "encoder", "stack")
+    kinds = ("lstm", "encoder", "stack", "sentences")
     cases = [Case(what, 3, 9, trains, 1.0) for what in kinds for trains in (False, True)]
     monkeypatch.setattr(recurrent, "CASES", cases)
 
@@ -28,7 +28,7 @@ def test_every_case_has_a_row() -> None:
     results = list(recurrent.run(torch.device("cpu"), torch.float32, repeats=2, attention="sdpa"))
     rows = recurrent.table(results).splitlines()
     assert len({row.count("|") for row in rows}) == 1
-    assert len(rows) == 2 + 6
+    assert len(rows) == 2 + 8
     chosen = list(recurrent.run(torch.device("cpu"), torch.float32, repeats=2, attention="sdpa", only="encoder, inf"))
     assert [result.case.what for result in chosen] == ["encoder"]
 
