@@ -69,9 +69,9 @@ def train_tokenizer(family: Family, folder: Path, dataset: list[str] | tuple[str
 
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
 def test_pretraining_beats_guessing_by_frequency(family: Family, tmp_path) -> None:
-    """By the recipe of scripts/learning.py, cut short to a minute or two."""
+    """By the recipe of scripts/learning.py, cut short to a minute."""
     pytest.importorskip("gensim", reason="the demo text is part of gensim (extra `demo`)")
-    cut = {"max_length": 64, "per_device_batch_size": 32, "max_steps": 600, "lr_scheduler": "constant"}
+    cut = {"max_length": 64, "per_device_batch_size": 32, "max_steps": 300, "lr_scheduler": "constant"}
     text = small_text(family, tmp_path)
     train_tokenizer(family, tmp_path, text, 1000)
     summary, _ = learn(family, learning_recipes(RECIPES, family.name)[0], tmp_path, text, **cut)
