@@ -18,6 +18,7 @@ HELD_OUT = 0.02
 TEXT = {"albert": "news_*.txt.gz"}  # the order of segments shows in short documents; others learn from everything
 REVIEWS = "glue_like/movie_reviews/polarity2.jsonl.gz"
 PRETRAINED = [family for family in FAMILIES.values() if family.objectives]
+STEPS = {"xlnet": 450}  # the last to leave the plateau of how frequent words are; others have left it after 300
 MARGIN = 0.1  # nats below guessing by frequency: more than a model can gain that does not look at the context
 
 
@@ -71,7 +72,12 @@ def train_tokenizer(family: Family, folder: Path, dataset: list[str] | tuple[str
 def test_pretraining_beats_guessing_by_frequency(family: Family, tmp_path) -> None:
     """By the recipe of scripts/learning.py, cut short to a minute."""
     pytest.importorskip("gensim", reason="the demo text is part of gensim (extra `demo`)")
-    cut = {"max_length": 64, "per_device_batch_size": 32, "max_steps": 300, "lr_scheduler": "constant"}
+    cut = {
+        "max_length": 64,
+        "per_device_batch_size": 32,
+        "max_steps": STEPS.get(family.name, 300),
+        "lr_scheduler": "constant",
+    }
     text = small_text(family, tmp_path)
     train_tokenizer(family, tmp_path, text, 1000)
     summary, _ = learn(family, learning_recipes(RECIPES, family.name)[0], tmp_path, text, **cut)
