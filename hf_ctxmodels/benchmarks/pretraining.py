@@ -89,7 +89,7 @@ def _bare_rate(family: Family, folder: Path, dtype: torch.dtype) -> float:
     """Tokens per second of forward, backward and a fused AdamW update on batches made beforehand."""
     what, how = _arguments(family, folder, "bare", dtype)
     accelerator = make_accelerator(how)
-    tokenizer = pretraining.load_tokenizer(what.tokenizer)
+    tokenizer = pretraining.load_tokenizer(pretraining.tokenizer_source(what))
     _, objective = pretraining.make_objective(family, tokenizer, what, how.seed)
     model = pretraining.make_model(family, objective, tokenizer, what).to(accelerator.device)
     examples, _ = pretraining.make_examples(what, objective)

@@ -42,7 +42,9 @@ _ROWS_FOR_FREQUENCIES = 100_000
 class PretrainingArguments(DataArguments):
     """What to pretrain, on what."""
 
-    tokenizer: str = field(metadata={"help": "Tokenizer directory, from scripts/train_tokenizer.py, or Hub id."})
+    tokenizer: str | None = flag(
+        None, "Tokenizer directory, from scripts/train_tokenizer.py, or Hub id; by default that of --model."
+    )
     family: str | None = field(
         default=None,
         metadata={"help": "Model family; by default the one that --model belongs to.", "choices": list(FAMILIES)},
@@ -70,7 +72,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
         CtxError: anything the user can mend.
     """
     accelerator = make_accelerator(loop_arguments)
-    tokenizer = load_tokenizer(arguments.tokenizer)
+    tokenizer = load_tokenizer(tokenizer_source(arguments))
     family = find_family(arguments)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
     model = make_model(family, objective, tokenizer, arguments)
@@ -109,6 +111,20 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     )
     _leave_records(accelerator, summary, Path(loop_arguments.output_dir))
     return summary
+
+
+def tokenizer_source(arguments: PretrainingArguments) -> str:
+    """The tokenizer named, or else that of the model to continue from.
+
+    Raises:
+        CtxError: neither is given.
+    """
+    source = arguments.tokenizer or arguments.model
+    if source is None:
+        raise CtxError(
+            "No tokenizer is given.", where="--tokenizer", mend="give one that scripts/train_tokenizer.py made."
+        )
+    return source
 
 
 def find_family(arguments: PretrainingArguments) -> Family:

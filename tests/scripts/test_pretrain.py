@@ -235,6 +235,15 @@ def test_the_family_follows_from_the_model(folder, monkeypatch, capsys) -> None:
     assert type(model) is FAMILY.models["AutoModelForPreTraining"]
 
 
+def test_the_tokenizer_is_that_of_the_model(folder, monkeypatch, capsys) -> None:
+    flags = [part for name, value in (("dataset", "text.txt"), ("output_dir", "out")) for part in (f"--{name}", value)]
+    monkeypatch.chdir(folder)
+    assert pretrain(monkeypatch, *flags, "--max_steps", 1, "--model", "model") == 0
+    assert AutoTokenizer.from_pretrained("out").get_vocab() == AutoTokenizer.from_pretrained("model").get_vocab()
+    assert pretrain(monkeypatch, *flags, "--max_steps", 1, "--family", FAMILY.name) == 2
+    assert "No tokenizer is given" in capsys.readouterr().err
+
+
 def test_a_reference_checkpoint_is_continued_in_its_family(folder, monkeypatch, capsys) -> None:
     model = AutoModelForPreTraining.from_pretrained(folder / "model")
     model.export_reference(folder / "reference")
