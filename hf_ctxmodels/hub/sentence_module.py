@@ -1,6 +1,5 @@
 """Models as a module of sentence-transformers (extra `sentences`)."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -20,8 +19,6 @@ except ImportError as missing:
     raise CtxError(
         "sentence-transformers is not installed.", mend="pip install 'hf_ctxmodels[sentences]'."
     ) from missing
-
-SETTINGS_FILE = "sentence_module.json"
 
 
 class CtxSentenceEncoder(InputModule):
@@ -45,7 +42,8 @@ class CtxSentenceEncoder(InputModule):
         >>> model = SentenceTransformer("runs/saved", trust_remote_code=True)
     """
 
-    config_file_name = SETTINGS_FILE
+    tokenizer: PreTrainedTokenizerBase
+    config_file_name = "sentence_module.json"
     config_keys = ["pooling", "normalize", "max_seq_length"]
 
     def __init__(
@@ -84,7 +82,12 @@ class CtxSentenceEncoder(InputModule):
         **kwargs: Any,
     ) -> Self:
         """As sentence-transformers opens a module."""
-        where = {"revision": revision, "local_files_only": local_files_only, "token": token, "subfolder": subfolder}
+        where: dict[str, Any] = {
+            "revision": revision,
+            "local_files_only": local_files_only,
+            "token": token,
+            "subfolder": subfolder,
+        }
         saved = cls.load_config(model_name_or_path, cache_folder=cache_folder, **where)
         settings = saved | {name: kwargs[name] for name in cls.config_keys if name in kwargs}
         options = {"cache_dir": cache_folder, **where}
@@ -102,8 +105,7 @@ class CtxSentenceEncoder(InputModule):
             raise CtxError("Weights are saved as safetensors only.", mend="leave safe_serialization as it is.")
         self.model.save_pretrained(output_path)
         self.tokenizer.save_pretrained(output_path)
-        text = json.dumps(self.get_config_dict(), indent=2) + "\n"
-        (Path(output_path) / SETTINGS_FILE).write_text(text, encoding="utf-8")
+        self.save_config(output_path)
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
         """Texts -> what the model reads, padded.

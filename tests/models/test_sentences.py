@@ -109,7 +109,7 @@ def test_as_a_module_of_sentence_transformers(opened: Opened, tmp_path: Path) ->
     whole.save(str(tmp_path))
     again = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
     assert type(again[0]) is CtxSentenceEncoder
-    assert again[0].normalize and again[0].pooling == "mean"
+    assert again[0].get_config_dict() == {"pooling": "mean", "normalize": True, "max_seq_length": None}
     torch.testing.assert_close(again.encode(TEXTS, convert_to_tensor=True), got, atol=1e-6, rtol=1e-6)
     assert type(AutoModel.from_pretrained(tmp_path)) is type(model), "AutoModel opens the directory too"
 
