@@ -67,6 +67,12 @@ from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveModel,
 )
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentConfig
+from hf_ctxmodels.models.infersent.modeling_infersent import (
+    CtxInferSentForSequenceClassification,
+    CtxInferSentModel,
+)
+from hf_ctxmodels.models.infersent.tokenization_infersent import CtxInferSentTokenizer
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
     CtxUlmfitForCausalLM,
@@ -162,6 +168,10 @@ __all__ = [
     "CtxGloveForTokenClassification",
     "CtxGloveModel",
     "CtxGloveTokenizer",
+    "CtxInferSentConfig",
+    "CtxInferSentForSequenceClassification",
+    "CtxInferSentModel",
+    "CtxInferSentTokenizer",
     "CtxUlmfitConfig",
     "CtxUlmfitForCausalLM",
     "CtxUlmfitForSequenceClassification",

@@ -108,6 +108,9 @@ PUBLISHED = {
     "cove": {  # the released encoder has 3,609,600; the vectors of its words are those of GloVe
         "released": ({"vocab_size": 1000}, {"AutoModel": 3_609_600 + 1000 * 300}),
     },
+    "infersent": {  # the released encoders have 38,502,400; the vectors of words are those of GloVe or fastText
+        "released": ({"vocab_size": 1000}, {"AutoModel": 38_502_400 + 1000 * 300}),
+    },
     "word2vec": {  # 3 million words and phrases of news; the table alone is published
         "news": ({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000}),
     },

@@ -21,7 +21,7 @@ from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.recurrent import LSTM, State
 from hf_ctxmodels.modeling_base import is_traced
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
-from hf_ctxmodels.recurrent import rows_of, side_by_side, token_mask
+from hf_ctxmodels.recurrent import rows_of, run_both_ways, side_by_side, token_mask
 
 
 class CtxCovePreTrainedModel(FixedVectorsPreTrainedModel):
@@ -100,21 +100,10 @@ class CtxCoveModel(FixedVectorsEncoder, CtxCovePreTrainedModel):
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
         aligned = {"sequence_ids": sequence_ids, "wanted": wanted, "token_type_ids": token_type_ids}
-        given = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
-        if inputs_embeds is not None and inputs_embeds.shape[2] != self.config.embedding_size:
-            raise CtxError(
-                f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {self.config.embedding_size}."
-            )
+        given = self.check_words(input_ids, inputs_embeds, attention_mask, **aligned)
         rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
-        states = [given if input_ids is None else self.word_embeddings(input_ids)]
-        after = []
-        for depth, layer in enumerate(self.layers):
-            read = self.dropout(states[-1]) if depth else states[-1]
-            packed, state = layer(rows.pack(read), rows)
-            states.append(side_by_side(rows.unpack(packed)))
-            after.append(rows.unsorted(state))
+        read = given if input_ids is None else self.word_embeddings(input_ids)
+        states, after = run_both_ways(self.layers, read, rows, self.dropout)
         vectors = (states[0] * token_mask(given, attention_mask, sequence_ids)[..., None]).to(states[-1].dtype)
         last = torch.cat([vectors, states[-1]], -1)
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
