@@ -380,7 +380,7 @@ FAMILIES: dict[str, Family] = {
             objectives={},
             # base: the paper's; the others for a CPU
             sizes={
-                "tiny": {"embedding_size": 100, "hidden_size": 256, "classifier_size": 128},
+                "tiny": {"embedding_size": 100, "hidden_size": 512, "classifier_size": 128},
                 "small": {"embedding_size": 300, "hidden_size": 1024},
                 "base": {"embedding_size": 300, "hidden_size": 4096},
             },
