@@ -55,26 +55,6 @@ class FixedVectorsPreTrainedModel(CtxPreTrainedModel):
     config: Any
     supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
 
-    def check_words(
-        self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-        **aligned: Tensor | None,
-    ) -> Tensor:
-        """What is to be encoded, ids or embeddings; other arguments as in `check_encoder_input`.
-
-        Raises:
-            CtxError: As there, or a mask is not (batch, length), or embeddings are of another width.
-        """
-        given = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
-        width = self.config.embedding_size
-        if inputs_embeds is not None and inputs_embeds.shape[2] != width:
-            raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
-        return given
-
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, LSTM):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.recurrent import PackedRows, State
 from hf_ctxmodels.layers.varlen import check_row_lengths
-from hf_ctxmodels.modeling_base import is_traced, sequence_numbers
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced, sequence_numbers
 
 
 def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
@@ -24,6 +24,31 @@ def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
         if mask is not None:
             tokens = tokens & (mask != 0)
     return tokens
+
+
+def check_words(
+    model: CtxPreTrainedModel,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    attention_mask: Tensor | None,
+    **aligned: Tensor | None,
+) -> Tensor:
+    """What a model is to encode, ids or embeddings of width `config.embedding_size`.
+
+    Args:
+        model: Whose input it is.
+        input_ids, inputs_embeds, attention_mask, aligned: As in `check_encoder_input`.
+
+    Raises:
+        CtxError: As there, or a mask is not (batch, length), or embeddings are of another width.
+    """
+    given = model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
+    width = model.config.embedding_size
+    if inputs_embeds is not None and inputs_embeds.shape[2] != width:
+        raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
+    return given
 
 
 def rows_of(

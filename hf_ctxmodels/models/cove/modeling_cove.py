@@ -21,7 +21,7 @@ from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.recurrent import LSTM, State
 from hf_ctxmodels.modeling_base import is_traced
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
-from hf_ctxmodels.recurrent import rows_of, run_both_ways, side_by_side, token_mask
+from hf_ctxmodels.recurrent import check_words, rows_of, run_both_ways, side_by_side, token_mask
 
 
 class CtxCovePreTrainedModel(FixedVectorsPreTrainedModel):
@@ -100,7 +100,7 @@ class CtxCoveModel(FixedVectorsEncoder, CtxCovePreTrainedModel):
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
         aligned = {"sequence_ids": sequence_ids, "wanted": wanted, "token_type_ids": token_type_ids}
-        given = self.check_words(input_ids, inputs_embeds, attention_mask, **aligned)
+        given = check_words(self, input_ids, inputs_embeds, attention_mask, **aligned)
         rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
         read = given if input_ids is None else self.word_embeddings(input_ids)
         states, after = run_both_ways(self.layers, read, rows, self.dropout)
