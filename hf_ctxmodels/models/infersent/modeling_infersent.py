@@ -1,6 +1,6 @@
 """InferSent (Conneau et al. 2017, arXiv 1705.02364): sentence vectors that tell how two sentences are related.
 
-Its own here: what of two vectors is compared. The encoder is in `hf_ctxmodels.recurrent_sentences`, the vectors of words
+Its own here: what of two vectors is compared. The encoder is in `hf_ctxmodels.recurrent_sentences`, its words' vectors
 in `hf_ctxmodels.fixed_vectors`.
 """
 
