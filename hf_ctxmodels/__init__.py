@@ -73,6 +73,13 @@ from hf_ctxmodels.models.infersent.modeling_infersent import (
     CtxInferSentModel,
 )
 from hf_ctxmodels.models.infersent.tokenization_infersent import CtxInferSentTokenizer
+from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
+from hf_ctxmodels.models.laser.modeling_laser import (
+    CtxLaserForConditionalGeneration,
+    CtxLaserForSequenceClassification,
+    CtxLaserModel,
+)
+from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
     CtxUlmfitForCausalLM,
@@ -172,6 +179,11 @@ __all__ = [
     "CtxInferSentForSequenceClassification",
     "CtxInferSentModel",
     "CtxInferSentTokenizer",
+    "CtxLaserConfig",
+    "CtxLaserForConditionalGeneration",
+    "CtxLaserForSequenceClassification",
+    "CtxLaserModel",
+    "CtxLaserTokenizer",
     "CtxUlmfitConfig",
     "CtxUlmfitForCausalLM",
     "CtxUlmfitForSequenceClassification",

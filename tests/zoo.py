@@ -51,6 +51,9 @@ TINY = {
     "target_vocab_size": 53,
     "biattention_size": 12,
     "classifier_size": 20,
+    "num_languages": 3,
+    "language_size": 5,
+    "decoder_size": 28,
 }
 
 _OF_EVERY_CONFIGURATION = ("num_labels", "architectures", "problem_type", "id2label", "label2id")

@@ -36,25 +36,31 @@ class TranslationOutput(ModelOutput):
 class ForTranslation(HeadModel):
     """Predicts a text's translation, each token from the text and from the tokens before it.
 
-    The configuration has `target_vocab_size` and `decoder_start_token_id`. A family names `GenerationMixin` among the
-    bases of its own class, where transformers looks for it.
+    The configuration has `target_vocab_size` and `decoder_start_token_id`, and `num_languages` where one is told. A
+    family names `GenerationMixin` among the bases of its own class, where transformers looks for it.
 
     Attributes:
         prediction: From the decoder's states to logits.
-        decoder_options: `forward` arguments, (batch,) each, of which the decoder makes something.
+        reads_languages: Whether the decoder is told which language to write.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    decoder_options: ClassVar[tuple[str, ...]] = ()
+    reads_languages: ClassVar[bool] = False
     prediction: nn.Linear
 
     @abstractmethod
-    def start(self, encoded: Any, **options: Any) -> Any:
+    def start(self, encoded: Any) -> Any:
         """What the decoder remembers before the first token."""
 
     @abstractmethod
     def decode(
-        self, ids: Tensor, asked: Tensor | None, encoded: Any, attention_mask: Tensor | None, state: Any, **options: Any
+        self,
+        ids: Tensor,
+        asked: Tensor | None,
+        encoded: Any,
+        attention_mask: Tensor | None,
+        state: Any,
+        languages: Tensor | None,
     ) -> tuple[Tensor, Any]:
         """Run the decoder.
 
@@ -64,7 +70,7 @@ class ForTranslation(HeadModel):
             encoded: The encoder's output.
             attention_mask: Of the text.
             state: What it remembers.
-            options: See `decoder_options`.
+            languages: (batch,) which one to write, or None.
 
         Returns:
             (asked, hidden) states, or (batch, steps, hidden), and what it then remembers (None where `asked`).
@@ -90,6 +96,7 @@ class ForTranslation(HeadModel):
         encoder_outputs: Any = None,
         past_key_values: Any = None,
         use_cache: bool = False,
+        target_languages: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> TranslationOutput:
@@ -102,25 +109,32 @@ class ForTranslation(HeadModel):
             encoder_outputs: The encoder's, where it ran before.
             past_key_values: What an earlier forward gave; `decoder_input_ids` go on from there.
             use_cache: Give `past_key_values`.
+            target_languages: (batch,) the number of the language to write, of decoders that are told; None for the
+                first.
 
         Raises:
             CtxError: Input that does not fit together or the model.
         """
-        options = {name: kwargs.pop(name, None) for name in self.decoder_options}
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
-        self._check_targets(len(encoder_outputs.last_hidden_state), decoder_input_ids, labels)
+        self._check_targets(len(encoder_outputs.last_hidden_state), decoder_input_ids, labels, target_languages)
         if decoder_input_ids is None:
             decoder_input_ids = self._shifted(labels)
-        state = self.start(encoder_outputs, **options) if past_key_values is None else past_key_values
+        state = self.start(encoder_outputs) if past_key_values is None else past_key_values
+        given = (encoder_outputs, attention_mask, state, target_languages)
         loss = logits = None
         if labels is None:
-            states, state = self.decode(decoder_input_ids, None, encoder_outputs, attention_mask, state, **options)
+            states, state = self.decode(decoder_input_ids, None, *given)
             logits = self.prediction(states)
         else:
-            states = self._asked_states(decoder_input_ids, labels, encoder_outputs, attention_mask, state, options)
-            loss = vocabulary_loss(self._summed_loss, states, labels, self.config.target_vocab_size, num_items_in_batch)
+            asked = labels != IGNORED
+            if is_traced(labels) or not self.config.unpad:
+                states = self.decode(decoder_input_ids, None, *given)[0][asked]
+            else:
+                states, _ = self.decode(decoder_input_ids, asked, *given)
+            size = self.config.target_vocab_size
+            loss = vocabulary_loss(self._summed_loss, states, labels, size, num_items_in_batch)
         return TranslationOutput(
             loss=loss,
             logits=logits,
@@ -128,16 +142,7 @@ class ForTranslation(HeadModel):
             hidden_states=encoder_outputs.hidden_states,
         )
 
-    def _asked_states(
-        self, ids: Tensor, labels: Tensor, encoded: Any, mask: Tensor | None, state: Any, options: dict[str, Any]
-    ) -> Tensor:
-        """(targets, hidden) the decoder's states where a token is to be predicted."""
-        asked = labels != IGNORED
-        if is_traced(ids) or not self.config.unpad:
-            return self.decode(ids, None, encoded, mask, state, **options)[0][asked]
-        return self.decode(ids, asked, encoded, mask, state, **options)[0]
-
-    def _check_targets(self, rows: int, ids: Tensor | None, labels: Tensor | None) -> None:
+    def _check_targets(self, rows: int, ids: Tensor | None, labels: Tensor | None, languages: Tensor | None) -> None:
         if ids is None and labels is None:
             raise CtxError("Give decoder_input_ids, or labels, or call generate.")
         for name, tensor in {"decoder_input_ids": ids, "labels": labels}.items():
@@ -146,6 +151,12 @@ class ForTranslation(HeadModel):
         if ids is not None and labels is not None and ids.shape != labels.shape:
             raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(ids.shape)}.")
         check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
+        if languages is not None:
+            if not self.reads_languages:
+                raise CtxError(f"{type(self).__name__} writes one language.", mend="leave target_languages out.")
+            if tuple(languages.shape) != (rows,):
+                raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
+            check_ids("target_languages", languages, self.config.num_languages, "num_languages")
 
     def _shifted(self, labels: Tensor | None) -> Tensor:
         """(batch, steps) what the decoder reads before it predicts each label."""
@@ -164,6 +175,7 @@ class ForTranslation(HeadModel):
         attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
         use_cache: bool | None = None,
+        target_languages: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """The target's text so far, or, with a state, its last token."""
@@ -173,5 +185,5 @@ class ForTranslation(HeadModel):
             "attention_mask": attention_mask,
             "encoder_outputs": encoder_outputs,
             "use_cache": bool(use_cache),
-            **{name: kwargs.get(name) for name in self.decoder_options},
+            "target_languages": target_languages,
         }

@@ -77,6 +77,11 @@ class CtxCoveTokenizer(CtxWordTokenizer):
         """What ends a target."""
         return TARGET_TOKENS.index("[EOS]")
 
+    @property
+    def target_unknown_id(self) -> int:
+        """Of words that are not in the vocabulary."""
+        return TARGET_TOKENS.index("[UNK]")
+
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
         """Texts of target ids, as a model generates them, without special tokens but [UNK]."""
         left_out = {self.target_pad_token_id, self.target_start_id, self.target_end_id}

@@ -1,7 +1,5 @@
 """CoVe's pretraining: a translator with attention on the encoder (McCann et al. 2017, section 3)."""
 
-from typing import Any
-
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
@@ -38,7 +36,7 @@ class CtxCoveForConditionalGeneration(heads.ForTranslation, CtxCoveHeadModel, Ge
         )
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
-    def start(self, encoded: CtxCoveModelOutput, **options: Any) -> DecoderState:
+    def start(self, encoded: CtxCoveModelOutput) -> DecoderState:
         """The encoder's states where a row ends.
 
         Raises:
@@ -55,7 +53,7 @@ class CtxCoveForConditionalGeneration(heads.ForTranslation, CtxCoveHeadModel, Ge
         encoded: CtxCoveModelOutput,
         attention_mask: Tensor | None,
         state: DecoderState,
-        **options: Any,
+        languages: Tensor | None,
     ) -> tuple[Tensor, DecoderState | None]:
         """See `ForTranslation.decode`."""
         read = encoded.last_hidden_state
