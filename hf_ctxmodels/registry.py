@@ -410,7 +410,7 @@ FAMILIES: dict[str, Family] = {
                     "hidden_size": 256,
                     "num_hidden_layers": 1,
                     "language_size": 16,
-                    "decoder_size": 256,
+                    "decoder_size": 192,
                 },
                 "small": {"embedding_size": 160, "hidden_size": 512, "num_hidden_layers": 3, "decoder_size": 512},
                 "base": {},

@@ -198,4 +198,4 @@ class TranslationToLanguages(Translation):
                 mend="give a mark for each file of translations, as to the tokenizer: --dataset_marks '<de>' ...",
             )
         found = super().example(ids, labels[1:])
-        return found | {"target_language": np.array(self._numbers[labels[0]], dtype=np.int32)}
+        return found | {"target_language": self._numbers[labels[0]]}

@@ -14,7 +14,7 @@ from hf_ctxmodels.tokenization_base import CtxTokenizer, no_text, no_vocabulary,
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the released models' order
 BETWEEN = "\t"  # a text and its translation
-_END = "</w>"  # of a word
+END_OF_WORD = "</w>"
 _MARK = re.compile(r"<[^<>\s]+>")
 
 
@@ -27,6 +27,7 @@ class CtxLaserTokenizer(CtxTokenizer):
         merges: Which subwords are joined, in order.
         languages: Marks of the languages that translations may be in, in the order of their numbers.
         do_lower_case: Lower-case the text.
+        split_punctuation: Split runs of letters and digits from runs of other signs; else at white space alone.
         **kwargs: Passed on to `TokenizersBackend`.
 
     Raises:
@@ -48,6 +49,7 @@ class CtxLaserTokenizer(CtxTokenizer):
         merges: Sequence[tuple[str, str]] | None = None,
         languages: Sequence[str] = (),
         do_lower_case: bool = True,
+        split_punctuation: bool = True,
         unk_token: str = "<unk>",
         pad_token: str = "<pad>",
         bos_token: str = "<s>",
@@ -57,13 +59,14 @@ class CtxLaserTokenizer(CtxTokenizer):
         if vocab is None:
             raise no_vocabulary(type(self), kwargs)
         named = {"unk_token": unk_token, "pad_token": pad_token, "bos_token": bos_token, "eos_token": eos_token}
-        self.languages, self.do_lower_case = list(languages), do_lower_case
+        self.languages = list(languages)
+        ways = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
         tokens = [*map(str, named.values()), *self.languages]
         require_tokens(vocab, tokens, kwargs, kwargs.get("name_or_path") or None)
         pairs = [(first, second) for first, second in merges or ()]
-        self._tokenizer = _backend(BPE(vocab, pairs, unk_token=str(unk_token), end_of_word_suffix=_END), do_lower_case)
+        self._tokenizer = _backend(BPE(vocab, pairs, unk_token=str(unk_token), end_of_word_suffix=END_OF_WORD), **ways)
         self._tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in languages])
-        super().__init__(languages=self.languages, do_lower_case=do_lower_case, **named, **kwargs)
+        super().__init__(languages=self.languages, **ways, **named, **kwargs)
         self.set_template("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
 
     @classmethod
@@ -73,6 +76,7 @@ class CtxLaserTokenizer(CtxTokenizer):
         vocab_size: int,
         *,
         do_lower_case: bool = True,
+        split_punctuation: bool = True,
         min_frequency: int = 2,
         model_max_length: int = 1_000_000,
         **kwargs: Any,
@@ -82,7 +86,7 @@ class CtxLaserTokenizer(CtxTokenizer):
         Args:
             texts: Each a text, or a text, a tab, and its translation, which may begin with the mark of its language.
             vocab_size: Tokens at most, special ones and marks included.
-            do_lower_case: See the class.
+            do_lower_case, split_punctuation: See the class.
             min_frequency: Pairs seen fewer times are not joined.
             model_max_length: Longest input in tokens.
             kwargs: Of the class.
@@ -94,12 +98,13 @@ class CtxLaserTokenizer(CtxTokenizer):
         marks = sorted({mark for _, mark, _ in map(_sides, texts) if mark})
         if not any(side.strip() for text in texts for side in _sides(text)[::2]):
             raise no_text()
-        backend = _backend(BPE(unk_token="<unk>", end_of_word_suffix=_END), do_lower_case)
+        ways = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
+        backend = _backend(BPE(unk_token="<unk>", end_of_word_suffix=END_OF_WORD), **ways)
         trainer = BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
             special_tokens=[*SPECIAL_TOKENS, *marks],
-            end_of_word_suffix=_END,
+            end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
         backend.train_from_iterator((side for text in texts for side in _sides(text)[::2]), trainer)
@@ -110,7 +115,7 @@ class CtxLaserTokenizer(CtxTokenizer):
                 f"vocab_size={vocab_size}.",
                 mend="give a larger vocab_size.",
             )
-        fields = {"do_lower_case": do_lower_case, "model_max_length": model_max_length, **kwargs}
+        fields = {**ways, "model_max_length": model_max_length, **kwargs}
         return cls(vocab=learned["vocab"], merges=learned["merges"], languages=marks, **fields)
 
     @property
@@ -143,12 +148,12 @@ class CtxLaserTokenizer(CtxTokenizer):
         return self.batch_decode([[int(each) for each in row] for row in sequences], skip_special_tokens=True)
 
 
-def _backend(model: BPE, lower_case: bool) -> Tokenizer:
+def _backend(model: BPE, do_lower_case: bool, split_punctuation: bool) -> Tokenizer:
     backend = Tokenizer(model)
-    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lower_case else [])]
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if do_lower_case else [])]
     backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.decoder = decoders.BPEDecoder(suffix=_END)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace() if split_punctuation else pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
     return backend
 
 
