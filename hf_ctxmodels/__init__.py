@@ -67,6 +67,19 @@ from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveModel,
 )
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentConfig
+from hf_ctxmodels.models.infersent.modeling_infersent import (
+    CtxInferSentForSequenceClassification,
+    CtxInferSentModel,
+)
+from hf_ctxmodels.models.infersent.tokenization_infersent import CtxInferSentTokenizer
+from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
+from hf_ctxmodels.models.laser.modeling_laser import (
+    CtxLaserForConditionalGeneration,
+    CtxLaserForSequenceClassification,
+    CtxLaserModel,
+)
+from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
     CtxUlmfitForCausalLM,
@@ -162,6 +175,15 @@ __all__ = [
     "CtxGloveForTokenClassification",
     "CtxGloveModel",
     "CtxGloveTokenizer",
+    "CtxInferSentConfig",
+    "CtxInferSentForSequenceClassification",
+    "CtxInferSentModel",
+    "CtxInferSentTokenizer",
+    "CtxLaserConfig",
+    "CtxLaserForConditionalGeneration",
+    "CtxLaserForSequenceClassification",
+    "CtxLaserModel",
+    "CtxLaserTokenizer",
     "CtxUlmfitConfig",
     "CtxUlmfitForCausalLM",
     "CtxUlmfitForSequenceClassification",

@@ -1,16 +1,41 @@
 """What recurrent families share on top of the model base."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.recurrent import PackedRows
+from hf_ctxmodels.layers.recurrent import PackedRows, State
 from hf_ctxmodels.layers.varlen import check_row_lengths
-from hf_ctxmodels.modeling_base import is_traced, sequence_numbers
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced, sequence_numbers
+
+
+def check_words(
+    model: CtxPreTrainedModel,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    attention_mask: Tensor | None,
+    **aligned: Tensor | None,
+) -> Tensor:
+    """What a model is to encode, ids or embeddings of width `config.embedding_size`.
+
+    Args:
+        model: Whose input it is.
+        input_ids, inputs_embeds, attention_mask, aligned: As in `check_encoder_input`.
+
+    Raises:
+        CtxError: As there, or a mask is not (batch, length), or embeddings are of another width.
+    """
+    given = model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
+    width = model.config.embedding_size
+    if inputs_embeds is not None and inputs_embeds.shape[2] != width:
+        raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
+    return given
 
 
 def rows_of(
@@ -28,6 +53,29 @@ def rows_of(
     check_row_lengths(tokens.sum(1))
     build = PackedRows.build if config.unpad else PackedRows.with_padding
     return build(tokens, numbers, directions)
+
+
+def run_both_ways(
+    layers: Iterable[nn.Module], given: Tensor, rows: PackedRows, dropout: nn.Module
+) -> tuple[list[Tensor], list[State]]:
+    """Layers of both directions, each of which reads both of the one below.
+
+    Args:
+        layers: `layers.recurrent.LSTM` of two directions.
+        given: (batch, words, width) what the first one reads, as it is.
+        rows: Where the words are.
+        dropout: On what every other layer reads.
+
+    Returns:
+        `given` and each layer's output (batch, words, 2 * width), zero at padding; and each layer's state behind a
+        row's last word, in the order of the batch.
+    """
+    states, after = [given], []
+    for depth, layer in enumerate(layers):
+        packed, state = layer(rows.pack(dropout(states[-1]) if depth else given), rows)
+        states.append(side_by_side(rows.unpack(packed)))
+        after.append(rows.unsorted(state))
+    return states, after
 
 
 def side_by_side(states: Tensor) -> Tensor:

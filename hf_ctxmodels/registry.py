@@ -36,6 +36,12 @@ from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
 from hf_ctxmodels.models.glove import modeling_glove as glove
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.infersent import modeling_infersent as infersent
+from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentConfig
+from hf_ctxmodels.models.infersent.tokenization_infersent import CtxInferSentTokenizer
+from hf_ctxmodels.models.laser import modeling_laser as laser
+from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
+from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
 from hf_ctxmodels.models.ulmfit import modeling_ulmfit as ulmfit
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
@@ -59,6 +65,7 @@ from hf_ctxmodels.objectives import (
     ReplacedTokenDetection,
     SkipGram,
     Translation,
+    TranslationToLanguages,
 )
 
 
@@ -361,6 +368,52 @@ FAMILIES: dict[str, Family] = {
             sizes={
                 "tiny": {"embedding_size": 100, "hidden_size": 128, "biattention_size": 64},
                 "base": {"embedding_size": 300, "hidden_size": 600},
+            },
+            conversion=[],
+        ),
+        Family(
+            name="infersent",
+            paper="Conneau et al. 2017, Supervised Learning of Universal Sentence Representations from Natural "
+            "Language Inference Data (arXiv 1705.02364)",
+            config=CtxInferSentConfig,
+            tokenizer=CtxInferSentTokenizer,
+            models={
+                "AutoModel": infersent.CtxInferSentModel,
+                "AutoModelForSequenceClassification": infersent.CtxInferSentForSequenceClassification,
+            },
+            objectives={},
+            # base: the paper's; the others for a CPU
+            sizes={
+                "tiny": {"embedding_size": 100, "hidden_size": 512, "classifier_size": 128},
+                "small": {"embedding_size": 300, "hidden_size": 1024},
+                "base": {"embedding_size": 300, "hidden_size": 4096},
+            },
+            conversion=[],
+        ),
+        Family(
+            name="laser",
+            paper="Artetxe & Schwenk 2019, Massively Multilingual Sentence Embeddings for Zero-Shot Cross-Lingual "
+            "Transfer and Beyond (arXiv 1812.10464)",
+            config=CtxLaserConfig,
+            tokenizer=CtxLaserTokenizer,
+            models={
+                "AutoModel": laser.CtxLaserModel,
+                "AutoModelForPreTraining": laser.CtxLaserForConditionalGeneration,
+                "AutoModelForSeq2SeqLM": laser.CtxLaserForConditionalGeneration,
+                "AutoModelForSequenceClassification": laser.CtxLaserForSequenceClassification,
+            },
+            objectives={"translation": TranslationToLanguages},
+            # base: the paper's; the others for a CPU
+            sizes={
+                "tiny": {
+                    "embedding_size": 64,
+                    "hidden_size": 256,
+                    "num_hidden_layers": 1,
+                    "language_size": 16,
+                    "decoder_size": 192,
+                },
+                "small": {"embedding_size": 160, "hidden_size": 512, "num_hidden_layers": 3, "decoder_size": 512},
+                "base": {},
             },
             conversion=[],
         ),

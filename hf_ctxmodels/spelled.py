@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer
 from transformers import initialization as init
 
 from hf_ctxmodels.configuration_spelled import CtxSpelledConfig
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.fixed_vectors import open_static_model
 from hf_ctxmodels.layers.characters import CharacterEncoder
 from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
@@ -144,7 +144,7 @@ def fill_from_model(module: SpelledVectors, config: CtxSpelledConfig) -> None:
     """Give a new model the words and vectors of `config.static_model`.
 
     Raises:
-        CtxError: it is not given, or has no fixed vector for each word.
+        CtxError: it is not given, cannot be opened, or has no fixed vector for each word.
     """
     from hf_ctxmodels.word_vectors import WordVectors  # it imports the registry, and that all families
 
@@ -153,7 +153,7 @@ def fill_from_model(module: SpelledVectors, config: CtxSpelledConfig) -> None:
         raise CtxError(
             f"static_size={config.static_size}, but static_model is not given.", mend="name the model of the vectors."
         )
-    found = WordVectors.of_model(AutoModel.from_pretrained(source), AutoTokenizer.from_pretrained(source))
+    found = WordVectors.of_model(*open_static_model(source))
     width = config.max_characters_per_token
     spelled = np.array([characters_of(word, width) for word in found.words], dtype=np.int64)
     module.fill(torch.from_numpy(spelled), torch.from_numpy(found.matrix))

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
+from transformers import AutoTokenizer
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.tokenization_base import CtxTokenizer, no_text, no_vocabulary, require_tokens
@@ -79,6 +80,7 @@ class CtxWordTokenizer(CtxTokenizer):
         min_count: int = 5,
         do_lower_case: bool = True,
         split_punctuation: bool = True,
+        static_model: str = "",
         model_max_length: int = 1_000_000,
         **kwargs: Any,
     ) -> Self:
@@ -89,12 +91,16 @@ class CtxWordTokenizer(CtxTokenizer):
             vocab_size: tokens to keep at most, the special ones included.
             min_count: a word seen fewer times is left out.
             do_lower_case, split_punctuation: see the class.
+            static_model: a directory or Hub id of a model of word vectors. Nothing is counted then: the words are its
+                tokenizer's, in their order and split like them, so that a model can hold its vectors.
             model_max_length: longest input in words.
             kwargs: of the class.
 
         Raises:
-            CtxError: there is no text, no word is frequent enough, or no room for any.
+            CtxError: there is no text, no word is frequent enough, or no room for any; `static_model` has no words.
         """
+        if static_model:
+            return cls.of_static_model(static_model, model_max_length=model_max_length, **kwargs)
         backend = cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
         split, normalize = backend.pre_tokenizer.pre_tokenize_str, backend.normalizer.normalize_str
         seen: Counter[str] = Counter()
@@ -118,6 +124,31 @@ class CtxWordTokenizer(CtxTokenizer):
             do_lower_case=do_lower_case,
             split_punctuation=split_punctuation,
             model_max_length=model_max_length,
+            **kwargs,
+        )
+
+    @classmethod
+    def of_static_model(cls, source: str, **kwargs: Any) -> Self:
+        """A tokenizer with the words of a model of word vectors, and that splits text as it was split for them.
+
+        Args:
+            source: a directory or Hub id.
+            kwargs: of the class.
+
+        Raises:
+            CtxError: its tokenizer cannot be opened, or is not one of whole words.
+        """
+        try:
+            static = AutoTokenizer.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            raise CtxError(f"Cannot open the tokenizer of the vectors: {error}", where=source) from error
+        if not isinstance(static, CtxWordTokenizer):
+            raise CtxError(f"{type(static).__name__} is no tokenizer of whole words.", where=source)
+        return cls(
+            vocab={word: number for number, word in enumerate(static.words)},
+            counts=static.counts,
+            do_lower_case=static.do_lower_case,
+            split_punctuation=static.split_punctuation,
             **kwargs,
         )
 

@@ -19,7 +19,7 @@ from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.registry import FAMILIES, Family
 from hf_ctxmodels.static import StaticPreTrainedModel
 
-PAD, CLS, SEP, MASK, FIRST_WORD = 0, 1, 2, 3, 5
+PAD, CLS, SEP, MASK, UNKNOWN, FIRST_WORD = 0, 1, 2, 3, 4, 5
 CHOICES = 3
 LENGTHS = (12, 7, 1, 9)
 SOFT_TARGETS = ("views",)  # where the answer is another prediction of the model
@@ -29,6 +29,7 @@ STEPS = 6  # tokens of a text that is written; no length above
 TINY = {
     "vocab_size": 61,
     "pad_token_id": PAD,
+    "unk_token_id": UNKNOWN,
     "embedding_size": 16,
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -49,6 +50,10 @@ TINY = {
     "filters": [[1, 8], [3, 8]],
     "target_vocab_size": 53,
     "biattention_size": 12,
+    "classifier_size": 20,
+    "num_languages": 3,
+    "language_size": 5,
+    "decoder_size": 28,
 }
 
 _OF_EVERY_CONFIGURATION = ("num_labels", "architectures", "problem_type", "id2label", "label2id")
@@ -168,7 +173,8 @@ class Case:
     @property
     def takes_extremes(self) -> bool:
         """Whether what passes is the largest or smallest of several, which rounding may choose otherwise."""
-        return self.has_field("biattention_size") and self.auto_name == "AutoModelForSequenceClassification"
+        biattends = self.has_field("biattention_size") and self.auto_name == "AutoModelForSequenceClassification"
+        return biattends or getattr(self.config(), "pooling", None) == "max"
 
     @property
     def takes_embeddings(self) -> bool:

@@ -1,5 +1,15 @@
-"""Looking into models: what their vectors say of words."""
+"""Looking into models: what their vectors say of words and of sentences."""
 
+from hf_ctxmodels.analysis.sentence_tests import (
+    Criterion,
+    Encode,
+    Probe,
+    SentenceSimilarity,
+    classification,
+    probe,
+    retrieval,
+    similarity,
+)
 from hf_ctxmodels.analysis.word_relations import WordSpace
 from hf_ctxmodels.analysis.word_tests import (
     AnalogyResult,
@@ -12,10 +22,18 @@ from hf_ctxmodels.analysis.word_tests import (
 
 __all__ = [
     "AnalogyResult",
+    "Criterion",
+    "Encode",
+    "Probe",
+    "SentenceSimilarity",
     "SimilarityResult",
     "WordSpace",
+    "classification",
     "evaluate_analogies",
     "evaluate_similarity",
+    "probe",
     "read_analogies",
     "read_similarities",
+    "retrieval",
+    "similarity",
 ]

@@ -24,7 +24,8 @@ class DataArguments:
     dataset_split: str = flag("train", "Split of a Hub data set or directory.")
     dataset_marks: list[str] = flag(
         (),
-        "A word for each of --dataset, put in front of each of its sentences: `<de>`, say, where languages have one.",
+        "A word for each of --dataset, put in front of each of its sentences, or of its translations: `<de>`, say, "
+        "where languages have one.",
     )
     translations: list[str] = flag(
         (), "A file of lines for each of --dataset, which then is one too: line by line its translation."

@@ -186,15 +186,18 @@ def _open(
 
 
 def _open_translated(datasets: Sequence[str], translations: Sequence[str], marks: Sequence[str]) -> Documents:
-    if marks or len(translations) != len(datasets):
+    if len(translations) != len(datasets) or len(marks) not in (0, len(datasets)):
         raise CtxError(
             f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(marks)} marks.",
-            mend="give one file of translations for each data set, and no marks.",
+            mend="give one file of translations for each data set, and one mark for each or none.",
         )
     pairs = [(Path(text).expanduser(), Path(other).expanduser()) for text, other in zip(datasets, translations)]
     for path in (path for pair in pairs for path in pair):
         check_file(path)
-    sources: list[Callable[[], Iterator[list[str]]]] = [partial(read_translated, *pair) for pair in pairs]
+    languages = marks or [""] * len(pairs)
+    sources: list[Callable[[], Iterator[list[str]]]] = [
+        partial(_marked_translations, *pair, mark) for pair, mark in zip(pairs, languages, strict=True)
+    ]
     name = ", ".join(f"{text.name} with {other.name}" for text, other in pairs)
     return Documents(name, partial(_one_by_one, sources), translated=True)
 
@@ -212,6 +215,11 @@ def _check_document_file(path: Path) -> None:
 def _one_by_one(sources: list[Callable[[], Iterator[list[str]]]]) -> Iterator[list[str]]:
     for read in sources:
         yield from read()
+
+
+def _marked_translations(text: Path, translation: Path, mark: str) -> Iterator[list[str]]:
+    for one, other in read_translated(text, translation):
+        yield [one, f"{mark} {other}" if mark else other]
 
 
 def _marked(read: Callable[[], Iterator[list[str]]], mark: str) -> Iterator[list[str]]:

@@ -18,6 +18,7 @@ from hf_ctxmodels.heads.downstream import (
     sequence_loss,
 )
 from hf_ctxmodels.heads.pretraining import ForMaskedLM, ForMaskedLMWithPair
+from hf_ctxmodels.heads.translation import ForTranslation, TranslationOutput
 
 __all__ = [
     "IGNORED",
@@ -28,8 +29,10 @@ __all__ = [
     "ForQuestionAnswering",
     "ForSequenceClassification",
     "ForTokenClassification",
+    "ForTranslation",
     "HeadModel",
     "ItemCounts",
+    "TranslationOutput",
     "cross_entropy_over_targets",
     "mean_over_targets",
     "right_guesses",

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Pooling = Literal["mean", "mean+max", "last+max+mean"]
+Pooling = Literal["mean", "max", "mean+max", "last+max+mean"]
 
 
 def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
@@ -39,13 +39,13 @@ class RowPooler(nn.Module):
 
 
 def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
-    """Mean over a row's tokens; or with it the largest value of every dimension; or before these the last token's.
+    """Mean over a row's tokens, or the largest value of every dimension, or both, or before both the last token's.
 
     Args:
         states: (batch, length, hidden).
         tokens: (batch, length) bool, where there is a token.
-        kind: "mean"; "mean+max" (Shen et al. 2018, arXiv 1805.09843, call it SWEM-concat); or "last+max+mean" (Howard &
-            Ruder 2018, section 3.3).
+        kind: "mean"; "max" (Conneau et al. 2017, section 3.2); "mean+max" (Shen et al. 2018, arXiv 1805.09843, call it
+            SWEM-concat); or "last+max+mean" (Howard & Ruder 2018, section 3.3).
 
     Returns:
         (batch, hidden), 2 or 3 * hidden.
@@ -53,10 +53,9 @@ def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     last = (columns * tokens).argmax(1)
     tokens = tokens[..., None]
-    mean = ((states.float() * tokens).sum(1) / tokens.sum(1)).to(states.dtype)
-    if kind == "mean":
-        return mean
-    largest = states.masked_fill(~tokens, torch.finfo(states.dtype).min).amax(1)
-    if kind == "mean+max":
-        return torch.cat([mean, largest], -1)
-    return torch.cat([states[torch.arange(len(states), device=states.device), last], largest, mean], -1)
+    parts = {
+        "mean": lambda: ((states.float() * tokens).sum(1) / tokens.sum(1)).to(states.dtype),
+        "max": lambda: states.masked_fill(~tokens, torch.finfo(states.dtype).min).amax(1),
+        "last": lambda: states[torch.arange(len(states), device=states.device), last],
+    }
+    return torch.cat([parts[part]() for part in kind.split("+")], -1)

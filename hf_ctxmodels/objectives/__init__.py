@@ -14,7 +14,7 @@ from hf_ctxmodels.objectives.permutation_lm import (
 )
 from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
-from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation
+from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation, TranslationToLanguages
 from hf_ctxmodels.objectives.window_prediction import (
     ContinuousBagOfWords,
     DataCollatorForWindowPrediction,
@@ -46,5 +46,6 @@ __all__ = [
     "SkipGram",
     "TokenMasker",
     "Translation",
+    "TranslationToLanguages",
     "expand_permutation",
 ]

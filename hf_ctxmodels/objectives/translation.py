@@ -26,8 +26,10 @@ class DataCollatorForTranslation(DataCollatorMixin):
     Each feature holds:
         input_ids: (tokens,) of the text.
         labels: (tokens,) of the translation, its end included.
+        target_language: of the translation, a number; where the objective gives it.
 
-    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 behind a translation's end.
+    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 behind a translation's end;
+        target_languages (batch,), where the features hold one.
 
     Attributes:
         tokenizer: of both languages.
@@ -43,11 +45,14 @@ class DataCollatorForTranslation(DataCollatorMixin):
         """Collate features; see the class for what they hold and what is returned."""
         rows, targets = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "labels"))
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
-        return {
+        batch = {
             "input_ids": padder.pad(rows, self.tokenizer.pad_token_id),
             "attention_mask": padder.attention_mask(),
             "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED),
         }
+        if "target_language" in features[0]:
+            batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
+        return batch
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,11 @@ class Translation(Objective):
                     self.statistics["left_out"] += 1
                     continue
                 self.statistics.update(sentences=1, tokens=len(ids), target_tokens=len(labels))
-                yield {"input_ids": np.array(ids, dtype=np.int32), "labels": np.array(labels, dtype=np.int32)}
+                yield self.example(ids, labels)
+
+    def example(self, ids: list[int], labels: list[int]) -> Example:
+        """A text's ids and its translation's, as an example holds them."""
+        return {"input_ids": np.array(ids, dtype=np.int32), "labels": np.array(labels, dtype=np.int32)}
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
@@ -135,7 +144,7 @@ class Translation(Objective):
             "unknown": int((batch["input_ids"] == self.tokenizer.unk_token_id).sum()),
             "targets": int(asked.sum()),
             "target_places": asked.numel(),
-            "unknown_targets": int((batch["labels"] == self.tokenizer.target_words.index("[UNK]")).sum()),
+            "unknown_targets": int((batch["labels"] == self.tokenizer.target_unknown_id).sum()),
         }
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
@@ -147,3 +156,46 @@ class Translation(Objective):
             "unknown": counts["unknown"] / max(1, counts["words"]),
             "unknown_targets": counts["unknown_targets"] / max(1, counts["targets"]),
         }
+
+
+class TranslationToLanguages(Translation):
+    """Translation into several languages, of which the decoder is told the one. A translation begins with its
+    language's mark, which the tokenizer names among its `languages` and which is not predicted.
+
+    References: Artetxe & Schwenk 2019 (arXiv 1812.10464), section 3.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        if not getattr(tokenizer, "languages", None):
+            raise CtxError(
+                "The tokenizer knows no language.",
+                mend="train it on text whose translations have a mark for their language: --dataset_marks '<de>' ...",
+            )
+        marks = tokenizer.convert_tokens_to_ids(tokenizer.languages)
+        self._numbers = {mark: number for number, mark in enumerate(marks)}
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """As there, and how many languages there are."""
+        return super().config_fields | {"num_languages": len(self._numbers)}
+
+    @property
+    def never_predicted(self) -> list[int]:
+        """The marks neither."""
+        return [*super().never_predicted, *self._numbers]
+
+    def example(self, ids: list[int], labels: list[int]) -> Example:
+        """With the language, and without its mark.
+
+        Raises:
+            CtxError: There is no mark.
+        """
+        if labels[0] not in self._numbers:
+            raise CtxError(
+                f"A translation does not begin with one of {', '.join(self.tokenizer.languages)}: "
+                f"{self.tokenizer.decode(labels)[:60]!r}.",
+                mend="give a mark for each file of translations, as to the tokenizer: --dataset_marks '<de>' ...",
+            )
+        found = super().example(ids, labels[1:])
+        return found | {"target_language": self._numbers[labels[0]]}

@@ -108,6 +108,12 @@ PUBLISHED = {
     "cove": {  # the released encoder has 3,609,600; the vectors of its words are those of GloVe
         "released": ({"vocab_size": 1000}, {"AutoModel": 3_609_600 + 1000 * 300}),
     },
+    "infersent": {  # the released encoders have 38,502,400; the vectors of words are those of GloVe or fastText
+        "released": ({"vocab_size": 1000}, {"AutoModel": 38_502_400 + 1000 * 300}),
+    },
+    "laser": {  # the layers of the released encoder, and 50,000 subwords
+        "93 languages": ({}, {"AutoModel": 28_614_656 + 50_000 * 320}),
+    },
     "word2vec": {  # 3 million words and phrases of news; the table alone is published
         "news": ({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000}),
     },

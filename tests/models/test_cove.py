@@ -1,15 +1,13 @@
 """CoVe's own: the decoder by the paper's equations, what generate writes, fixed vectors, texts in pairs."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from zoo import FIRST_WORD, TINY, Case, make_batch, make_targets
 
-from hf_ctxmodels import CtxCoveConfig, CtxCoveForConditionalGeneration, CtxCoveModel, CtxError, CtxGloveTokenizer
+from hf_ctxmodels import CtxCoveForConditionalGeneration, CtxError
 from hf_ctxmodels.registry import FAMILIES
 
 TRANSLATOR = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
@@ -128,16 +126,6 @@ class TestGenerate:
         assert greedy[0].tolist() != found.sequences[0].tolist(), "greedy search finds it as well"
 
 
-def save_glove(folder: Path) -> tuple[PreTrainedModel, CtxGloveTokenizer]:
-    """A random model of vectors of width 6, and its tokenizer."""
-    tokenizer = CtxGloveTokenizer.train(["a cat sat on a mat"] * 5, vocab_size=20)
-    family = FAMILIES["glove"]
-    glove = family.models["AutoModel"](family.config(vocab_size=len(tokenizer), hidden_size=6))
-    for part in (glove, tokenizer):
-        part.save_pretrained(folder)
-    return glove, tokenizer
-
-
 class TestVectors:
     def test_output_is_the_vector_and_the_state(self) -> None:
         base = Case(FAMILIES["cove"], "AutoModel")
@@ -146,44 +134,6 @@ class TestVectors:
         vectors = model.word_embeddings(batch["input_ids"]) * batch["attention_mask"][..., None]
         assert torch.equal(outputs.last_hidden_state[..., : TINY["embedding_size"]], vectors)
         assert outputs.last_hidden_state.shape[-1] == TINY["embedding_size"] + TINY["hidden_size"]
-
-    def test_of_another_model_fixed_and_saved(self, tmp_path: Path) -> None:
-        tokenizer = CtxGloveTokenizer.train(["a cat sat on a mat"] * 5, vocab_size=20)
-        glove = FAMILIES["glove"].models["AutoModel"](
-            FAMILIES["glove"].config(vocab_size=len(tokenizer), hidden_size=6)
-        )
-        for part in (glove, tokenizer):
-            part.save_pretrained(tmp_path / "glove")
-        own = FAMILIES["cove"].tokenizer.train(["a cat\teine Katze"], 9, static_model=str(tmp_path / "glove"))
-        assert own("a cat on a mat").input_ids == tokenizer("a cat on a mat").input_ids
-        fields = {
-            "vocab_size": len(own),
-            "embedding_size": 6,
-            "hidden_size": 8,
-            "static_model": str(tmp_path / "glove"),
-        }
-        model = CtxCoveModel(CtxCoveConfig(**fields))
-        expected = glove.vectors().detach()
-        assert torch.equal(model.word_embeddings.weight[2:], expected[2:])
-        assert not model.word_embeddings.weight[:2].any(), "padding and unknown words are zero"
-        assert not model.word_embeddings.weight.requires_grad
-        model.save_pretrained(tmp_path / "cove")
-        (tmp_path / "glove" / "model.safetensors").unlink()
-        again = CtxCoveModel.from_pretrained(tmp_path / "cove")
-        assert torch.equal(again.word_embeddings.weight, model.word_embeddings.weight)
-        assert not again.word_embeddings.weight.requires_grad
-
-    @pytest.mark.parametrize(("field", "value"), [("vocab_size", 8), ("embedding_size", 7)])
-    def test_that_do_not_fit_are_refused(self, tmp_path: Path, field: str, value: int) -> None:
-        tokenizer = CtxGloveTokenizer.train(["a cat sat on a mat"] * 5, vocab_size=20)
-        glove = FAMILIES["glove"].models["AutoModel"](
-            FAMILIES["glove"].config(vocab_size=len(tokenizer), hidden_size=6)
-        )
-        for part in (glove, tokenizer):
-            part.save_pretrained(tmp_path)
-        fields = {"vocab_size": len(tokenizer), "embedding_size": 6, "static_model": str(tmp_path), field: value}
-        with pytest.raises(CtxError, match="The vectors are"):
-            CtxCoveModel(CtxCoveConfig(**fields))
 
 
 class TestClassifier:

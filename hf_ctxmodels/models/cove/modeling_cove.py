@@ -9,93 +9,34 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer
-from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.fixed_vectors import FixedVectorsEncoder, FixedVectorsPreTrainedModel
 from hf_ctxmodels.layers.attentional_decoder import reset_cell
 from hf_ctxmodels.layers.biattention import Biattention, MaxoutClassifier
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent import LSTM, State
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced
+from hf_ctxmodels.modeling_base import is_traced
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
-from hf_ctxmodels.recurrent import rows_of, side_by_side
-
-_SPREAD = 0.4  # of random vectors, in every dimension: about that of released ones
+from hf_ctxmodels.recurrent import check_words, rows_of, run_both_ways, side_by_side
 
 
-class FixedVectors(nn.Embedding):
-    """The table of word vectors; its own class, that it be filled and not drawn like other embeddings.
-
-    Args:
-        words, width: Shape.
-        trainable: Whether the vectors are trained.
-    """
-
-    def __init__(self, words: int, width: int, trainable: bool) -> None:
-        super().__init__(words, width)
-        self.fixed_parameters = () if trainable else ("weight",)
-        self.weight.requires_grad_(trainable)
-
-
-class CtxCovePreTrainedModel(CtxPreTrainedModel):
+class CtxCovePreTrainedModel(FixedVectorsPreTrainedModel):
     """CoVe's part of the model base."""
 
     config: CtxCoveConfig
     base_model_prefix = "cove"
-    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LSTM):
-            module.reset_parameters()
-        elif isinstance(module, nn.LSTMCell):
+        if isinstance(module, nn.LSTMCell):
             reset_cell(module)
-        elif isinstance(module, FixedVectors):
-            if not getattr(module.weight, "_is_hf_initialized", False):
-                self._fill(module)
         else:
             super()._init_weights(module)
-
-    def _fill(self, module: FixedVectors) -> None:
-        """The vectors of `config.static_model`, or random ones; those of padding and unknown words are zero."""
-        config = self.config
-        if config.static_model is None:
-            init.normal_(module.weight, std=_SPREAD)
-        else:
-            init.copy_(module.weight, _vectors_of(config))
-        for token in (config.pad_token_id, config.unk_token_id):
-            if token is not None and token < module.num_embeddings:
-                init.zeros_(module.weight[token])
-
-
-def _vectors_of(config: CtxCoveConfig) -> Tensor:
-    """(vocabulary, embedding) of `config.static_model`.
-
-    Raises:
-        CtxError: It cannot be opened, or its vectors are of another number or width.
-    """
-    source = config.static_model
-    try:
-        model, tokenizer = AutoModel.from_pretrained(source), AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise CtxError(f"Cannot open the model of the fixed vectors: {error}", where=source) from error
-    if not hasattr(model, "vectors"):
-        raise CtxError(f"{type(model).__name__} has no fixed vector for each word.", where=source)
-    vectors = model.vectors().detach()
-    expected = (config.vocab_size, config.embedding_size)
-    if tuple(vectors.shape) != expected or len(tokenizer) != config.vocab_size:
-        raise CtxError(
-            f"The vectors are {tuple(vectors.shape)}, but vocab_size and embedding_size are {expected}.",
-            where=source,
-            mend="train the tokenizer with static_model=..., so that its words are those of the vectors, and set "
-            "embedding_size to their width.",
-        )
-    return vectors
 
 
 @dataclass
@@ -113,7 +54,7 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
     final_cell: Tensor | None = None
 
 
-class CtxCoveModel(CtxCovePreTrainedModel):
+class CtxCoveModel(FixedVectorsEncoder, CtxCovePreTrainedModel):
     """Fixed word vectors and the MT-LSTM; its output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4).
 
     Attributes:
@@ -124,19 +65,11 @@ class CtxCoveModel(CtxCovePreTrainedModel):
 
     def __init__(self, config: CtxCoveConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
-        self.word_embeddings = FixedVectors(config.vocab_size, config.embedding_size, config.train_vectors)
+        self.build_vectors(config)
         widths = [config.embedding_size, *[config.hidden_size] * (config.num_hidden_layers - 1)]
         self.layers = nn.ModuleList(LSTM(width, config.hidden_size // 2, state_bias=True) for width in widths)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The fixed vectors."""
-        return self.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the fixed vectors."""
-        self.word_embeddings = value.requires_grad_(self.config.train_vectors)  # type: ignore[assignment]
 
     @can_return_tuple
     def forward(
@@ -168,21 +101,10 @@ class CtxCoveModel(CtxCovePreTrainedModel):
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
         aligned = {"sequence_ids": sequence_ids, "wanted": wanted, "token_type_ids": token_type_ids}
-        given = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
-        if inputs_embeds is not None and inputs_embeds.shape[2] != self.config.embedding_size:
-            raise CtxError(
-                f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {self.config.embedding_size}."
-            )
+        given = check_words(self, input_ids, inputs_embeds, attention_mask, **aligned)
         rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
-        states = [given if input_ids is None else self.word_embeddings(input_ids)]
-        after = []
-        for depth, layer in enumerate(self.layers):
-            read = self.dropout(states[-1]) if depth else states[-1]
-            packed, state = layer(rows.pack(read), rows)
-            states.append(side_by_side(rows.unpack(packed)))
-            after.append(rows.unsorted(state))
+        read = given if input_ids is None else self.word_embeddings(input_ids)
+        states, after = run_both_ways(self.layers, read, rows, self.dropout)
         vectors = (states[0] * token_mask(given, attention_mask, sequence_ids)[..., None]).to(states[-1].dtype)
         last = torch.cat([vectors, states[-1]], -1)
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
-from transformers import AutoTokenizer
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.tokenization_words import CtxWordTokenizer, require_different
@@ -78,6 +77,11 @@ class CtxCoveTokenizer(CtxWordTokenizer):
         """What ends a target."""
         return TARGET_TOKENS.index("[EOS]")
 
+    @property
+    def target_unknown_id(self) -> int:
+        """Of words that are not in the vocabulary."""
+        return TARGET_TOKENS.index("[UNK]")
+
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
         """Texts of target ids, as a model generates them, without special tokens but [UNK]."""
         left_out = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
@@ -122,27 +126,18 @@ class CtxCoveTokenizer(CtxWordTokenizer):
         counts = _count_targets((text.partition(BETWEEN)[2] for text in texts), target_lower_case)
         kept = sorted((-count, word) for word, count in counts.items() if count >= min_target_count)
         room = max(0, (target_vocab_size or vocab_size) - len(TARGET_TOKENS))
-        kwargs["model_max_length"] = model_max_length
-        kwargs["target_words"] = [*TARGET_TOKENS, *(word for _, word in kept[:room])]
-        kwargs["target_lower_case"] = target_lower_case
-        if not static_model:
-            return super().train(
-                (text.partition(BETWEEN)[0] for text in texts),
-                vocab_size,
-                min_count=min_count,
-                do_lower_case=do_lower_case,
-                split_punctuation=split_punctuation,
-                **kwargs,
-            )
-        try:
-            static = AutoTokenizer.from_pretrained(static_model)
-        except (OSError, ValueError) as error:
-            raise CtxError(f"Cannot open the tokenizer of the vectors: {error}", where=static_model) from error
-        if not isinstance(static, CtxWordTokenizer):
-            raise CtxError(f"{type(static).__name__} is no tokenizer of whole words.", where=static_model)
-        given = {"do_lower_case": static.do_lower_case, "split_punctuation": static.split_punctuation}
-        vocab = {word: number for number, word in enumerate(static.words)}
-        return cls(vocab=vocab, counts=static.counts, **{**kwargs, **given})
+        return super().train(
+            (text.partition(BETWEEN)[0] for text in texts),
+            vocab_size,
+            static_model=static_model,
+            min_count=min_count,
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            model_max_length=model_max_length,
+            target_words=[*TARGET_TOKENS, *(word for _, word in kept[:room])],
+            target_lower_case=target_lower_case,
+            **kwargs,
+        )
 
 
 def _count_targets(texts: Iterator[str], lower_case: bool) -> Counter[str]:

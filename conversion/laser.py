@@ -1,0 +1,33 @@
+r"""A released LASER encoder and its BPE codes -> a LASER and its tokenizer, for text that Moses' scripts have split.
+
+python conversion/laser.py --encoder bilstm.93langs.2018-12-26.pt --codes 93langs.fcodes --output runs/laser
+"""
+
+from dataclasses import dataclass, field
+
+from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_codes, read_encoder
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class ConversionArguments:
+    """What is converted."""
+
+    encoder: str = field(metadata={"help": "The encoder as it was released."})
+    codes: str = field(metadata={"help": "Its BPE codes: two subwords and a count a line."})
+    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
+
+
+def main() -> None:
+    """Convert, and say what."""
+    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    parts = laser_of_encoder(read_encoder(arguments.encoder), read_codes(arguments.codes), arguments.encoder)
+    for part in parts:
+        part.save_pretrained(arguments.output)
+    number = sum(parameter.numel() for parameter in parts[0].layers.parameters())
+    print(f"{number:,} parameters on {len(parts[1]):,} subwords: {arguments.encoder} -> {arguments.output}")
+
+
+if __name__ == "__main__":
+    run_script(main)

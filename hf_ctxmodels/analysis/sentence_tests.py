@@ -1,0 +1,204 @@
+"""What sentence vectors are good for without being trained further (Conneau & Kiela 2018, arXiv 1803.05449)."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_ctxmodels.data.tasks.base import read_rows, text_of
+from hf_ctxmodels.data.tasks.metrics import pearsonr, spearmanr
+from hf_ctxmodels.errors import CtxError
+
+Encode = Callable[[Sequence[str]], Tensor]
+"""Sentences -> (sentences, width)."""
+Criterion = Literal["cosine", "margin"]
+
+PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+_HELD_OUT = 10  # one in so many training examples chooses the penalty
+_SCORES_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True)
+class SentenceSimilarity:
+    """Correlation of cosines with people's judgements.
+
+    Attributes:
+        spearman, pearson: -1 to 1; NaN where all cosines are the same.
+        pairs: Number of them.
+    """
+
+    spearman: float
+    pearson: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How well a linear classifier does that reads sentence vectors alone.
+
+    Attributes:
+        accuracy: On the test examples.
+        majority: What the most frequent label of the training examples gets there.
+        examples: Of training and of test.
+        penalty: Which was chosen.
+    """
+
+    accuracy: float
+    majority: float
+    examples: tuple[int, int]
+    penalty: float
+
+
+def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSimilarity:
+    """Test on a table of pairs with a judgement.
+
+    Args:
+        encode: Makes the vectors.
+        file: As `data.tasks.readers.read_table` reads it.
+        columns: Of the two sentences and of the number.
+
+    Raises:
+        CtxError: The file or a line of it cannot be read.
+    """
+    if len(columns) != 3:
+        raise CtxError(
+            f"{len(columns)} columns: {', '.join(columns)}.", where=file, mend="give two texts' and a number's."
+        )
+    rows = read_rows(file, columns)
+    scores = []
+    for row in rows:
+        try:
+            scores.append(float(row.values[columns[2]]))
+        except (TypeError, ValueError) as error:
+            raise CtxError(f"{row.values[columns[2]]!r} is not a number.", where=row.where) from error
+    first, second = _encode_columns(encode, [text_of(row, columns[:2]) for row in rows])
+    sides = {"predictions": F.cosine_similarity(first, second).tolist(), "references": scores}
+    return SentenceSimilarity(spearmanr(**sides)["spearmanr"], pearsonr(**sides)["pearsonr"], len(rows))
+
+
+def classification(encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0) -> Probe:
+    """Train a logistic regression on vectors of one text, or on |u - v| and u * v of two, and test it.
+
+    Args:
+        encode: Makes the vectors.
+        train_file, test_file: As `data.tasks.readers.read_table` reads them.
+        columns: Of one text or two, and behind them of the label.
+        seed: Of which training examples choose the penalty.
+
+    Raises:
+        CtxError: A file or a line of it cannot be read, or there is one label only.
+    """
+    if len(columns) not in (2, 3):
+        raise CtxError(
+            f"{len(columns)} columns: {', '.join(columns)}.", mend="give a text's or two texts', and a label's."
+        )
+    parts = []
+    for file in (train_file, test_file):
+        rows = read_rows(file, columns)
+        vectors = _encode_columns(encode, [text_of(row, columns[:-1]) for row in rows])
+        parts.append((pair_features(*vectors), [str(row.values[columns[-1]]) for row in rows]))
+    return probe(*parts[0], *parts[1], seed=seed)
+
+
+def _encode_columns(encode: Encode, texts: Sequence[tuple[str, ...]]) -> list[Tensor]:
+    """(rows, width) of every column, single precision on the CPU; each text is encoded once."""
+    different = list(dict.fromkeys(text for row in texts for text in row))
+    vectors = encode(different).float().cpu()
+    places = {text: number for number, text in enumerate(different)}
+    return [vectors[[places[text] for text in column]] for column in zip(*texts, strict=True)]
+
+
+def pair_features(first: Tensor, second: Tensor | None = None) -> Tensor:
+    """(rows, width) of a single text as it is; of two, |u - v| and u * v, twice as wide."""
+    return first if second is None else torch.cat([(first - second).abs(), first * second], 1)
+
+
+def probe(
+    features: Tensor, labels: Sequence[str], test_features: Tensor, test_labels: Sequence[str], seed: int = 0
+) -> Probe:
+    """Logistic regression on standardised features; the penalty is what does best on a tenth of the training examples,
+    after which it is trained on all of them.
+
+    Raises:
+        CtxError: Fewer than two labels, or one that training has not seen.
+    """
+    names = sorted(set(labels))
+    unknown = sorted(set(test_labels) - set(names))
+    if len(names) < 2 or unknown:
+        raise CtxError(f"Training has the labels {names}" + (f", but the test {unknown[0]!r} too." if unknown else "."))
+    targets, wanted = (torch.tensor([names.index(each) for each in side]) for side in (labels, test_labels))
+    mean, spread = features.double().mean(0), features.double().std(0).clamp(min=1e-6)
+    features, test_features = ((each.double() - mean) / spread for each in (features, test_features))
+    held_out = torch.zeros(len(features), dtype=torch.bool)
+    shuffled = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
+    held_out[shuffled[: max(1, len(features) // _HELD_OUT)]] = True
+    scores = {}
+    for penalty in PENALTIES:
+        weights = fit_classifier(features[~held_out], targets[~held_out], len(names), penalty)
+        scores[penalty] = _accuracy(features[held_out], targets[held_out], *weights)
+    best = max(scores, key=lambda penalty: (scores[penalty], penalty))
+    weights = fit_classifier(features, targets, len(names), best)
+    majority = names.index(Counter(labels).most_common(1)[0][0])
+    return Probe(
+        _accuracy(test_features, wanted, *weights),
+        float((wanted == majority).double().mean()),
+        (len(labels), len(test_labels)),
+        best,
+    )
+
+
+def fit_classifier(features: Tensor, targets: Tensor, classes: int, penalty: float) -> tuple[Tensor, Tensor]:
+    """Weights (classes, width) and bias (classes,) with the least mean cross-entropy + penalty / 2 * |weights|^2."""
+    weight = torch.zeros(classes, features.shape[1], dtype=features.dtype, requires_grad=True)
+    bias = torch.zeros(classes, dtype=features.dtype, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=300, tolerance_grad=1e-7, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(features @ weight.T + bias, targets) + penalty / 2 * weight.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return weight.detach(), bias.detach()
+
+
+def _accuracy(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> float:
+    return float(((features @ weight.T + bias).argmax(1) == targets).double().mean())
+
+
+def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", neighbours: int = 4) -> float:
+    """Share of rows of `source` whose nearest row of `target` is the one of the same number: their translation.
+
+    Args:
+        source, target: (sentences, width).
+        criterion: "cosine"; or "margin", the cosine divided by the mean cosine of either side with its nearest
+            neighbours, which takes from sentences that are near everything (Artetxe & Schwenk 2019b, arXiv 1811.01136,
+            equation 2, ratio).
+        neighbours: Of the margin.
+
+    Raises:
+        CtxError: There are not as many targets, or none.
+    """
+    if len(source) != len(target) or not len(source):
+        raise CtxError(f"{len(source)} sentences and {len(target)} translations.", mend="give one for each.")
+    source, target = (F.normalize(each.float(), dim=1) for each in (source, target))
+    size = max(1, _SCORES_AT_ONCE // len(target))
+    nearby = min(neighbours, len(target))
+    about = [_nearness(*sides, nearby, size) for sides in ((source, target), (target, source))]
+    right = 0
+    for first in range(0, len(source), size):
+        scores = source[first : first + size] @ target.T
+        if criterion == "margin":
+            scores = scores / ((about[0][first : first + size, None] + about[1]) / 2)
+        right += int((scores.argmax(1) == torch.arange(first, first + len(scores), device=scores.device)).sum())
+    return right / len(source)
+
+
+def _nearness(source: Tensor, target: Tensor, neighbours: int, size: int) -> Tensor:
+    """(sources,) the mean cosine of each row with its nearest ones."""
+    return torch.cat([(part @ target.T).topk(neighbours, dim=1).values.mean(1) for part in source.split(size)])

@@ -1,0 +1,121 @@
+"""A decoder that knows a sentence's vector and nothing else of it (Artetxe & Schwenk 2019, section 3.1)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
+
+
+@dataclass
+class SentenceDecoderState:
+    """What the decoder remembers of every row; a cache, as `generate` takes it.
+
+    Attributes:
+        layers: The state of every layer.
+        steps: Tokens read.
+    """
+
+    layers: list[State]
+    steps: int = 0
+
+    def reorder_cache(self, rows: Tensor) -> None:
+        """Put rows in the place of others, as beams go on."""
+        self.layers = [State(*(part[:, rows] for part in state)) for state in self.layers]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens read."""
+        return self.steps
+
+
+class SentenceDecoder(nn.Module):
+    """Tokens of a target language, one after the other. Of every step the layers read the token before, the sentence's
+    vector and the language's embedding; they start from linear maps of the vector.
+
+    Args:
+        vocab_size: Target tokens.
+        embedding_size: Width of theirs.
+        sentence_size: Width of a sentence's vector.
+        languages: Number of target languages.
+        language_size: Width of a language's embedding.
+        hidden_size: Width of the states.
+        layers: LSTM layers.
+        dropout: Before every layer, and on what leaves the decoder.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embedding_size: int,
+        sentence_size: int,
+        languages: int,
+        language_size: int,
+        hidden_size: int,
+        layers: int,
+        *,
+        dropout: float,
+        padding_idx: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(vocab_size, embedding_size, padding_idx=padding_idx)
+        self.languages = nn.Embedding(languages, language_size)
+        widths = [embedding_size + sentence_size + language_size, *[hidden_size] * (layers - 1)]
+        self.layers = nn.ModuleList(LSTM(width, hidden_size, directions=1, state_bias=True) for width in widths)
+        self.first_hidden = Linear(sentence_size, layers * hidden_size)
+        self.first_cell = Linear(sentence_size, layers * hidden_size)
+        self.dropout = Dropout(dropout)
+
+    def start(self, sentence: Tensor) -> SentenceDecoderState:
+        """Before the first token: of (rows, sentence) vectors."""
+        parts = (each(sentence).chunk(len(self.layers), -1) for each in (self.first_hidden, self.first_cell))
+        return SentenceDecoderState([State(hidden[None], cell[None]) for hidden, cell in zip(*parts, strict=True)])
+
+    def forward(
+        self,
+        ids: Tensor,
+        sentence: Tensor,
+        language: Tensor,
+        state: SentenceDecoderState,
+        tokens: Tensor | None = None,
+        unpad: bool = True,
+    ) -> tuple[Tensor, SentenceDecoderState]:
+        """Read tokens.
+
+        Args:
+            ids: (rows, steps) target ids, each the token before the one to be predicted.
+            sentence: (rows, sentence).
+            language: (rows,) number of the target language.
+            state: Behind the tokens before.
+            tokens: (rows, steps) bool, which are read, one at least of each row; None for all.
+            unpad: Leave the others out, or carry the state over them: the same, more slowly.
+
+        Returns:
+            (rows, steps, hidden) states, zero where nothing is read, and what is remembered behind the last.
+        """
+        given = torch.cat([sentence, self.languages(language).to(sentence.dtype)], -1)
+        words = self.embeddings(ids)
+        read = torch.cat([words, given[:, None].expand(-1, ids.shape[1], -1).to(words.dtype)], -1)
+        tokens = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens
+        build = PackedRows.build if unpad else PackedRows.with_padding
+        rows = build(tokens, None, 1)
+        after = []
+        for layer, before in zip(self.layers, state.layers, strict=True):
+            packed, behind = layer(rows.pack(self.dropout(read)), rows, rows.sorted(before))
+            read = rows.unpack(packed)[0]
+            after.append(rows.unsorted(behind))
+        return self.dropout(read), SentenceDecoderState(after, state.steps + ids.shape[1])
+
+    def asked_states(
+        self, ids: Tensor, asked: Tensor, sentence: Tensor, language: Tensor, state: SentenceDecoderState
+    ) -> Tensor:
+        """(asked, hidden) states where `asked` (rows, steps) bool is, in row-major order; others as in `forward`.
+
+        Rows leave the computation behind their last asked step.
+        """
+        steps = torch.arange(ids.shape[1], device=ids.device)
+        last = ((steps + 1) * asked).amax(1).clamp(min=1)
+        states, _ = self(ids, sentence, language, state, steps < last[:, None])
+        return states[asked]

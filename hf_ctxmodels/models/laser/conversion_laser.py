@@ -1,0 +1,112 @@
+"""The released encoder (a dictionary of its shape, its weights and its subwords) and its BPE codes -> a LASER."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
+from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
+from hf_ctxmodels.models.laser.tokenization_laser import END_OF_WORD, SPECIAL_TOKENS, CtxLaserTokenizer
+from hf_ctxmodels.torch_lstm import layers_of, read_torch_file, shape_of
+
+_GOES_ON = "@@"  # ends a subword that does not end a word
+
+
+def read_encoder(file: str | Path) -> dict[str, Any]:
+    """What a released file holds: `params`, `model` and `dictionary`.
+
+    Raises:
+        CtxError: It cannot be read, or holds something else.
+    """
+    found = read_torch_file(file)
+    parts = ("params", "model", "dictionary")
+    if not isinstance(found, Mapping) or not all(isinstance(found.get(part), Mapping) for part in parts):
+        raise CtxError(
+            f"The file is not an encoder: {', '.join(parts)} are not all there.",
+            where=str(file),
+            mend="give the file as it was released.",
+        )
+    return dict(found)
+
+
+def read_codes(file: str | Path) -> list[tuple[str, str]]:
+    """Which subwords are joined, in order: two and a count a line.
+
+    Raises:
+        CtxError: A line is something else.
+    """
+    merges = []
+    for number, line in enumerate(read_lines(Path(file)), start=1):
+        parts = line.split()
+        if len(parts) not in (2, 3):
+            raise CtxError(f"Not two subwords and a count: {line.strip()!r}.", where=f"{file}, line {number}")
+        merges.append((parts[0], parts[1]))
+    return merges
+
+
+def vocabulary_of(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """The dictionary's subwords, as the tokenizer writes them, and behind them those that are joined but not in it.
+
+    Raises:
+        CtxError: It lacks a special token, or its numbers are not 0, 1, 2, ...
+    """
+    if missing := [token for token in SPECIAL_TOKENS if token not in dictionary]:
+        raise CtxError(f"The dictionary lacks {', '.join(missing)}.")
+    vocab = {_own_name(token): int(number) for token, number in dictionary.items()}
+    if sorted(vocab.values()) != list(range(len(dictionary))):
+        raise CtxError("The dictionary's numbers are not 0, 1, 2, ..., one for each subword.")
+    for first, second in merges:
+        for part in (first, second, first + second):
+            vocab.setdefault(part, len(vocab))
+    return vocab
+
+
+def _own_name(token: str) -> str:
+    if token in SPECIAL_TOKENS:
+        return token
+    return token.removesuffix(_GOES_ON) if token.endswith(_GOES_ON) else token + END_OF_WORD
+
+
+def laser_of_encoder(
+    encoder: Mapping[str, Any], merges: Sequence[tuple[str, str]], where: str | None = None
+) -> tuple[CtxLaserModel, CtxLaserTokenizer]:
+    """The model and its tokenizer, for text that is in lower case and split into words.
+
+    What is joined but not in the dictionary gets the vector of unknown subwords.
+
+    Args:
+        encoder: As `read_encoder` gives it.
+        merges: As `read_codes` gives them.
+        where: The file, for errors.
+
+    Raises:
+        CtxError: The parts do not fit together.
+    """
+    weights = {name: value for name, value in encoder["model"].items() if name != "embed_tokens.weight"}
+    table = encoder["model"].get("embed_tokens.weight")
+    layers = layers_of({name.removeprefix("lstm."): value for name, value in weights.items()}, where)
+    vocab = vocabulary_of(encoder["dictionary"], merges)
+    known, shape = len(encoder["dictionary"]), shape_of(layers)
+    if table is None or tuple(table.shape) != (known, shape["embedding_size"]):
+        raise CtxError(
+            f"The embeddings are {None if table is None else tuple(table.shape)}, expected "
+            f"{(known, shape['embedding_size'])}: a row for each of the dictionary's subwords.",
+            where=where,
+        )
+    numbers = {name: encoder["dictionary"][token] for name, token in zip(("start", "pad", "end"), SPECIAL_TOKENS)}
+    config = CtxLaserConfig(
+        vocab_size=len(vocab),
+        target_vocab_size=len(vocab),
+        decoder_start_token_id=numbers["start"],
+        pad_token_id=numbers["pad"],
+        eos_token_id=numbers["end"],
+        **shape,
+    )
+    unknown = table[encoder["dictionary"]["<unk>"]].expand(len(vocab) - known, -1)
+    model = CtxLaserModel(config)
+    model.load_state_dict({**layers, "embeddings.weight": torch.cat([table, unknown]).float()})
+    return model.eval(), CtxLaserTokenizer(vocab=vocab, merges=list(merges), split_punctuation=False)

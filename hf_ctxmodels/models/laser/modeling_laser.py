@@ -1,0 +1,104 @@
+"""LASER (Artetxe & Schwenk 2019, arXiv 1812.10464): one encoder for all languages, learned by translation.
+
+Its own here: what the decoder is told. The encoder is in `hf_ctxmodels.recurrent_sentences`, the decoder in
+`hf_ctxmodels.layers.sentence_decoder`.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.layers.recurrent import LSTM
+from hf_ctxmodels.layers.sentence_decoder import SentenceDecoder, SentenceDecoderState
+from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced
+from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
+from hf_ctxmodels.recurrent_sentences import RecurrentSentenceEncoder
+
+
+class CtxLaserPreTrainedModel(CtxPreTrainedModel):
+    """LASER's part of the model base."""
+
+    config: CtxLaserConfig
+    base_model_prefix = "laser"
+    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, LSTM):
+            module.reset_parameters()
+        else:
+            super()._init_weights(module)
+
+
+class CtxLaserModel(RecurrentSentenceEncoder, CtxLaserPreTrainedModel):
+    """The encoder, which is not told the language."""
+
+    def __init__(self, config: CtxLaserConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id)
+        self.build_layers(config, add_pooling_layer)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The subwords' embeddings."""
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the subwords' embeddings."""
+        self.embeddings = value
+
+
+class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):
+    """Binds the generic heads to the encoder."""
+
+    encoder_class = CtxLaserModel
+
+
+class CtxLaserForConditionalGeneration(heads.ForTranslation, CtxLaserHeadModel, GenerationMixin):
+    """The translation model; of a text its decoder knows the vector alone."""
+
+    pools = True
+    reads_languages = True
+    decoder: SentenceDecoder
+
+    def build_head(self, config: CtxLaserConfig) -> None:
+        """The decoder, and the softmax's weights."""
+        self.decoder = SentenceDecoder(
+            config.target_vocab_size,
+            config.embedding_size,
+            config.hidden_size,
+            config.num_languages,
+            config.language_size,
+            config.decoder_size,
+            config.num_decoder_layers,
+            dropout=config.hidden_dropout_prob,
+            padding_idx=config.pad_token_id,
+        )
+        self.prediction = nn.Linear(config.decoder_size, config.target_vocab_size)
+
+    def start(self, encoded: BaseModelOutputWithPooling) -> SentenceDecoderState:
+        """Linear maps of the sentence's vector."""
+        return self.decoder.start(encoded.pooler_output)
+
+    def decode(
+        self,
+        ids: Tensor,
+        asked: Tensor | None,
+        encoded: BaseModelOutputWithPooling,
+        attention_mask: Tensor | None,
+        state: SentenceDecoderState,
+        languages: Tensor | None,
+    ) -> tuple[Tensor, SentenceDecoderState | None]:
+        """See `ForTranslation.decode`."""
+        if languages is None:
+            languages = ids.new_zeros(len(ids))
+        if asked is None:
+            unpad = self.config.unpad and not is_traced(ids)
+            return self.decoder(ids, encoded.pooler_output, languages, state, unpad=unpad)
+        return self.decoder.asked_states(ids, asked, encoded.pooler_output, languages, state), None
+
+
+class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):
+    """A linear classifier of a text's vector, in whatever language (section 4.2)."""

@@ -1,0 +1,110 @@
+"""The released form of a LASER encoder: vectors are those of torch.nn.LSTM and a maximum; files that are none."""
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_codes, read_encoder
+
+SCRIPT = Path(__file__).parents[2] / "conversion" / "laser.py"
+# as the released files have them: "@@" where a word goes on; of "ca" and "cat" one is in the dictionary
+SUBWORDS = ["the", "c@@", "a@@", "t", "s@@", "cat", "th@@", "e", ".", "sat"]
+CODES = [("t", "h"), ("th", "e</w>"), ("c", "a"), ("ca", "t</w>"), ("s", "a")]
+
+
+def released(width: int, hidden: int, layers: int, seed: int = 0) -> tuple[torch.nn.LSTM, dict[str, Any]]:
+    torch.manual_seed(seed)
+    lstm = torch.nn.LSTM(width, hidden, num_layers=layers, bidirectional=True)
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *SUBWORDS]
+    table = torch.nn.Embedding(len(tokens), width, padding_idx=1)
+    model = {"embed_tokens.weight": table.weight.detach()}
+    model |= {f"lstm.{name}": value for name, value in lstm.state_dict().items()}
+    params = {"num_embeddings": len(tokens), "padding_idx": 1, "embed_dim": width, "hidden_size": hidden}
+    params |= {"num_layers": layers, "bidirectional": True, "left_pad": True, "padding_value": 0.0}
+    return lstm, {"params": params, "model": model, "dictionary": {token: n for n, token in enumerate(tokens)}}
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("width", "hidden", "layers"), [(320, 512, 5), (7, 5, 1), (12, 4, 3)])
+@torch.no_grad()
+def test_vectors_are_those_of_torch(width: int, hidden: int, layers: int, side: str, unpad: bool) -> None:
+    """The released code pads on the left, and turns that to the right before it reads: no side changes a vector."""
+    lstm, encoder = released(width, hidden, layers)
+    model, _ = laser_of_encoder(encoder, [])
+    model.config.unpad = unpad
+    lengths = (9, 4, 1, 6)
+    ids = torch.full((4, 9), 1)
+    for row, length in enumerate(lengths):
+        columns = slice(9 - length, 9) if side == "left" else slice(length)
+        ids[row, columns] = torch.randint(2, len(SUBWORDS) + 4, (length,))
+    got = model(input_ids=ids, attention_mask=(ids != 1).long()).pooler_output
+    for row in range(4):
+        read = encoder["model"]["embed_tokens.weight"][ids[row][ids[row] != 1]]
+        expected = lstm(read[:, None])[0][:, 0].amax(0)
+        torch.testing.assert_close(got[row], expected, atol=1e-5, rtol=1e-5)
+    assert sum(each.numel() for each in model.layers.parameters()) == sum(each.numel() for each in lstm.parameters())
+
+
+def test_subwords_have_the_released_numbers() -> None:
+    _, encoder = released(6, 4, 1)
+    model, tokenizer = laser_of_encoder(encoder, CODES)
+    numbers = encoder["dictionary"]
+    wanted = {"the": ["the"], "cat .": ["cat", "."], "t": ["t"], "sac": ["<unk>", "<unk>"]}
+    for text, tokens in wanted.items():
+        ids = tokenizer(text).input_ids
+        assert ids[-1] == numbers["</s>"]
+        assert [number if number < len(numbers) else numbers["<unk>"] for number in ids[:-1]] == [
+            numbers[token] for token in tokens
+        ]
+    table = model.embeddings.weight
+    assert len(table) == len(tokenizer) > len(numbers)
+    assert (table[len(numbers) :] == table[numbers["<unk>"]]).all(), "what is in no dictionary is read as unknown"
+
+
+def test_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    lstm, encoder = released(6, 4, 2)
+    torch.save(encoder, tmp_path / "encoder.pt")
+    (tmp_path / "codes").write_text("".join(f"{a} {b} 10\n" for a, b in CODES))
+    files = {"encoder": "encoder.pt", "codes": "codes", "output": "laser"}
+    flags = [part for name, file in files.items() for part in (f"--{name}", str(tmp_path / file))]
+    monkeypatch.setattr(sys, "argv", ["laser.py", *flags])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert stopped.value.code == 0
+    assert "subwords" in capsys.readouterr().out
+    model, tokenizer = (each.from_pretrained(tmp_path / "laser") for each in (AutoModel, AutoTokenizer))
+    got = model.encode(["The cat .", ""], tokenizer)
+    for row, tokens in enumerate((["the", "cat", ".", "</s>"], ["</s>"])):
+        ids = [encoder["dictionary"][token] for token in tokens]
+        with torch.no_grad():
+            expected = lstm(encoder["model"]["embed_tokens.weight"][ids][:, None])[0][:, 0].amax(0)
+        torch.testing.assert_close(got[row], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    lstm, encoder = released(6, 4, 2)
+    torch.save(lstm, tmp_path / "module.pt")  # a pickle that runs code
+    with pytest.raises(CtxError, match="Cannot read the weights"):
+        read_encoder(tmp_path / "module.pt")
+    torch.save(encoder["model"], tmp_path / "weights.pt")
+    with pytest.raises(CtxError, match="not an encoder"):
+        read_encoder(tmp_path / "weights.pt")
+    (tmp_path / "codes").write_text("a b 3\nabc\n")
+    with pytest.raises(CtxError, match=r"Not two subwords[\s\S]*line 2"):
+        read_codes(tmp_path / "codes")
+    with pytest.raises(CtxError, match="lacks </s>"):
+        laser_of_encoder(encoder | {"dictionary": {"<s>": 0, "<pad>": 1, "<unk>": 2}}, [])
+    with pytest.raises(CtxError, match="not 0, 1, 2"):
+        laser_of_encoder(encoder | {"dictionary": encoder["dictionary"] | {"the": 99}}, [])
+    with pytest.raises(CtxError, match=r"The embeddings are \(14, 6\), expected \(15, 6\)"):
+        laser_of_encoder(encoder | {"dictionary": encoder["dictionary"] | {"more": 14}}, [])
+    del encoder["model"]["lstm.bias_hh_l1_reverse"]
+    with pytest.raises(CtxError, match=r"missing.*bias_hh_l1_reverse"):
+        laser_of_encoder(encoder, [])

@@ -1,0 +1,63 @@
+"""`evaluate_sentences.py` on a model whose answers are known."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hf_ctxmodels.word_vectors import WordVectors
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_sentences.py"
+WORDS = ["cat", "dog", "tree", "katze", "hund", "baum"]
+MATRIX = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0.1, 0], [0, 1, 0.1], [0.1, 0, 1]], dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    for part in WordVectors(WORDS, MATRIX, lower_case=True).to_model("glove"):
+        part.save_pretrained(folder)
+    return folder
+
+
+def run(*flags: object) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, SCRIPT, *map(str, flags)], capture_output=True, text=True, check=False)
+
+
+def test_three_kinds_of_tests(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("cat,katze,5\ncat dog,dog,3\ncat,tree,0\n")
+    rows = [f"{word} {other}\t{word}" for word in WORDS[:3] for other in WORDS[3:]]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows * 4]) + "\n")
+    for name, words in (("en", WORDS[:3]), ("de", WORDS[3:])):
+        (tmp_path / f"text.{name}.txt").write_text("\n".join(words) + "\n")
+    rows_file = tmp_path / "rows.tsv"
+    done = run(
+        *("--model", checkpoint, "--similarity", f"{tmp_path / 'pairs.csv'}=1,2,3"),
+        *("--classification", f"{rows_file},{rows_file}=text,label"),
+        *("--retrieval", f"{tmp_path / 'text.en.txt'},{tmp_path / 'text.de.txt'}"),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[0].startswith("pairs.csv spearman 1.0000")
+    assert lines[0].endswith("3 pairs")
+    assert "majority 0.33" in lines[1]
+    assert lines[2] == "text.en.txt -> text.de.txt cosine 1.0000 margin 1.0000 3 pairs"
+    assert lines[3].startswith("text.de.txt -> text.en.txt cosine 1.0000")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--similarity", "pairs.csv"), "'pairs.csv' is not of that form"),
+        (("--classification", "one.tsv=text,label"), "is not of that form"),
+        (("--retrieval", "one.txt"), "is not of that form"),
+        (("--similarity", "nothing.csv=1,2,3"), "No such file"),
+    ],
+)
+def test_bad_input(checkpoint: Path, flags: tuple[str, ...], message: str) -> None:
+    done = run("--model", checkpoint, *flags)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
