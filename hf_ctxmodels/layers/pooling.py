@@ -5,7 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Pooling = Literal["mean", "mean+max", "last+max+mean"]
+from hf_ctxmodels.layers.columns import last_columns, states_at
+
+Pooling = Literal["last", "mean", "mean+max", "last+max+mean"]
 
 
 def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
@@ -39,19 +41,21 @@ class RowPooler(nn.Module):
 
 
 def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
-    """Mean over a row's tokens; or with it the largest value of every dimension; or before these the last token's.
+    """The last token's state; or the mean over a row's tokens; or with it the largest value of every dimension; or
+    before these the last token's.
 
     Args:
         states: (batch, length, hidden).
         tokens: (batch, length) bool, where there is a token.
-        kind: "mean"; "mean+max" (Shen et al. 2018, arXiv 1805.09843, call it SWEM-concat); or "last+max+mean" (Howard &
-            Ruder 2018, section 3.3).
+        kind: "last"; "mean"; "mean+max" (Shen et al. 2018, arXiv 1805.09843, call it SWEM-concat); or
+            "last+max+mean" (Howard & Ruder 2018, section 3.3).
 
     Returns:
         (batch, hidden), 2 or 3 * hidden.
     """
-    columns = torch.arange(tokens.shape[1], device=tokens.device)
-    last = (columns * tokens).argmax(1)
+    last = states_at(states, last_columns(states, tokens))
+    if kind == "last":
+        return last
     tokens = tokens[..., None]
     mean = ((states.float() * tokens).sum(1) / tokens.sum(1)).to(states.dtype)
     if kind == "mean":
@@ -59,4 +63,4 @@ def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
     largest = states.masked_fill(~tokens, torch.finfo(states.dtype).min).amax(1)
     if kind == "mean+max":
         return torch.cat([mean, largest], -1)
-    return torch.cat([states[torch.arange(len(states), device=states.device), last], largest, mean], -1)
+    return torch.cat([last, largest, mean], -1)
