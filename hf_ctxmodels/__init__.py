@@ -67,6 +67,14 @@ from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveModel,
 )
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
+from hf_ctxmodels.models.seqae.modeling_seqae import (
+    CtxSeqaeForCausalLM,
+    CtxSeqaeForSequenceClassification,
+    CtxSeqaeForTokenClassification,
+    CtxSeqaeModel,
+)
+from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
     CtxUlmfitForCausalLM,
@@ -162,6 +170,12 @@ __all__ = [
     "CtxGloveForTokenClassification",
     "CtxGloveModel",
     "CtxGloveTokenizer",
+    "CtxSeqaeConfig",
+    "CtxSeqaeForCausalLM",
+    "CtxSeqaeForSequenceClassification",
+    "CtxSeqaeForTokenClassification",
+    "CtxSeqaeModel",
+    "CtxSeqaeTokenizer",
     "CtxUlmfitConfig",
     "CtxUlmfitForCausalLM",
     "CtxUlmfitForSequenceClassification",

@@ -36,6 +36,9 @@ from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
 from hf_ctxmodels.models.glove import modeling_glove as glove
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.seqae import modeling_seqae as seqae
+from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
+from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
 from hf_ctxmodels.models.ulmfit import modeling_ulmfit as ulmfit
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
@@ -57,6 +60,7 @@ from hf_ctxmodels.objectives import (
     Objective,
     PermutationLM,
     ReplacedTokenDetection,
+    SequenceAutoencoding,
     SkipGram,
     Translation,
 )
@@ -341,6 +345,27 @@ FAMILIES: dict[str, Family] = {
                 "tiny": {"hidden_size": 128, "cell_size": 256, "num_hidden_layers": 2},
                 "small": {"hidden_size": 200, "cell_size": 400, "num_hidden_layers": 3},
                 "base": {"hidden_size": 400, "cell_size": 1150, "num_hidden_layers": 3},
+            },
+            conversion=[],
+        ),
+        Family(
+            name="seqae",
+            paper="Dai & Le 2015, Semi-supervised Sequence Learning (arXiv 1511.01432)",
+            config=CtxSeqaeConfig,
+            tokenizer=CtxSeqaeTokenizer,
+            models={
+                "AutoModel": seqae.CtxSeqaeModel,
+                "AutoModelForPreTraining": seqae.CtxSeqaeForCausalLM,
+                "AutoModelForCausalLM": seqae.CtxSeqaeForCausalLM,
+                "AutoModelForSequenceClassification": seqae.CtxSeqaeForSequenceClassification,
+                "AutoModelForTokenClassification": seqae.CtxSeqaeForTokenClassification,
+            },
+            objectives={"sae": SequenceAutoencoding, "clm": CausalLM},
+            # base: the paper's (section 4); the others have its proportions, for a CPU
+            sizes={
+                "tiny": {"embedding_size": 128, "hidden_size": 256},
+                "small": {"embedding_size": 256, "hidden_size": 512},
+                "base": {"embedding_size": 512, "hidden_size": 1024},
             },
             conversion=[],
         ),
