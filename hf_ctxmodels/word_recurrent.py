@@ -41,6 +41,10 @@ class WordRecurrentPreTrainedModel(CtxPreTrainedModel):
             module.reset_parameters()
         elif isinstance(module, nn.Embedding):
             init.uniform_(module.weight, -self.config.initializer_range, self.config.initializer_range)
+        elif isinstance(module, nn.Linear):
+            init.normal_(module.weight, std=module.in_features**-0.5)  # `initializer_range` is that of the vectors
+            if module.bias is not None:
+                init.zeros_(module.bias)
         else:
             super()._init_weights(module)
 
