@@ -80,6 +80,14 @@ from hf_ctxmodels.models.laser.modeling_laser import (
     CtxLaserModel,
 )
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
+from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
+from hf_ctxmodels.models.seqae.modeling_seqae import (
+    CtxSeqaeForCausalLM,
+    CtxSeqaeForSequenceClassification,
+    CtxSeqaeForTokenClassification,
+    CtxSeqaeModel,
+)
+from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
     CtxUlmfitForCausalLM,
@@ -184,6 +192,12 @@ __all__ = [
     "CtxLaserForSequenceClassification",
     "CtxLaserModel",
     "CtxLaserTokenizer",
+    "CtxSeqaeConfig",
+    "CtxSeqaeForCausalLM",
+    "CtxSeqaeForSequenceClassification",
+    "CtxSeqaeForTokenClassification",
+    "CtxSeqaeModel",
+    "CtxSeqaeTokenizer",
     "CtxUlmfitConfig",
     "CtxUlmfitForCausalLM",
     "CtxUlmfitForSequenceClassification",

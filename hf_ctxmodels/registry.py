@@ -42,6 +42,9 @@ from hf_ctxmodels.models.infersent.tokenization_infersent import CtxInferSentTok
 from hf_ctxmodels.models.laser import modeling_laser as laser
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
+from hf_ctxmodels.models.seqae import modeling_seqae as seqae
+from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
+from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
 from hf_ctxmodels.models.ulmfit import modeling_ulmfit as ulmfit
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
@@ -63,6 +66,7 @@ from hf_ctxmodels.objectives import (
     Objective,
     PermutationLM,
     ReplacedTokenDetection,
+    SequenceAutoencoding,
     SkipGram,
     Translation,
     TranslationToLanguages,
@@ -348,6 +352,27 @@ FAMILIES: dict[str, Family] = {
                 "tiny": {"hidden_size": 128, "cell_size": 256, "num_hidden_layers": 2},
                 "small": {"hidden_size": 200, "cell_size": 400, "num_hidden_layers": 3},
                 "base": {"hidden_size": 400, "cell_size": 1150, "num_hidden_layers": 3},
+            },
+            conversion=[],
+        ),
+        Family(
+            name="seqae",
+            paper="Dai & Le 2015, Semi-supervised Sequence Learning (arXiv 1511.01432)",
+            config=CtxSeqaeConfig,
+            tokenizer=CtxSeqaeTokenizer,
+            models={
+                "AutoModel": seqae.CtxSeqaeModel,
+                "AutoModelForPreTraining": seqae.CtxSeqaeForCausalLM,
+                "AutoModelForCausalLM": seqae.CtxSeqaeForCausalLM,
+                "AutoModelForSequenceClassification": seqae.CtxSeqaeForSequenceClassification,
+                "AutoModelForTokenClassification": seqae.CtxSeqaeForTokenClassification,
+            },
+            objectives={"sae": SequenceAutoencoding, "clm": CausalLM},
+            # base: the paper's (section 4); the others have its proportions, for a CPU
+            sizes={
+                "tiny": {"embedding_size": 128, "hidden_size": 256},
+                "small": {"embedding_size": 256, "hidden_size": 512},
+                "base": {"embedding_size": 512, "hidden_size": 1024},
             },
             conversion=[],
         ),

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
@@ -183,6 +183,75 @@ class CtxWordTokenizer(CtxTokenizer):
     def words(self) -> list[str]:
         """The words in the order of their ids, special tokens included."""
         return sorted(self._tokenizer.get_vocab(), key=self._tokenizer.get_vocab().__getitem__)
+
+
+def written_words(vocab: dict[str, int], lower_case: bool, split_punctuation: bool = True) -> Tokenizer:
+    """Splits a text into words that can be put together again: a word that follows white space begins with U+2581, so
+    that punctuation finds its place.
+
+    Args:
+        vocab: word -> id, with [UNK].
+        lower_case: lower-case the text.
+        split_punctuation: see `CtxWordTokenizer`.
+    """
+    backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lower_case else [])]
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
+    pattern = "\u2581?(?:\\w+|[^\\w\u2581]+)" if split_punctuation else "\u2581?[^\u2581]+"
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(prepend_scheme="always", split=False),
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+        ]
+    )
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    return backend
+
+
+class CtxWrittenWordTokenizer(CtxWordTokenizer):
+    """Splits text into words that `decode` puts together again; each text ends with [EOS].
+
+    For families that write. A word that follows white space begins with U+2581.
+
+    Args:
+        vocab, counts, do_lower_case, split_punctuation, unk_token, pad_token: see `CtxWordTokenizer`.
+        eos_token: ends a text.
+        **kwargs: passed on.
+
+    Example:
+        >>> tokenizer = CtxWrittenWordTokenizer.train(["a cat, a dog."], vocab_size=20, min_count=1)
+        >>> tokenizer.decode(tokenizer("a dog, a cat.").input_ids, skip_special_tokens=True)
+        'a dog, a cat.'
+    """
+
+    special_tokens: ClassVar[tuple[str, ...]] = (*SPECIAL_TOKENS, "[EOS]")
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        counts: Sequence[int] | None = None,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        unk_token: str = "[UNK]",
+        pad_token: str = "[PAD]",
+        eos_token: str = "[EOS]",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            vocab=vocab,
+            counts=counts,
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            unk_token=unk_token,
+            pad_token=pad_token,
+            eos_token=eos_token,
+            **kwargs,
+        )
+        self.set_template("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
+
+    @classmethod
+    def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
+        return written_words(vocab, lower_case, split_punctuation)
 
 
 def require_different(words: Sequence[str]) -> None:

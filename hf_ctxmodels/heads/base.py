@@ -51,17 +51,23 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, count
         CtxError: A target outside [0, classes).
     """
     classes = logits.shape[-1]
-    if not torch.compiler.is_compiling():
-        bad = targets[(targets != IGNORED) & ((targets < 0) | (targets >= classes))]
-        if bad.numel():
-            raise CtxError(
-                f"{name} holds {int(bad[0])}, outside [0, {classes}) and not -100 (ignored). "
-                f"Set config.num_labels (now {classes}) to the number of classes, or mend the labels."
-            )
+    check_classes(targets, classes, name)
     total = F.cross_entropy(
         logits.reshape(-1, classes).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="sum"
     )
     return mean_over_targets(total, targets, name, counts)
+
+
+def check_classes(targets: Tensor, classes: int, name: str) -> None:
+    """Raise CtxError if one of the targets that are not -100 is outside [0, classes). Skipped while compiling."""
+    if torch.compiler.is_compiling():
+        return
+    bad = targets[(targets != IGNORED) & ((targets < 0) | (targets >= classes))]
+    if bad.numel():
+        raise CtxError(
+            f"{name} holds {int(bad[0])}, outside [0, {classes}) and not -100 (ignored). "
+            f"Set config.num_labels (now {classes}) to the number of classes, or mend the labels."
+        )
 
 
 def vocabulary_loss(

@@ -5,7 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Pooling = Literal["mean", "max", "mean+max", "last+max+mean"]
+from hf_ctxmodels.layers.columns import last_columns, states_at
+
+Pooling = Literal["last", "mean", "max", "mean+max", "last+max+mean"]
 
 
 def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
@@ -39,23 +41,21 @@ class RowPooler(nn.Module):
 
 
 def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
-    """Mean over a row's tokens, or the largest value of every dimension, or both, or before both the last token's.
+    """The last token's state, or the mean over a row's tokens, or the largest value of every dimension, or several.
 
     Args:
         states: (batch, length, hidden).
         tokens: (batch, length) bool, where there is a token.
-        kind: "mean"; "max" (Conneau et al. 2017, section 3.2); "mean+max" (Shen et al. 2018, arXiv 1805.09843, call it
-            SWEM-concat); or "last+max+mean" (Howard & Ruder 2018, section 3.3).
+        kind: "last"; "mean"; "max" (Conneau et al. 2017, section 3.2); "mean+max" (Shen et al. 2018, arXiv 1805.09843,
+            call it SWEM-concat); or "last+max+mean" (Howard & Ruder 2018, section 3.3).
 
     Returns:
         (batch, hidden), 2 or 3 * hidden.
     """
-    columns = torch.arange(tokens.shape[1], device=tokens.device)
-    last = (columns * tokens).argmax(1)
-    tokens = tokens[..., None]
+    there = tokens[..., None]
     parts = {
-        "mean": lambda: ((states.float() * tokens).sum(1) / tokens.sum(1)).to(states.dtype),
-        "max": lambda: states.masked_fill(~tokens, torch.finfo(states.dtype).min).amax(1),
-        "last": lambda: states[torch.arange(len(states), device=states.device), last],
+        "last": lambda: states_at(states, last_columns(states, tokens)),
+        "mean": lambda: ((states.float() * there).sum(1) / there.sum(1)).to(states.dtype),
+        "max": lambda: states.masked_fill(~there, torch.finfo(states.dtype).min).amax(1),
     }
     return torch.cat([parts[part]() for part in kind.split("+")], -1)

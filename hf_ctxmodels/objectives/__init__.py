@@ -14,6 +14,7 @@ from hf_ctxmodels.objectives.permutation_lm import (
 )
 from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
+from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding, SequenceAutoencoding
 from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation, TranslationToLanguages
 from hf_ctxmodels.objectives.window_prediction import (
     ContinuousBagOfWords,
@@ -34,6 +35,7 @@ __all__ = [
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForRunningText",
     "DataCollatorForSentenceOrderPrediction",
+    "DataCollatorForSequenceAutoencoding",
     "DataCollatorForTranslation",
     "DataCollatorForWindowPrediction",
     "MaskedLM",
@@ -43,6 +45,7 @@ __all__ = [
     "Objective",
     "PermutationLM",
     "ReplacedTokenDetection",
+    "SequenceAutoencoding",
     "SkipGram",
     "TokenMasker",
     "Translation",

@@ -1,64 +1,15 @@
-"""ULMFiT's own: a state that is handed on, targets as transformers has them, penalties, text, and the classifier."""
+"""ULMFiT's own: penalties, dropouts, and the classifier."""
 
 import pytest
 import torch
 from zoo import Case, gradients, make_batch, make_targets
 
-from hf_ctxmodels import CtxError, CtxUlmfitConfig, CtxUlmfitForCausalLM
+from hf_ctxmodels import CtxUlmfitConfig, CtxUlmfitForCausalLM
 from hf_ctxmodels.registry import FAMILIES
 
 LM = Case(FAMILIES["ulmfit"], "AutoModelForCausalLM")
 CLASSIFIER = Case(FAMILIES["ulmfit"], "AutoModelForSequenceClassification")
 IDS = torch.randint(5, 61, (3, 12), generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("unpad", [True, False])
-def test_text_in_two_parts_is_the_text(unpad: bool, side: str) -> None:
-    """Rows of other lengths in each part, and padding, which leaves the state alone."""
-    model = LM.model(unpad=unpad)
-    first, second = make_batch(LM, (5, 3, 7), side=side), make_batch(LM, (2, 6, 4), side=side, seed=1)
-    with torch.no_grad():
-        states = model(**first, use_states=True).states
-        logits = model(**second, states=states).logits
-        for row in range(3):
-            parts = [each["input_ids"][row][each["attention_mask"][row].bool()] for each in (first, second)]
-            expected = model(input_ids=torch.cat(parts)[None]).logits[0, len(parts[0]) :]
-            torch.testing.assert_close(logits[row][second["attention_mask"][row].bool()], expected)
-    assert model(**first).states is None
-    assert LM.model(stateful=True)(**first).states is not None
-
-
-def test_states_of_other_shapes_are_refused() -> None:
-    model = LM.model()
-    states = model(input_ids=IDS, use_states=True).states
-    with pytest.raises(CtxError, match="states are"):
-        model(input_ids=IDS[:2], states=states)
-    with pytest.raises(CtxError, match="several sequences"):
-        model(input_ids=IDS, states=states, sequence_ids=torch.ones_like(IDS))
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_labels_of_transformers_are_shifted(side: str) -> None:
-    batch = make_batch(LM, (9, 1, 4), side=side)
-    model, tokens = LM.model(), batch["attention_mask"].bool()
-    with torch.no_grad():
-        loss = model(**batch, labels=batch["input_ids"].masked_fill(~tokens, -100)).loss
-        logits = model(**batch).logits
-    total, number = torch.zeros(()), 0
-    for row, there in enumerate(tokens):
-        ids, values = batch["input_ids"][row][there], logits[row][there]
-        total += torch.nn.functional.cross_entropy(values[:-1], ids[1:], reduction="sum")
-        number += len(ids) - 1
-    torch.testing.assert_close(loss, total / number)
-
-
-def test_no_target_beyond_the_end_of_a_sequence() -> None:
-    model = LM.model()
-    ids = IDS[:1, :7]
-    packed = model(input_ids=ids, sequence_ids=torch.tensor([[1, 1, 1, 1, 2, 2, 2]]), labels=ids).loss
-    parts = [model(input_ids=part, labels=part).loss * (part.shape[1] - 1) for part in (ids[:, :4], ids[:, 4:])]
-    torch.testing.assert_close(packed, sum(parts) / 5)
 
 
 def test_penalties() -> None:
@@ -107,31 +58,6 @@ def test_every_dropout_does_something() -> None:
 def test_rates_that_are_none() -> None:
     with pytest.raises(Exception, match="input_dropout_prob"):
         CtxUlmfitConfig(input_dropout_prob=0.6, dropout_scale=2.0)
-
-
-@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"do_sample": True}], ids=["greedy", "beams", "sampling"])
-def test_text_with_the_state_is_text_without(how: dict) -> None:
-    """Each word with the state of those before, against the whole text read anew at every word."""
-    model = LM.model(2, initializer_range=0.5)
-    options = {"max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0, **how}
-    texts = []
-    for anew in (False, True):
-        if anew:
-            model.prepare_inputs_for_generation = lambda ids, **kwargs: {"input_ids": ids, "use_states": True}
-        torch.manual_seed(0)
-        texts.append(model.generate(IDS[:, :4], **options))
-    assert texts[0].shape == (3, 12)
-    assert len(texts[0][:, 4:].unique()) > 2, "too dull a text to tell anything"
-    assert torch.equal(*texts)
-
-
-def test_padded_prompts_go_on_as_they_would_alone() -> None:
-    model = LM.model(2, initializer_range=0.5)
-    padded = IDS[:2, :6].clone()
-    padded[1, :3] = 0
-    options = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
-    together = model.generate(padded, attention_mask=(padded != 0).long(), **options)
-    assert torch.equal(together[1, 6:], model.generate(padded[1:, 3:], **options)[0, 3:])
 
 
 class TestClassifier:

@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import WordLevel
+from tokenizers import Tokenizer, processors
 
 from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.tokenization_words import CtxWordTokenizer, require_different
+from hf_ctxmodels.tokenization_words import CtxWordTokenizer, require_different, written_words
 
 TARGET_TOKENS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 BETWEEN = "\t"  # a text and its translation
@@ -151,16 +150,7 @@ def _count_targets(texts: Iterator[str], lower_case: bool) -> Counter[str]:
 
 
 def _target_backend(words: Sequence[str], lower_case: bool) -> Tokenizer:
-    backend = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lower_case else [])]
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Metaspace(prepend_scheme="always", split=False),
-            pre_tokenizers.Split(Regex("\u2581?(?:\\w+|[^\\w\u2581]+)"), "isolated"),
-        ]
-    )
-    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    backend = written_words({word: number for number, word in enumerate(words)}, lower_case)
     backend.post_processor = processors.TemplateProcessing(
         single="$A [EOS]", special_tokens=[("[EOS]", TARGET_TOKENS.index("[EOS]"))]
     )

@@ -1,16 +1,16 @@
 """ULMFiT configuration (Howard & Ruder 2018, arXiv 1801.06146; Merity et al. 2017, arXiv 1708.02182)."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.configuration_word_recurrent import CtxWordRecurrentConfig
 
 _RATES = ("embedding", "input", "hidden", "output", "weight")
 
 
 @strict
-class CtxUlmfitConfig(CtxConfig):
+class CtxUlmfitConfig(CtxWordRecurrentConfig):
     """Shape and regularisation of an AWD-LSTM; the defaults are those of the paper, section 4.1.
 
     Args:
@@ -39,7 +39,6 @@ class CtxUlmfitConfig(CtxConfig):
     """
 
     model_type = "ctx-ulmfit"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = [*CtxConfig.keys_to_ignore_at_inference, "states"]
 
     vocab_size: int = 60_000
     hidden_size: int = 400
@@ -66,9 +65,7 @@ class CtxUlmfitConfig(CtxConfig):
 
     def validate_shape(self) -> None:
         """Check what must fit together (called at construction)."""
-        for name in ("vocab_size", "hidden_size", "cell_size", "num_hidden_layers", "bptt", "classifier_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
+        self.require_positive("vocab_size", "hidden_size", "cell_size", "num_hidden_layers", "bptt", "classifier_size")
         for kind in _RATES:
             if not 0 <= self.rate(kind) < 1:
                 raise ValueError(

@@ -1,0 +1,136 @@
+"""A text read and then written again (Dai & Le 2015, section 2)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.data.data_collator import DataCollatorMixin
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
+from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.objectives.features import require_padding_token
+from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.padding import RowPadder
+
+DOCUMENTS_PER_BATCH = 1000  # tokenised together
+
+
+@dataclass
+class DataCollatorForSequenceAutoencoding(DataCollatorMixin):
+    """Writes every text twice, an end behind each; the second time its words are targets, and its end.
+
+    Each feature holds:
+        input_ids: (words,) of a text, its end the last.
+
+    Returns, padded on the tokenizer's side, for texts of at most n words with their ends:
+        input_ids, attention_mask: (batch, 2 n - 1) a text, its end, and the text.
+        labels: (batch, 2 n) the same with the last end; -100 but in the second text and at its end, as a causal
+            language model takes them that is given the word behind the row too.
+
+    Attributes:
+        tokenizer: whose padding token and side are used.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    return_tensors: str = "pt"
+
+    def __post_init__(self) -> None:
+        require_padding_token(self.tokenizer)
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        texts = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
+        rows = [np.append(text, text[:-1]) for text in texts]
+        targets = [np.append(np.full(len(text) - 1, IGNORED), text) for text in texts]
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        return {
+            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
+            "attention_mask": padder.attention_mask(),
+            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORED), (1, 0), value=IGNORED),
+        }
+
+
+@dataclass(frozen=True)
+class SequenceAutoencodingOptions:
+    """Options of `SequenceAutoencoding`."""
+
+    by_sentence: bool = flag(False, "A text is a sentence, not a document.")
+
+
+class SequenceAutoencoding(Objective):
+    """A text is read and written again by one network with one set of weights: a language model whose rows hold the
+    text twice, and whose loss counts in the second half alone.
+
+    A text of over (max_length - 1) / 2 words is cut into several, each with an end of its own, so that all is read.
+
+    References: Dai & Le 2015 (arXiv 1511.01432), section 2.
+
+    Related: `CausalLM` asks each word from those before it alone, the other pretraining of that paper (section 3).
+    """
+
+    auto_class = "AutoModelForCausalLM"
+    Options: ClassVar[type] = SequenceAutoencodingOptions
+    collate: DataCollatorForSequenceAutoencoding
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        self.longest = (max_length - 1) // 2
+        if self.longest < 1:
+            raise CtxError(
+                f"Rows of max_length={max_length} hold no text twice, with its end.",
+                mend="use a max_length of 3 or more.",
+            )
+        if tokenizer.eos_token_id is None:
+            raise CtxError(
+                f"{type(tokenizer).__name__} has no token that ends a text.", mend="use a tokenizer with an eos_token."
+            )
+        self.collate = DataCollatorForSequenceAutoencoding(tokenizer)
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """Rows are texts of their own: no state goes on to the next; and which token ends a text."""
+        return {"stateful": False, "eos_token_id": int(self.tokenizer.eos_token_id)}
+
+    @property
+    def never_predicted(self) -> list[int]:
+        """Padding alone: unknown words and the end are predicted."""
+        return [int(self.tokenizer.pad_token_id)]
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows with input_ids, the end included."""
+        iterator, end = iter(documents), int(self.tokenizer.eos_token_id)
+        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+            texts = [sentence for document in batch for sentence in document]
+            if not self.options.by_sentence:
+                texts = [" ".join(document) for document in batch]
+            self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)))
+            for encoding in self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []:
+                words = np.array(encoding.ids, dtype=np.int32)
+                self.statistics.update(tokens=len(words), cut=max(0, -(-len(words) // self.longest) - 1))
+                for start in range(0, len(words), self.longest):
+                    yield {"input_ids": np.append(words[start : start + self.longest], np.int32(end))}
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """See `Objective.count`."""
+        asked = batch["labels"] != IGNORED
+        return {
+            "rows": len(asked),
+            "words": int(batch["attention_mask"].sum()),
+            "places": batch["attention_mask"].numel(),
+            "targets": int(asked.sum()),
+            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
+        }
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`."""
+        return {
+            "fill": counts["words"] / max(1, counts["places"]),
+            "targets_per_row": counts["targets"] / max(1, counts["rows"]),
+            "targets_per_word": counts["targets"] / max(1, counts["words"]),
+            "unknown_targets": counts["unknown"] / max(1, counts["targets"]),
+        }

@@ -1,0 +1,115 @@
+"""Families that read words from left to right: a state that is handed on, targets as transformers has them, text, and
+torch's LSTM."""
+
+import pytest
+import torch
+from zoo import HEADS, Case, make_batch
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.word_recurrent import WordRecurrentForCausalLM
+
+LMS = [case for case in HEADS if issubclass(case.model_class, WordRecurrentForCausalLM)]
+IDS = torch.randint(5, 61, (3, 12), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(params=[case for case in LMS if case.auto_name == "AutoModelForCausalLM"], ids=str)
+def language_model(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+def test_states_are_those_of_torch(language_model: Case) -> None:
+    """A stack of `torch.nn.LSTM` with the same weights, to 1e-5; and the gradients of the words' vectors."""
+    model = language_model.model()
+    encoder = model.base_model
+    tables = [encoder.word_embeddings.weight.detach().clone().requires_grad_() for _ in range(2)]
+    states = torch.nn.functional.embedding(IDS, tables[0])
+    for layer in encoder.layers:
+        peer = torch.nn.LSTM(states.shape[2], layer.cell_size, batch_first=True)
+        names = {"weight_ih": layer.input_weight, "weight_hh": layer.state_weight}
+        names |= {"bias_ih": layer.bias, "bias_hh": layer.state_bias}
+        peer.load_state_dict({f"{name}_l0": value[0].detach() for name, value in names.items()})
+        states, (hidden, cell) = peer(states)
+    outputs = encoder(inputs_embeds=torch.nn.functional.embedding(IDS, tables[1]), use_states=True)
+    torch.testing.assert_close(outputs.last_hidden_state, states, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs.states[-2], hidden[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs.states[-1], cell[0], atol=1e-5, rtol=1e-5)
+    for each in (states, outputs.last_hidden_state):
+        each.square().sum().backward()
+    torch.testing.assert_close(tables[1].grad, tables[0].grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("unpad", [True, False])
+def test_text_in_two_parts_is_the_text(language_model: Case, unpad: bool, side: str) -> None:
+    """Rows of other lengths in each part, and padding, which leaves the state alone."""
+    model = language_model.model(unpad=unpad)
+    first, second = (
+        make_batch(language_model, (5, 3, 7), side=side),
+        make_batch(language_model, (2, 6, 4), side=side, seed=1),
+    )
+    with torch.no_grad():
+        states = model(**first, use_states=True).states
+        logits = model(**second, states=states).logits
+        for row in range(3):
+            parts = [each["input_ids"][row][each["attention_mask"][row].bool()] for each in (first, second)]
+            expected = model(input_ids=torch.cat(parts)[None]).logits[0, len(parts[0]) :]
+            torch.testing.assert_close(logits[row][second["attention_mask"][row].bool()], expected)
+    assert model(**first).states is None
+    assert language_model.model(stateful=True)(**first).states is not None
+
+
+def test_states_of_other_shapes_are_refused(language_model: Case) -> None:
+    model = language_model.model()
+    states = model(input_ids=IDS, use_states=True).states
+    with pytest.raises(CtxError, match="states are"):
+        model(input_ids=IDS[:2], states=states)
+    with pytest.raises(CtxError, match="several sequences"):
+        model(input_ids=IDS, states=states, sequence_ids=torch.ones_like(IDS))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_labels_of_transformers_are_shifted(language_model: Case, side: str) -> None:
+    batch = make_batch(language_model, (9, 1, 4), side=side)
+    model, tokens = language_model.model(), batch["attention_mask"].bool()
+    with torch.no_grad():
+        loss = model(**batch, labels=batch["input_ids"].masked_fill(~tokens, -100)).loss
+        logits = model(**batch).logits
+    total, number = torch.zeros(()), 0
+    for row, there in enumerate(tokens):
+        ids, values = batch["input_ids"][row][there], logits[row][there]
+        total += torch.nn.functional.cross_entropy(values[:-1], ids[1:], reduction="sum")
+        number += len(ids) - 1
+    torch.testing.assert_close(loss, total / number)
+
+
+def test_no_target_beyond_the_end_of_a_sequence(language_model: Case) -> None:
+    model = language_model.model()
+    ids = IDS[:1, :7]
+    packed = model(input_ids=ids, sequence_ids=torch.tensor([[1, 1, 1, 1, 2, 2, 2]]), labels=ids).loss
+    parts = [model(input_ids=part, labels=part).loss * (part.shape[1] - 1) for part in (ids[:, :4], ids[:, 4:])]
+    torch.testing.assert_close(packed, sum(parts) / 5)
+
+
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"do_sample": True}], ids=["greedy", "beams", "sampling"])
+def test_text_with_the_state_is_text_without(language_model: Case, how: dict) -> None:
+    """Each word with the state of those before, against the whole text read anew at every word."""
+    model = language_model.model(2, initializer_range=0.5)
+    options = {"max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0, **how}
+    texts = []
+    for anew in (False, True):
+        if anew:
+            model.prepare_inputs_for_generation = lambda ids, **kwargs: {"input_ids": ids, "use_states": True}
+        torch.manual_seed(0)
+        texts.append(model.generate(IDS[:, :4], **options))
+    assert texts[0].shape == (3, 12)
+    assert len(texts[0][:, 4:].unique()) > 2, "too dull a text to tell anything"
+    assert torch.equal(*texts)
+
+
+def test_padded_prompts_go_on_as_they_would_alone(language_model: Case) -> None:
+    model = language_model.model(2, initializer_range=0.5)
+    padded = IDS[:2, :6].clone()
+    padded[1, :3] = 0
+    options = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+    together = model.generate(padded, attention_mask=(padded != 0).long(), **options)
+    assert torch.equal(together[1, 6:], model.generate(padded[1:, 3:], **options)[0, 3:])

@@ -1,0 +1,85 @@
+"""What a sequence auto-encoder is asked: the text a second time, and its end; nothing of the first time."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numbered_text import numbered_documents
+
+from hf_ctxmodels import CtxError, CtxSeqaeTokenizer, CtxWord2VecTokenizer
+from hf_ctxmodels.objectives import SequenceAutoencoding
+
+DOCUMENTS, _ = numbered_documents([[5, 9], [30, 2, 2], [1], [40] * 3])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> CtxSeqaeTokenizer:
+    return CtxSeqaeTokenizer.train([" ".join(document) for document in DOCUMENTS], 2000, min_count=1)
+
+
+def examples(tokenizer: CtxSeqaeTokenizer, length: int, **options: object) -> tuple[SequenceAutoencoding, list]:
+    objective = SequenceAutoencoding(tokenizer, max_length=length, seed=0, **options)
+    return objective, list(objective.examples(DOCUMENTS))
+
+
+@settings(max_examples=20, deadline=None)
+@given(length=st.integers(3, 400), side=st.sampled_from(["left", "right"]), by_sentence=st.booleans())
+def test_rows_hold_the_text_twice(tokenizer: CtxSeqaeTokenizer, length: int, side: str, by_sentence: bool) -> None:
+    """All words in their order, none left out; every target is the word that stands behind it."""
+    tokenizer.padding_side = side
+    objective, rows = examples(tokenizer, length, by_sentence=by_sentence)
+    batch = objective.collate(rows)
+    assert batch["input_ids"].shape[1] <= length
+    assert batch["labels"].shape[1] == batch["input_ids"].shape[1] + 1
+    found = []
+    for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"][:, 1:], strict=True):
+        ids, labels = ids[mask == 1].tolist(), labels[mask == 1].tolist()
+        size = (len(ids) - 1) // 2
+        assert ids == [*ids[:size], tokenizer.eos_token_id, *ids[:size]]
+        assert labels == [-100] * size + [*ids[:size], tokenizer.eos_token_id]
+        found += ids[:size]
+    texts = [sentence for document in DOCUMENTS for sentence in document]
+    assert found == [number for text in texts for number in tokenizer(text, add_special_tokens=False).input_ids]
+    assert (batch["labels"][:, 1:][batch["attention_mask"] == 0] == -100).all()
+    assert (batch["labels"][:, 0] == -100).all()
+    assert (batch["input_ids"][batch["attention_mask"] == 0] == tokenizer.pad_token_id).all()
+
+
+def test_counts(tokenizer: CtxSeqaeTokenizer) -> None:
+    objective, rows = examples(tokenizer, 21)
+    counts = objective.count(objective.collate(rows))
+    words = objective.statistics["tokens"]
+    assert counts["rows"] == len(rows)
+    assert counts["targets"] == words + len(rows)
+    assert counts["words"] == 2 * words + len(rows)
+    assert objective.statistics["cut"] == len(rows) - len(DOCUMENTS)
+    assert objective.rates(counts)["targets_per_row"] == pytest.approx(counts["targets"] / len(rows))
+
+
+def test_every_pass_and_every_seed_ask_the_same(tokenizer: CtxSeqaeTokenizer) -> None:
+    objective, rows = examples(tokenizer, 21)
+    again = list(objective.examples(DOCUMENTS, pass_index=1))
+    assert all((one["input_ids"] == other["input_ids"]).all() for one, other in zip(rows, again, strict=True))
+
+
+def test_rows_do_not_depend_on_their_batch(tokenizer: CtxSeqaeTokenizer) -> None:
+    objective, rows = examples(tokenizer, 61, by_sentence=True)
+    together = objective.collate(rows)
+    for number, row in enumerate(rows):
+        there = together["attention_mask"][number].bool()
+        alone = objective.collate([row])
+        assert torch.equal(together["input_ids"][number][there], alone["input_ids"][0])
+        assert torch.equal(together["labels"][number][1:][there], alone["labels"][0, 1:])
+
+
+def test_the_state_is_not_carried(tokenizer: CtxSeqaeTokenizer) -> None:
+    objective, _ = examples(tokenizer, 21)
+    assert not objective.contiguous
+    assert objective.config_fields == {"stateful": False, "eos_token_id": tokenizer.eos_token_id}
+
+
+def test_refused(tokenizer: CtxSeqaeTokenizer) -> None:
+    with pytest.raises(CtxError, match="max_length=2"):
+        SequenceAutoencoding(tokenizer, max_length=2, seed=0)
+    with pytest.raises(CtxError, match="no token that ends a text"):
+        SequenceAutoencoding(CtxWord2VecTokenizer.from_words(["a"]), max_length=9, seed=0)
