@@ -30,6 +30,7 @@ class TranslationArguments:
     length_penalty: float = flag(1.0, "Exponent of the length by which a beam's score is divided.")
     max_new_tokens: int = flag(60, "Longest translation in tokens.")
     batch_size: int = flag(64, "Texts at a time.")
+    language: str | None = flag(None, "Mark of the language to write, such as `<de>`, where the model writes several.")
     lower_case: bool = flag(False, "Score without regard to case.")
 
 
@@ -48,6 +49,7 @@ def main() -> None:
         num_beams=arguments.num_beams,
         max_new_tokens=arguments.max_new_tokens,
         batch_size=arguments.batch_size,
+        language=arguments.language,
         **beams,
     )
     if arguments.output_file:

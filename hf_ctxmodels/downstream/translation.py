@@ -32,6 +32,7 @@ def translate(
     num_beams: int = 1,
     max_new_tokens: int = 60,
     batch_size: int = 64,
+    language: str | None = None,
     **options: Any,
 ) -> list[str]:
     """The translation of every text.
@@ -43,16 +44,21 @@ def translate(
         num_beams: Width of the beam search; 1 is greedy.
         max_new_tokens: Longest translation.
         batch_size: Texts at a time; texts of about the same length are put together.
+        language: Mark of the language to write, one of `tokenizer.languages`; None for the first, or where there is
+            one only.
         options: Of `generate`, such as `length_penalty`.
 
     Raises:
-        CtxError: The model does not write a text of its own, or a text has no word.
+        CtxError: The model does not write a text of its own, or not in this language, or a text has no word.
     """
     if not hasattr(tokenizer, "decode_target") or not model.can_generate():
         raise CtxError(
             f"{type(model).__name__} with {type(tokenizer).__name__} does not translate.",
             mend="use a translation model, with its tokenizer.",
         )
+    languages = getattr(tokenizer, "languages", [])
+    if language is not None and language not in languages:
+        raise CtxError(f"The model does not write {language!r}.", mend=f"use one of {', '.join(languages) or 'none'}.")
     encoded = tokenizer(list(texts), verbose=False)["input_ids"]
     for number, ids in enumerate(encoded):
         if not ids:
@@ -65,6 +71,8 @@ def translate(
         numbers = order[first : first + batch_size]
         batch = tokenizer.pad({"input_ids": [encoded[number] for number in numbers]}, return_tensors="pt")
         batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+        if language is not None:
+            batch["target_languages"] = torch.full((len(numbers),), languages.index(language), device=model.device)
         written = model.generate(
             **batch, num_beams=num_beams, do_sample=False, max_new_tokens=max_new_tokens, **options
         )

@@ -50,6 +50,9 @@ class Objective(ABC):
     reads_translations: ClassVar[bool] = False
     """Whether every document must be a `TranslatedText`."""
 
+    marks_languages: ClassVar[bool] = False
+    """Whether every translation must begin with the mark of its language."""
+
     predicted_column: ClassVar[str] = "input_ids"
     """The column of an example that holds the tokens a prediction by frequency counts."""
 

@@ -165,6 +165,8 @@ class TranslationToLanguages(Translation):
     References: Artetxe & Schwenk 2019 (arXiv 1812.10464), section 3.
     """
 
+    marks_languages = True
+
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if not getattr(tokenizer, "languages", None):

@@ -23,7 +23,7 @@ MARGIN = 0.1  # nats below guessing by frequency: more than a model can gain tha
 
 
 def learn(
-    family: Family, recipe: Path, folder: Path, dataset: list[str] | tuple[str, str], **changes: object
+    family: Family, recipe: Path, folder: Path, dataset: list[str] | tuple[str, ...], **changes: object
 ) -> tuple[TrainingSummary, list[str]]:
     """Pretrain in this process by a recipe of scripts/learning.py; gives the command line, too."""
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -40,28 +40,30 @@ def learn(
     return pretrain(*parse_arguments(PretrainingArguments, LoopArguments, argv=argv)), argv
 
 
-def data_flags(dataset: list[str] | tuple[str, str]) -> list[str]:
-    """A list of data sets, or a file and that of its translations."""
+def data_flags(dataset: list[str] | tuple[str, ...]) -> list[str]:
+    """A list of data sets, or a file, that of its translations, and perhaps the mark of their language."""
     if isinstance(dataset, tuple):
-        return ["--dataset", dataset[0], "--translations", dataset[1]]
+        names = ("dataset", "translations", "dataset_marks")
+        return [part for name, value in zip(names, dataset) for part in (f"--{name}", value)]
     return ["--dataset", *dataset]
 
 
-def small_text(family: Family, folder: Path) -> list[str] | tuple[str, str]:
+def small_text(family: Family, folder: Path) -> list[str] | tuple[str, ...]:
     """The demo text; for a family that translates short sentences of it, and each with its words backwards."""
-    if not next(iter(family.objectives.values())).reads_translations:
+    objective = next(iter(family.objectives.values()))
+    if not objective.reads_translations:
         return ["demo"]
     sentences = [sentence for document in load_documents("demo") for sentence in document if len(sentence) < 60]
     text, translation = folder / "text.txt", folder / "reversed.txt"
     text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
     backwards = (" ".join(sentence.split()[::-1]) for sentence in sentences)
     translation.write_text("".join(f"{sentence}\n" for sentence in backwards), encoding="utf-8")
-    return str(text), str(translation)
+    return (str(text), str(translation), *(["<backwards>"] if objective.marks_languages else []))
 
 
-def train_tokenizer(family: Family, folder: Path, dataset: list[str] | tuple[str, str], vocab_size: int) -> None:
+def train_tokenizer(family: Family, folder: Path, dataset: list[str] | tuple[str, ...], vocab_size: int) -> None:
     if isinstance(dataset, tuple):
-        documents = load_documents(dataset[0], translations=dataset[1:])
+        documents = load_documents(dataset[0], translations=dataset[1:2], marks=dataset[2:])
     else:
         documents = load_documents(*dataset)
     training, _ = documents.split(HELD_OUT)

@@ -10,6 +10,7 @@ from zoo import Case, make_batch, make_targets
 
 from hf_ctxmodels import CtxError, CtxLaserForConditionalGeneration, CtxLaserTokenizer
 from hf_ctxmodels.data import load_documents
+from hf_ctxmodels.downstream import translate
 from hf_ctxmodels.objectives import TranslationToLanguages
 from hf_ctxmodels.registry import FAMILIES
 
@@ -150,6 +151,21 @@ class TestData:
             TranslationToLanguages(plain, max_length=60, seed=0)
         with pytest.raises(CtxError, match="with 1 marks"):
             load_documents(*files, translations=files[::-1], marks=["<de>"])
+
+
+def test_translates_into_the_language_that_is_named(files: list[str]) -> None:
+    tokenizer = train(files)
+    size = {"vocab_size": len(tokenizer), "target_vocab_size": len(tokenizer), "num_languages": 2, "pad_token_id": 1}
+    model = small(decoder_start_token_id=tokenizer.target_start_id, **size)
+    texts = [pair[0] for pair in PAIRS]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    for number, language in enumerate(tokenizer.languages):
+        written = model.generate(**batch, target_languages=torch.full((2,), number), do_sample=False, max_new_tokens=9)
+        found = translate(model, tokenizer, texts, language=language, max_new_tokens=9)
+        assert found == tokenizer.decode_target(written.tolist())
+    assert translate(model, tokenizer, texts, language="<de>", max_new_tokens=9) != found
+    with pytest.raises(CtxError, match=r"'<fr>'.*\n.*<de>, <en>"):
+        translate(model, tokenizer, texts, language="<fr>")
 
 
 class TestTokenizer:
