@@ -99,8 +99,9 @@ class Translation(Objective):
 
     @property
     def never_predicted(self) -> list[int]:
-        """Padding, and what a decoder reads first; unknown words and the end are predicted."""
-        return [self.tokenizer.target_pad_token_id, self.tokenizer.target_start_id]
+        """Padding, and what a decoder reads first, unless it is the end; that and unknown words are predicted."""
+        never = {self.tokenizer.target_pad_token_id, self.tokenizer.target_start_id}
+        return sorted(never - {self.tokenizer.target_end_id})
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and labels.

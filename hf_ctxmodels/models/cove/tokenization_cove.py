@@ -1,87 +1,19 @@
 """CoVe tokenizer: words of the source language, and words of the target language in a vocabulary of their own."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
-from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.tokenization_words import CtxWordTokenizer, require_different, written_words
-
-TARGET_TOKENS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
-BETWEEN = "\t"  # a text and its translation
+from hf_ctxmodels.tokenization_translation import CtxTranslationTokenizer
+from hf_ctxmodels.tokenization_words import CtxWordTokenizer
 
 
-class CtxCoveTokenizer(CtxWordTokenizer):
-    r"""Source text as `CtxWordTokenizer` reads it; `text_target` in words that are put together again exactly.
-
-    A word of the target language that follows white space begins with U+2581, so that punctuation finds its place.
-    Targets end with [EOS]. `decode` is for source ids, `decode_target` for target ids.
-
-    Args:
-        target_words: The target language's words in the order of their ids, special tokens first; None for none.
-        target_lower_case: Lower-case targets.
-        **kwargs: Of `CtxWordTokenizer`.
-
-    Raises:
-        CtxError: As there, or the target's special tokens are not its first words.
-
-    Example:
-        >>> tokenizer = CtxCoveTokenizer.train(["a cat\teine Katze."], vocab_size=10, min_count=1, min_target_count=1)
-        >>> tokenizer.decode_target(tokenizer(text_target=["eine Katze."]).input_ids)
-        ['eine Katze.']
-    """
+class CtxCoveTokenizer(CtxTranslationTokenizer):
+    """Words of two languages, see `CtxTranslationTokenizer`; those of the source language may be a static model's."""
 
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-
-    def __init__(
-        self,
-        vocab: dict[str, int] | None = None,
-        target_words: Sequence[str] | None = None,
-        target_lower_case: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self.target_words = list(TARGET_TOKENS if target_words is None else target_words)
-        require_different(self.target_words)
-        if tuple(self.target_words[: len(TARGET_TOKENS)]) != TARGET_TOKENS:
-            raise CtxError(
-                f"The target language's words begin with {self.target_words[: len(TARGET_TOKENS)]}.",
-                where=kwargs.get("name_or_path") or None,
-                mend=f"put {', '.join(TARGET_TOKENS)} before all others.",
-            )
-        self.target_lower_case = target_lower_case
-        self._target = _target_backend(self.target_words, target_lower_case)
-        super().__init__(vocab=vocab, target_words=self.target_words, target_lower_case=target_lower_case, **kwargs)
-        self._source = self._tokenizer
-
-    def _switch_to_target_mode(self) -> None:
-        self._tokenizer = self._target
-
-    def _switch_to_input_mode(self) -> None:
-        self._tokenizer = self._source
-
-    @property
-    def target_pad_token_id(self) -> int:
-        """Padding of targets."""
-        return TARGET_TOKENS.index("[PAD]")
-
-    @property
-    def target_start_id(self) -> int:
-        """What a decoder reads first."""
-        return TARGET_TOKENS.index("[BOS]")
-
-    @property
-    def target_end_id(self) -> int:
-        """What ends a target."""
-        return TARGET_TOKENS.index("[EOS]")
-
-    def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
-        """Texts of target ids, as a model generates them, without special tokens but [UNK]."""
-        left_out = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
-        rows = [[int(each) for each in row if int(each) not in left_out] for row in sequences]
-        return self._target.decode_batch(rows, skip_special_tokens=False)
 
     @classmethod
     def train(
@@ -102,61 +34,44 @@ class CtxCoveTokenizer(CtxWordTokenizer):
         """Count the words of both languages, or take the source language's from a model of fixed vectors.
 
         Args:
-            texts: Each a text, or a text, a tab, and its translation.
-            vocab_size: Source tokens to keep at most, the special ones included.
             static_model: A directory or Hub id whose tokenizer's words, in their order, are the source language's: the
-                model's table then fits.
-            target_vocab_size: Target tokens to keep at most; 0 for as many as `vocab_size`.
-            min_target_count: A target word seen fewer times is left out.
-            target_lower_case: Lower-case targets.
-            min_count, do_lower_case, split_punctuation: Of the source language, see `CtxWordTokenizer`; not asked where
-                `static_model` says them.
-            model_max_length: Longest input in words.
-            kwargs: Of the class.
+                model's table then fits; `min_count`, `do_lower_case` and `split_punctuation` are not asked.
+            texts, vocab_size, target_vocab_size, min_target_count, target_lower_case, min_count, do_lower_case,
+                split_punctuation, model_max_length, kwargs: See `CtxTranslationTokenizer.train`.
 
         Raises:
             CtxError: As there, or `static_model` cannot be opened.
         """
-        texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read twice
-        counts = _count_targets((text.partition(BETWEEN)[2] for text in texts), target_lower_case)
-        kept = sorted((-count, word) for word, count in counts.items() if count >= min_target_count)
-        room = max(0, (target_vocab_size or vocab_size) - len(TARGET_TOKENS))
-        kwargs["model_max_length"] = model_max_length
-        kwargs["target_words"] = [*TARGET_TOKENS, *(word for _, word in kept[:room])]
-        kwargs["target_lower_case"] = target_lower_case
         if not static_model:
             return super().train(
-                (text.partition(BETWEEN)[0] for text in texts),
+                texts,
                 vocab_size,
+                target_vocab_size=target_vocab_size,
+                min_target_count=min_target_count,
+                target_lower_case=target_lower_case,
                 min_count=min_count,
                 do_lower_case=do_lower_case,
                 split_punctuation=split_punctuation,
+                model_max_length=model_max_length,
                 **kwargs,
             )
+        texts = list(texts) if isinstance(texts, Iterator) else texts
+        target_words = cls.count_target_words(
+            texts, target_vocab_size or vocab_size, min_target_count, target_lower_case
+        )
         try:
             static = AutoTokenizer.from_pretrained(static_model)
         except (OSError, ValueError) as error:
             raise CtxError(f"Cannot open the tokenizer of the vectors: {error}", where=static_model) from error
         if not isinstance(static, CtxWordTokenizer):
             raise CtxError(f"{type(static).__name__} is no tokenizer of whole words.", where=static_model)
-        given = {"do_lower_case": static.do_lower_case, "split_punctuation": static.split_punctuation}
-        vocab = {word: number for number, word in enumerate(static.words)}
-        return cls(vocab=vocab, counts=static.counts, **{**kwargs, **given})
-
-
-def _count_targets(texts: Iterator[str], lower_case: bool) -> Counter[str]:
-    backend = _target_backend(TARGET_TOKENS, lower_case)
-    counts: Counter[str] = Counter()
-    for text in texts:
-        if text.strip():
-            words = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
-            counts.update(word for word, _ in words)
-    return counts
-
-
-def _target_backend(words: Sequence[str], lower_case: bool) -> Tokenizer:
-    backend = written_words({word: number for number, word in enumerate(words)}, lower_case)
-    backend.post_processor = processors.TemplateProcessing(
-        single="$A [EOS]", special_tokens=[("[EOS]", TARGET_TOKENS.index("[EOS]"))]
-    )
-    return backend
+        return cls(
+            vocab={word: number for number, word in enumerate(static.words)},
+            counts=static.counts,
+            do_lower_case=static.do_lower_case,
+            split_punctuation=static.split_punctuation,
+            target_words=target_words,
+            target_lower_case=target_lower_case,
+            model_max_length=model_max_length,
+            **kwargs,
+        )

@@ -1,0 +1,172 @@
+"""The head of families that translate: what goes in, the loss or the logits, and what `generate` asks for.
+
+A family says how its decoder goes from the encoder's output to states (`write`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationMixin
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.modeling_base import check_ids
+
+
+@dataclass
+class TranslationOutput(ModelOutput):
+    """Output of `ForTranslation`.
+
+    Attributes:
+        loss: Cross-entropy in nats per target.
+        logits: (batch, steps, target vocabulary); None with `labels`.
+        past_key_values: What the decoder remembers; None unless asked for, and with `labels`.
+        hidden_states: Of the encoder.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    past_key_values: Any = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class ForTranslation(heads.HeadModel, GenerationMixin):
+    """A text's translation, each word from the text and from the words before it.
+
+    A family's class names `GenerationMixin` among its own bases, where transformers looks for it.
+
+    Attributes:
+        prediction: The softmax's weights, which `build_head` makes.
+    """
+
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    prediction: nn.Linear
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder, which `generate` runs once."""
+        return self.base_model
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # what the decoder remembers is a state, which the first step makes
+
+    def write(
+        self, encoded: Any, attention_mask: Tensor | None, ids: Tensor, asked: Tensor | None, remembered: Any
+    ) -> tuple[Tensor, Any]:
+        """Run the decoder.
+
+        Args:
+            encoded: The encoder's output.
+            attention_mask: (batch, length) of the text.
+            ids: (batch, steps) target ids, each the one before that to be predicted.
+            asked: (batch, steps) bool, where one is to be predicted; None for everywhere.
+            remembered: Behind the ids before; None for the first.
+
+        Returns:
+            (batch, steps, hidden) what the softmax reads, or of those `asked` alone (asked, hidden); and what is
+            remembered.
+        """
+        raise NotImplementedError
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+        num_items_in_batch: heads.ItemCounts = None,
+        **kwargs: Any,
+    ) -> TranslationOutput:
+        """The loss where `labels` are given, else logits. Other arguments as in the encoder's forward.
+
+        Args:
+            decoder_input_ids: (batch, steps) target ids, each the one before that to be predicted; None makes them of
+                `labels`, behind `config.decoder_start_token_id`.
+            labels: (batch, steps) target ids; -100 where none is to be predicted.
+            encoder_outputs: The encoder's, where it ran before.
+            past_key_values: What an earlier forward gave; `decoder_input_ids` go on from there.
+            use_cache: Give `past_key_values`.
+
+        Raises:
+            CtxError: Input that does not fit together or the model.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encode(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                token_type_ids=token_type_ids,
+                inputs_embeds=inputs_embeds,
+                **kwargs,
+            )
+        ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
+        asked = None if labels is None else labels != heads.IGNORED
+        states, remembered = self.write(encoder_outputs, attention_mask, ids, asked, past_key_values)
+        loss = logits = None
+        if labels is None:
+            logits = self.prediction(states)
+        else:
+            size = self.config.target_vocab_size
+            loss = heads.vocabulary_loss(self._summed_loss, states, labels, size, num_items_in_batch)
+        return TranslationOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=remembered if use_cache and labels is None else None,
+            hidden_states=encoder_outputs.hidden_states,
+        )
+
+    def decoder_ids(self, encoded: Any, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        """(batch, steps) what the decoder reads: what is given, or the labels, shifted.
+
+        Raises:
+            CtxError: Neither is given, or they do not fit together or the text.
+        """
+        rows = len(encoded.last_hidden_state)
+        if ids is None and labels is None:
+            raise CtxError("Give decoder_input_ids, or labels, or call generate.")
+        for name, tensor in {"decoder_input_ids": ids, "labels": labels}.items():
+            if tensor is not None and (tensor.dim() != 2 or len(tensor) != rows or not tensor.shape[1]):
+                raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
+        if ids is not None and labels is not None and ids.shape != labels.shape:
+            raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(ids.shape)}.")
+        check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
+        return self._shifted(labels) if ids is None else ids  # type: ignore[arg-type]
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        """(batch, steps) what the decoder reads before it predicts each label."""
+        size = self.config.target_vocab_size
+        ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
+        # ids outside the vocabulary are refused with the loss
+        return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
+
+    def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
+        return chunked_cross_entropy(states, self.prediction.weight, self.prediction.bias, targets, reduction="sum")
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The target's text so far, or, with a state, its last token."""
+        return {
+            "decoder_input_ids": input_ids if past_key_values is None else input_ids[:, -1:],
+            "past_key_values": past_key_values,
+            "attention_mask": attention_mask,
+            "encoder_outputs": encoder_outputs,
+            "use_cache": bool(use_cache),
+        }
