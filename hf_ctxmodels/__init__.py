@@ -67,6 +67,10 @@ from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveModel,
 )
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
+from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration, CtxLmSeq2SeqModel
+from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
+from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 from hf_ctxmodels.models.seqae.modeling_seqae import (
     CtxSeqaeForCausalLM,
@@ -170,6 +174,11 @@ __all__ = [
     "CtxGloveForTokenClassification",
     "CtxGloveModel",
     "CtxGloveTokenizer",
+    "CtxLmSeq2SeqConfig",
+    "CtxLmSeq2SeqForConditionalGeneration",
+    "CtxLmSeq2SeqForPreTraining",
+    "CtxLmSeq2SeqModel",
+    "CtxLmSeq2SeqTokenizer",
     "CtxSeqaeConfig",
     "CtxSeqaeForCausalLM",
     "CtxSeqaeForSequenceClassification",

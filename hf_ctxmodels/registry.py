@@ -36,6 +36,10 @@ from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
 from hf_ctxmodels.models.glove import modeling_glove as glove
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.models.lmseq2seq import modeling_lmseq2seq as lmseq2seq
+from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
+from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
+from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.models.seqae import modeling_seqae as seqae
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
@@ -63,6 +67,7 @@ from hf_ctxmodels.objectives import (
     SequenceAutoencoding,
     SkipGram,
     Translation,
+    TranslationWithLanguageModels,
 )
 
 
@@ -386,6 +391,26 @@ FAMILIES: dict[str, Family] = {
             sizes={
                 "tiny": {"embedding_size": 100, "hidden_size": 128, "biattention_size": 64},
                 "base": {"embedding_size": 300, "hidden_size": 600},
+            },
+            conversion=[],
+        ),
+        Family(
+            name="lmseq2seq",
+            paper="Ramachandran et al. 2016, Unsupervised Pretraining for Sequence to Sequence Learning "
+            "(arXiv 1611.02683)",
+            config=CtxLmSeq2SeqConfig,
+            tokenizer=CtxLmSeq2SeqTokenizer,
+            models={
+                "AutoModel": lmseq2seq.CtxLmSeq2SeqModel,
+                "AutoModelForPreTraining": CtxLmSeq2SeqForPreTraining,
+                "AutoModelForSeq2SeqLM": lmseq2seq.CtxLmSeq2SeqForConditionalGeneration,
+            },
+            objectives={"translation+lm": TranslationWithLanguageModels, "translation": Translation},
+            # the widths of the language models of the family seqae, whose sizes these are; layers as in the paper
+            sizes={
+                "tiny": {"embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 2},
+                "small": {"embedding_size": 256, "hidden_size": 512, "num_hidden_layers": 3},
+                "base": {"embedding_size": 512, "hidden_size": 1024, "num_hidden_layers": 3},
             },
             conversion=[],
         ),

@@ -15,7 +15,12 @@ from hf_ctxmodels.objectives.permutation_lm import (
 from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding, SequenceAutoencoding
-from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation
+from hf_ctxmodels.objectives.translation import (
+    DataCollatorForTranslation,
+    DataCollatorForTranslationWithLanguageModels,
+    Translation,
+    TranslationWithLanguageModels,
+)
 from hf_ctxmodels.objectives.window_prediction import (
     ContinuousBagOfWords,
     DataCollatorForWindowPrediction,
@@ -37,6 +42,7 @@ __all__ = [
     "DataCollatorForSentenceOrderPrediction",
     "DataCollatorForSequenceAutoencoding",
     "DataCollatorForTranslation",
+    "DataCollatorForTranslationWithLanguageModels",
     "DataCollatorForWindowPrediction",
     "MaskedLM",
     "MaskedLMWithNextSentence",
@@ -49,5 +55,6 @@ __all__ = [
     "SkipGram",
     "TokenMasker",
     "Translation",
+    "TranslationWithLanguageModels",
     "expand_permutation",
 ]
