@@ -139,7 +139,7 @@ class Translation(Objective):
         Raises:
             CtxError: A document is not a text with its translation.
         """
-        iterator = iter(documents)
+        iterator, special = iter(documents), self.tokenizer.num_special_tokens_to_add()
         while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
             for document in batch:
                 if not isinstance(document, TranslatedText):
@@ -151,7 +151,7 @@ class Translation(Objective):
             encoded = self.tokenizer(texts, text_target=translations, verbose=False)
             self.statistics["documents"] += len(batch)
             for ids, labels in zip(encoded["input_ids"], encoded["labels"], strict=True):
-                if not ids or max(len(ids), len(labels)) > self.max_length:
+                if len(ids) == special or max(len(ids), len(labels)) > self.max_length:
                     self.statistics["left_out"] += 1
                     continue
                 self.statistics.update(sentences=1, tokens=len(ids), target_tokens=len(labels))
