@@ -174,8 +174,8 @@ class CtxLmSeq2SeqForConditionalGeneration(CtxLmSeq2SeqHeadModel, ForTranslation
         Raises:
             CtxError: It cannot be opened, or has another shape.
         """
-        stack, taken = modules["layers"], set(self.config.taken_parts)
-        count = self.config.pretrained_layers
+        stack: Any = modules["layers"]
+        taken, count = set(self.config.taken_parts), self.config.pretrained_layers
         own = {f"word_embeddings.{name}": each for name, each in stack.word_embeddings.named_parameters()}
         own = own if "embeddings" in taken else {}
         if "layers" in taken:

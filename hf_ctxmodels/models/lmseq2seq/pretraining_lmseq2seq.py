@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.utils.generic import can_return_tuple
@@ -105,17 +106,16 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
             found["source_logits"] = self.source_prediction(self.dropout(read))
             found["target_logits"] = self.prediction(self.dropout(self._written(ids, None)))
             return found
-        found["translation_loss"] = found.loss.detach()
-        terms = {}
+        terms: dict[str, Any] = {"translation": outputs.loss}
         if source_labels is not None:
-            terms["source"] = self._term("source_labels", read, source_labels, attention_mask, num_items_in_batch)
+            terms["source_lm"] = self._term("source_labels", read, source_labels, attention_mask, num_items_in_batch)
         if target_labels is not None:
             _check_shape("target_labels", target_labels, ids)
             states = self._written(ids, target_labels != heads.IGNORED)
-            terms["target"] = self._term("target_labels", states, target_labels, None, num_items_in_batch)
-        for language, term in terms.items():
-            found[f"{language}_lm_loss"] = term.detach()
-            found["loss"] = found.loss + term
+            terms["target_lm"] = self._term("target_labels", states, target_labels, None, num_items_in_batch)
+        found["loss"] = torch.stack([*terms.values()]).sum()
+        for name, term in terms.items():
+            found[f"{name}_loss"] = term.detach()
         return found
 
     def _written(self, ids: Tensor, asked: Tensor | None) -> Tensor:
