@@ -80,6 +80,10 @@ from hf_ctxmodels.models.laser.modeling_laser import (
     CtxLaserModel,
 )
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
+from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
+from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration, CtxLmSeq2SeqModel
+from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
+from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 from hf_ctxmodels.models.seqae.modeling_seqae import (
     CtxSeqaeForCausalLM,
@@ -192,6 +196,11 @@ __all__ = [
     "CtxLaserForSequenceClassification",
     "CtxLaserModel",
     "CtxLaserTokenizer",
+    "CtxLmSeq2SeqConfig",
+    "CtxLmSeq2SeqForConditionalGeneration",
+    "CtxLmSeq2SeqForPreTraining",
+    "CtxLmSeq2SeqModel",
+    "CtxLmSeq2SeqTokenizer",
     "CtxSeqaeConfig",
     "CtxSeqaeForCausalLM",
     "CtxSeqaeForSequenceClassification",

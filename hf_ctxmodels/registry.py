@@ -42,6 +42,10 @@ from hf_ctxmodels.models.infersent.tokenization_infersent import CtxInferSentTok
 from hf_ctxmodels.models.laser import modeling_laser as laser
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
+from hf_ctxmodels.models.lmseq2seq import modeling_lmseq2seq as lmseq2seq
+from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
+from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
+from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.models.seqae import modeling_seqae as seqae
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
@@ -70,6 +74,7 @@ from hf_ctxmodels.objectives import (
     SkipGram,
     Translation,
     TranslationToLanguages,
+    TranslationWithLanguageModels,
 )
 
 
@@ -439,6 +444,26 @@ FAMILIES: dict[str, Family] = {
                 },
                 "small": {"embedding_size": 160, "hidden_size": 512, "num_hidden_layers": 3, "decoder_size": 512},
                 "base": {},
+            },
+            conversion=[],
+        ),
+        Family(
+            name="lmseq2seq",
+            paper="Ramachandran et al. 2016, Unsupervised Pretraining for Sequence to Sequence Learning "
+            "(arXiv 1611.02683)",
+            config=CtxLmSeq2SeqConfig,
+            tokenizer=CtxLmSeq2SeqTokenizer,
+            models={
+                "AutoModel": lmseq2seq.CtxLmSeq2SeqModel,
+                "AutoModelForPreTraining": CtxLmSeq2SeqForPreTraining,
+                "AutoModelForSeq2SeqLM": lmseq2seq.CtxLmSeq2SeqForConditionalGeneration,
+            },
+            objectives={"translation+lm": TranslationWithLanguageModels, "translation": Translation},
+            # the widths of the language models of the family seqae, whose sizes these are; layers as in the paper
+            sizes={
+                "tiny": {"embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 2},
+                "small": {"embedding_size": 256, "hidden_size": 512, "num_hidden_layers": 3},
+                "base": {"embedding_size": 512, "hidden_size": 1024, "num_hidden_layers": 3},
             },
             conversion=[],
         ),

@@ -107,6 +107,7 @@ class WordRecurrentModel(_Mixin):
         states: Sequence[Tensor] | None = None,
         use_states: bool | None = None,
         truncation: int | None = None,
+        layers: int | None = None,
         wanted: Tensor | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
@@ -121,6 +122,7 @@ class WordRecurrentModel(_Mixin):
             states: What the forward of the text before gave as `states`; None starts from zero.
             use_states: Whether to give `states`; None for `config.stateful`.
             truncation: Steps through which a gradient goes back; None for all.
+            layers: How many of the layers read, of which the last one's output is `last_hidden_state`; None for all.
             wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden).
             output_hidden_states: Give `hidden_states`.
             kwargs: What other families' models read, such as `token_type_ids`.
@@ -142,7 +144,7 @@ class WordRecurrentModel(_Mixin):
             use_states = False
         rows = rows_of(self.config, given, attention_mask, sequence_ids, directions=1)
         packed = rows.pack(given) if input_ids is None else self.read(rows.pack(given))
-        outputs, carried = self._run(packed, rows, states, truncation)
+        outputs, carried = self._run(packed, rows, states, truncation, layers)
         last = rows.unpack(outputs[-1])[0]
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         wants_states = self.config.stateful if use_states is None else use_states
@@ -157,12 +159,17 @@ class WordRecurrentModel(_Mixin):
         )
 
     def _run(
-        self, packed: Tensor, rows: PackedRows, states: Sequence[Tensor] | None, truncation: int | None
+        self,
+        packed: Tensor,
+        rows: PackedRows,
+        states: Sequence[Tensor] | None,
+        truncation: int | None,
+        layers: int | None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The packed output of every layer, that of the embeddings first, and what to carry on."""
         before = self._unstacked(states, rows)
         outputs, after = [packed], []
-        for depth, layer in enumerate(self.layers):
+        for depth, layer in enumerate(self.layers[:layers]):
             packed, state = layer(self.between(packed, rows, depth), rows, before[depth], truncation)
             outputs.append(packed)
             after += [each[0] for each in rows.unsorted(state)]

@@ -366,7 +366,9 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
     for name in getattr(case.model_class, "loss_targets", ()):
         if name in ("start_positions", "end_positions"):
             targets[name] = _random_positions(batch, generator)
-        elif name == "labels" and case.writes:
+        elif name == "source_labels":  # the next word of what is read
+            targets[name] = _random_token_targets(tokens, TINY["vocab_size"], 0.4, generator)
+        elif name in ("labels", "target_labels") and case.writes:
             places = torch.ones_like(batch["decoder_input_ids"], dtype=torch.bool)
             targets[name] = _random_token_targets(places, TINY["target_vocab_size"], 0.6, generator)
         elif name == "labels" and case.predicts_where_labelled:

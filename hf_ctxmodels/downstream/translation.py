@@ -60,8 +60,9 @@ def translate(
     if language is not None and language not in languages:
         raise CtxError(f"The model does not write {language!r}.", mend=f"use one of {', '.join(languages) or 'none'}.")
     encoded = tokenizer(list(texts), verbose=False)["input_ids"]
+    special = tokenizer.num_special_tokens_to_add()
     for number, ids in enumerate(encoded):
-        if not ids:
+        if len(ids) == special:
             raise CtxError(f"Text {number} (counted from 0) has no word: {texts[number]!r}.", mend="leave it out.")
     order = sorted(range(len(texts)), key=lambda number: len(encoded[number]))
     training = model.training

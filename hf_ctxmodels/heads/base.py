@@ -76,6 +76,7 @@ def vocabulary_loss(
     labels: Tensor,
     vocab_size: int,
     counts: ItemCounts,
+    name: str = "labels",
 ) -> Tensor:
     """Mean cross-entropy in nats of a prediction head at the labelled positions.
 
@@ -84,7 +85,7 @@ def vocabulary_loss(
         states: (targets, hidden) the encoder's output where `labels` is not -100.
         labels: (...) ids.
         vocab_size: Number of tokens.
-        counts: As in `mean_over_targets`.
+        counts, name: As in `mean_over_targets`.
 
     Raises:
         CtxError: A label outside the vocabulary.
@@ -93,8 +94,8 @@ def vocabulary_loss(
     if not torch.compiler.is_compiling():
         bad = targets[(targets < 0) | (targets >= vocab_size)]
         if bad.numel():
-            raise CtxError(f"labels holds {int(bad[0])}, outside [0, vocab_size={vocab_size}).")
-    return mean_over_targets(summed_loss(states, targets), labels, "labels", counts)
+            raise CtxError(f"{name} holds {int(bad[0])}, outside [0, vocab_size={vocab_size}).")
+    return mean_over_targets(summed_loss(states, targets), labels, name, counts)
 
 
 def right_guesses(logits: Tensor, targets: Tensor) -> Tensor:

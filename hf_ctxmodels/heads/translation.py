@@ -118,9 +118,8 @@ class ForTranslation(HeadModel):
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
-        self._check_targets(len(encoder_outputs.last_hidden_state), decoder_input_ids, labels, target_languages)
-        if decoder_input_ids is None:
-            decoder_input_ids = self._shifted(labels)
+        decoder_input_ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
+        self._check_languages(len(decoder_input_ids), target_languages)
         state = self.start(encoder_outputs) if past_key_values is None else past_key_values
         given = (encoder_outputs, attention_mask, state, target_languages)
         loss = logits = None
@@ -142,7 +141,13 @@ class ForTranslation(HeadModel):
             hidden_states=encoder_outputs.hidden_states,
         )
 
-    def _check_targets(self, rows: int, ids: Tensor | None, labels: Tensor | None, languages: Tensor | None) -> None:
+    def decoder_ids(self, encoded: Any, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        """(batch, steps) what the decoder reads: what is given, or the labels, shifted.
+
+        Raises:
+            CtxError: Neither is given, or they do not fit together or the text.
+        """
+        rows = len(encoded.last_hidden_state)
         if ids is None and labels is None:
             raise CtxError("Give decoder_input_ids, or labels, or call generate.")
         for name, tensor in {"decoder_input_ids": ids, "labels": labels}.items():
@@ -151,17 +156,21 @@ class ForTranslation(HeadModel):
         if ids is not None and labels is not None and ids.shape != labels.shape:
             raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(ids.shape)}.")
         check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
-        if languages is not None:
-            if not self.reads_languages:
-                raise CtxError(f"{type(self).__name__} writes one language.", mend="leave target_languages out.")
-            if tuple(languages.shape) != (rows,):
-                raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
-            check_ids("target_languages", languages, self.config.num_languages, "num_languages")
+        return self._shifted(labels) if ids is None else ids  # type: ignore[arg-type]
 
-    def _shifted(self, labels: Tensor | None) -> Tensor:
+    def _check_languages(self, rows: int, languages: Tensor | None) -> None:
+        if languages is None:
+            return
+        if not self.reads_languages:
+            raise CtxError(f"{type(self).__name__} writes one language.", mend="leave target_languages out.")
+        if tuple(languages.shape) != (rows,):
+            raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
+        check_ids("target_languages", languages, self.config.num_languages, "num_languages")
+
+    def _shifted(self, labels: Tensor) -> Tensor:
         """(batch, steps) what the decoder reads before it predicts each label."""
         size = self.config.target_vocab_size
-        ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)  # type: ignore[index]
+        ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
         # ids outside the vocabulary are refused with the loss
         return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
 

@@ -130,10 +130,26 @@ class AttentionalDecoder(nn.Module):
     def _adjusted(self, hidden: Tensor, memory: Tensor, excluded: Tensor) -> Tensor:
         """(rows, hidden) -> (rows, hidden) with what is attended to."""
         if self.query is not None:
-            scores = (memory @ self.query(hidden)[..., None])[..., 0].float()
-            weights = scores.masked_fill(excluded, float("-inf")).softmax(-1).to(memory.dtype)
-            hidden = torch.cat([(weights[:, None] @ memory)[:, 0], hidden.to(memory.dtype)], -1)
+            context = attend(self.query(hidden)[:, None], memory, memory, excluded)[:, 0]
+            hidden = torch.cat([context, hidden.to(memory.dtype)], -1)
         return self.combine(hidden).tanh()
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, excluded: Tensor) -> Tensor:
+    """Global attention (Luong et al. 2015, section 3.1): softmax(queries keys^T) values.
+
+    Args:
+        queries: (rows, steps, width).
+        keys: (rows, length, width) what they are compared with.
+        values: (rows, length, any width) what is summed up.
+        excluded: (rows, length) bool, where nothing is attended to.
+
+    Returns:
+        (rows, steps, the values' width).
+    """
+    scores = (queries.to(keys.dtype) @ keys.transpose(1, 2)).float()
+    weights = scores.masked_fill(excluded[:, None], float("-inf")).softmax(-1).to(values.dtype)
+    return weights @ values
 
 
 @torch.no_grad()

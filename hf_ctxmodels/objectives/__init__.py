@@ -15,7 +15,13 @@ from hf_ctxmodels.objectives.permutation_lm import (
 from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding, SequenceAutoencoding
-from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation, TranslationToLanguages
+from hf_ctxmodels.objectives.translation import (
+    DataCollatorForTranslation,
+    DataCollatorForTranslationWithLanguageModels,
+    Translation,
+    TranslationToLanguages,
+    TranslationWithLanguageModels,
+)
 from hf_ctxmodels.objectives.window_prediction import (
     ContinuousBagOfWords,
     DataCollatorForWindowPrediction,
@@ -37,6 +43,7 @@ __all__ = [
     "DataCollatorForSentenceOrderPrediction",
     "DataCollatorForSequenceAutoencoding",
     "DataCollatorForTranslation",
+    "DataCollatorForTranslationWithLanguageModels",
     "DataCollatorForWindowPrediction",
     "MaskedLM",
     "MaskedLMWithNextSentence",
@@ -50,5 +57,6 @@ __all__ = [
     "TokenMasker",
     "Translation",
     "TranslationToLanguages",
+    "TranslationWithLanguageModels",
     "expand_permutation",
 ]

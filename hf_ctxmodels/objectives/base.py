@@ -56,6 +56,10 @@ class Objective(ABC):
     predicted_column: ClassVar[str] = "input_ids"
     """The column of an example that holds the tokens a prediction by frequency counts."""
 
+    guessed_targets: ClassVar[tuple[str, ...] | None] = None
+    """The head's targets that a prediction by frequency is compared with; None for all. Others are not tokens of
+    `predicted_column`."""
+
     Options: ClassVar[type]
     """A frozen dataclass: name, type, default and `metadata["help"]` of every option. HfArgumentParser reads it."""
 

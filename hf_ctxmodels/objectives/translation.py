@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective, TranslatedText
 from hf_ctxmodels.objectives.features import require_padding_token
 from hf_ctxmodels.objectives.masking import IGNORED
@@ -52,6 +53,35 @@ class DataCollatorForTranslation(DataCollatorMixin):
         }
         if "target_language" in features[0]:
             batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
+        return batch
+
+
+@dataclass
+class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
+    """As `DataCollatorForTranslation`, with the next word of each language as a target besides.
+
+    Returns also:
+        source_labels: (batch, width) the word behind each word of a text; -100 for none.
+        target_labels: (batch, steps) the labels again, for the decoder's language model.
+
+    Attributes:
+        source, target: Whether there are such targets; without, all are -100.
+    """
+
+    source: bool = True
+    target: bool = True
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        batch = super().torch_call(features)
+        rows = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
+        following = [np.append(row[1:], IGNORED) for row in rows]
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        batch["source_labels"] = padder.pad(following, IGNORED)
+        batch["target_labels"] = batch["labels"].clone()
+        for name, wanted in {"source_labels": self.source, "target_labels": self.target}.items():
+            if not wanted:
+                batch[name].fill_(IGNORED)
         return batch
 
 
@@ -104,8 +134,9 @@ class Translation(Objective):
 
     @property
     def never_predicted(self) -> list[int]:
-        """Padding, and what a decoder reads first; unknown words and the end are predicted."""
-        return [self.tokenizer.target_pad_token_id, self.tokenizer.target_start_id]
+        """Padding, and what a decoder reads first, unless it is the end; that and unknown words are predicted."""
+        never = {self.tokenizer.target_pad_token_id, self.tokenizer.target_start_id}
+        return sorted(never - {self.tokenizer.target_end_id})
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and labels.
@@ -113,7 +144,7 @@ class Translation(Objective):
         Raises:
             CtxError: A document is not a text with its translation.
         """
-        iterator = iter(documents)
+        iterator, special = iter(documents), self.tokenizer.num_special_tokens_to_add()
         while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
             for document in batch:
                 if not isinstance(document, TranslatedText):
@@ -125,7 +156,7 @@ class Translation(Objective):
             encoded = self.tokenizer(texts, text_target=translations, verbose=False)
             self.statistics["documents"] += len(batch)
             for ids, labels in zip(encoded["input_ids"], encoded["labels"], strict=True):
-                if not ids or max(len(ids), len(labels)) > self.max_length:
+                if len(ids) == special or max(len(ids), len(labels)) > self.max_length:
                     self.statistics["left_out"] += 1
                     continue
                 self.statistics.update(sentences=1, tokens=len(ids), target_tokens=len(labels))
@@ -201,3 +232,32 @@ class TranslationToLanguages(Translation):
             )
         found = super().example(ids, labels[1:])
         return found | {"target_language": self._numbers[labels[0]]}
+
+
+@dataclass(frozen=True)
+class TranslationWithLanguageModelsOptions:
+    """Options of `TranslationWithLanguageModels`."""
+
+    source_lm: bool = flag(True, "The encoder goes on predicting the next word of the text.")
+    target_lm: bool = flag(True, "The decoder goes on predicting the next word of the translation without the text.")
+
+
+class TranslationWithLanguageModels(Translation):
+    """Translation, and beside it the language models of both languages from which the translator was made, so that
+    they are not forgotten: three losses of equal weight, on the two sides of each pair.
+
+    References: Ramachandran et al. 2016 (arXiv 1611.02683), section 2.2, where the language models read text without
+    translations.
+
+    Related: `Translation` alone.
+    """
+
+    auto_class = "AutoModelForPreTraining"
+    guessed_targets = ("labels", "target_labels")
+    Options: ClassVar[type] = TranslationWithLanguageModelsOptions
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        self.collate = DataCollatorForTranslationWithLanguageModels(
+            tokenizer, source=self.options.source_lm, target=self.options.target_lm
+        )

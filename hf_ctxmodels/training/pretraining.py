@@ -264,7 +264,8 @@ def frequency_baselines(
         return {"baseline_loss": _loss_by_scores(model, torch.from_numpy(scores).float(), batches)}
     for rows in _sample(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
         guesser.count_classes(objective.collate(rows), targets)
-    return named_guesses(guesser.guesses(batches, targets), targets, metrics)
+    guessed = targets if objective.guessed_targets is None else objective.guessed_targets
+    return named_guesses(guesser.guesses(batches, guessed), targets, metrics)
 
 
 @torch.no_grad()

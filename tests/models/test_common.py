@@ -134,6 +134,18 @@ PUBLISHED = {
             ("large", 360_268_800, 360_300_800),
         )
     },
+    # No count is published for these widths: layers of 4 * 1024 * (512 + 1024 + 2) and 4 * 1024 * (1024 + 1024 + 2), in
+    # the decoder too, a query of 1024 * 1025, a combination of 3072 * 1024 + 1024, and each language's vectors.
+    "lmseq2seq": {
+        "of 30,000 words": (
+            {},
+            {
+                "AutoModel": 6_299_648 + 2 * 8_396_800 + 30_000 * 512,
+                "AutoModelForSeq2SeqLM": 2 * (6_299_648 + 2 * 8_396_800 + 30_000 * 512)
+                + (1_049_600 + 3_146_752 + 30_000 * 1025),
+            },
+        )
+    },
     # No count is published: the arithmetic of section 4, an LSTM of 4 * 1024 * (512 + 1024 + 2), vectors of 512 and a
     # softmax of 1024 and a bias for each word.
     "seqae": {

@@ -36,6 +36,8 @@ def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, T
     if case.detects:  # one logit is the difference of two
         outputs[labels] = torch.stack([torch.zeros_like(outputs[labels]), outputs[labels]], -1)
     names = [name for name in case.model_class.loss_targets if name not in SOFT_TARGETS]
+    own = {name: name.replace("labels", "logits") for name in names}
+    places |= {name: logits for name, logits in own.items() if logits in outputs}
     return {name: outputs[places.get(name, labels)] for name in names}
 
 
@@ -91,7 +93,7 @@ class TestLoss:
         whole = model(**batch).get("metrics") or {}
         parts = [{name: value[part] for name, value in batch.items()} for part in (slice(0, 1), slice(1, rows))]
         halves = [model(**part).get("metrics") or {} for part in parts]
-        assert bool(whole) == (_has_terms(head) or head.detects)
+        assert bool(whole) == ((_has_terms(head) and not head.writes) or head.detects)
         for name, counts in whole.items():
             assert not counts.requires_grad
             assert 0 <= counts[0] <= counts[1]

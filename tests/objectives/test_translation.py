@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from hf_ctxmodels import CtxBertTokenizer, CtxCoveTokenizer, CtxError
+from hf_ctxmodels import CtxBertTokenizer, CtxCoveTokenizer, CtxError, CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.data import load_documents
-from hf_ctxmodels.objectives import Translation
+from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
 
 PAIRS = [
     ("A cat sat on the mat.", "Eine Katze saß auf der Matte."),
@@ -79,6 +79,38 @@ def test_what_cannot_be_translated_is_refused(files: tuple[Path, Path], tokenize
         Translation(CtxCoveTokenizer.train(["a cat"], 9, min_count=1), max_length=20, seed=0)
     with pytest.raises(CtxError, match="no words of a target language"):
         Translation(CtxBertTokenizer.train(["a cat sat"] * 9, 60), max_length=20, seed=0)
+
+
+class TestWithLanguageModels:
+    """Translation's rows, and both languages' next words."""
+
+    @pytest.fixture
+    def own(self) -> CtxLmSeq2SeqTokenizer:
+        return CtxLmSeq2SeqTokenizer.train(("\t".join(pair) for pair in PAIRS), 60, min_count=1, min_target_count=1)
+
+    @pytest.mark.parametrize("side", ["right", "left"])
+    def test_targets_are_the_next_words(self, files: tuple[Path, Path], own: CtxLmSeq2SeqTokenizer, side: str) -> None:
+        own.padding_side = side
+        objective = TranslationWithLanguageModels(own, max_length=20, seed=0)
+        plain = Translation(own, max_length=20, seed=0)
+        rows = list(objective.examples(load_documents(str(files[0]), translations=[str(files[1])])))
+        batch, expected = objective.collate(rows), plain.collate(rows)
+        assert all((batch[name] == value).all() for name, value in expected.items())
+        assert (batch["target_labels"] == batch["labels"]).all()
+        for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["source_labels"], strict=True):
+            words = ids[mask == 1].tolist()
+            assert words[-1] == own.eos_token_id
+            assert labels[mask == 1].tolist() == [*words[1:], -100]
+            assert (labels[mask == 0] == -100).all()
+        assert objective.auto_class == "AutoModelForPreTraining"
+        assert own.target_end_id not in objective.never_predicted, "what a decoder reads first is predicted too"
+
+    @pytest.mark.parametrize("left_out", ["source", "target"])
+    def test_each_can_be_left_out(self, files: tuple[Path, Path], own: CtxLmSeq2SeqTokenizer, left_out: str) -> None:
+        objective = TranslationWithLanguageModels(own, max_length=20, seed=0, **{f"{left_out}_lm": False})
+        batch = objective.collate(list(objective.examples(load_documents(str(files[0]), translations=[str(files[1])]))))
+        for language in ("source", "target"):
+            assert (batch[f"{language}_labels"] == -100).all() == (language == left_out)
 
 
 class TestTokenizer:

@@ -12,8 +12,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream import score_translations, translate
+from hf_ctxmodels.registry import FAMILIES
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+TRANSLATING = [name for name, family in FAMILIES.items() if "AutoModelForSeq2SeqLM" in family.models]
 WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
 
 
@@ -35,9 +37,12 @@ def write(folder: Path, name: str, lines: int, seed: int) -> dict[str, Path]:
     return paths
 
 
-def test_learns_to_translate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize("family", TRANSLATING)
+def test_learns_to_translate(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     train, test = write(tmp_path, "train", 600, seed=0), write(tmp_path, "test", 40, seed=1)
-    data = {"dataset": train["en"], "translations": train["de"], "family": "cove"}
+    data = {"dataset": train["en"], "translations": train["de"], "family": family}
     tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
     assert run(monkeypatch, "train_tokenizer.py", **data, vocab_size=50, output_dir=tokenizer) == 0
     assert "unknown tokens   0.00%" in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""Sequence-to-sequence from two language models (Ramachandran et al. 2016): one reads, the other writes."""

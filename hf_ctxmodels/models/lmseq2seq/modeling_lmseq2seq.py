@@ -1,0 +1,285 @@
+"""Sequence-to-sequence from two language models (Ramachandran et al. 2016, arXiv 1611.02683).
+
+Its own here: encoder and decoder whose first layers are language models, how the decoder attends to two layers and
+keeps what its language model says, and what is taken from where. The layers are in `hf_ctxmodels.word_recurrent`, the
+head of translators in `hf_ctxmodels.heads.translation`.
+"""
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GenerationMixin
+from transformers import initialization as init
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.attentional_decoder import attend
+from hf_ctxmodels.layers.dropout import Dropout, dropout
+from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.recurrent import PackedRows
+from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
+from hf_ctxmodels.word_recurrent import (
+    WordRecurrentForCausalLM,
+    WordRecurrentModel,
+    WordRecurrentModelOutput,
+    WordRecurrentPreTrainedModel,
+)
+
+
+class CtxLmSeq2SeqPreTrainedModel(WordRecurrentPreTrainedModel):
+    """The family's part of the model base."""
+
+    config: CtxLmSeq2SeqConfig
+    base_model_prefix = "encoder"
+
+
+@dataclass
+class CtxLmSeq2SeqModelOutput(WordRecurrentModelOutput):
+    """Output of `CtxLmSeq2SeqModel`, see `WordRecurrentModelOutput`; and, for a decoder:
+
+    Attributes:
+        memory: (batch, length, 2 * hidden) what the last pretrained layer gave, and behind it the top one.
+        final: (batch, 2 * layers, hidden) where a row ends: output and cell of the first layer, of the second, ...
+    """
+
+    memory: Tensor | None = None
+    final: Tensor | None = None
+
+
+class CtxLmSeq2SeqModel(WordRecurrentModel, CtxLmSeq2SeqPreTrainedModel):
+    """Words, and LSTMs that read them from left to right: the encoder, and the decoder's layers.
+
+    Attributes:
+        feeds_decoder: Whether `forward` gives `memory` and `final`.
+    """
+
+    pooling = "last"
+    feeds_decoder = False
+
+    def read(self, ids: Tensor) -> Tensor:
+        """(directions, words) ids -> (directions, words, embedding)."""
+        return dropout(self.word_embeddings(ids), self.config.hidden_dropout_prob, self.training)
+
+    def between(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
+        """(directions, words, width)."""
+        return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        use_states: bool | None = None,
+        **kwargs: Any,
+    ) -> WordRecurrentModelOutput:
+        """Encode a batch, see `WordRecurrentModel.forward`."""
+        outputs = super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            output_hidden_states=True if self.feeds_decoder else output_hidden_states,
+            use_states=True if self.feeds_decoder else use_states,
+            **{**kwargs, "return_dict": True},
+        )
+        if not self.feeds_decoder:
+            return outputs
+        if outputs.states is None:
+            raise CtxError("A decoder starts from the state behind a row; sequence_ids say that it is several texts.")
+        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        layers = outputs.hidden_states
+        return CtxLmSeq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            pooler_output=outputs.pooler_output,
+            hidden_states=layers if wants else None,
+            memory=torch.cat([layers[self.config.pretrained_layers], layers[-1]], -1),
+            final=torch.stack(outputs.states, 1),
+        )
+
+
+@dataclass
+class DecoderStates:
+    """What the decoder remembers of every row; a cache, as `generate` takes it.
+
+    Attributes:
+        states: As `WordRecurrentModel` gives them, (rows, hidden) each.
+        steps: Tokens read.
+    """
+
+    states: list[Tensor]
+    steps: int
+
+    def reorder_cache(self, rows: Tensor) -> None:
+        """Put rows in the place of others, as beams go on."""
+        self.states = [state.index_select(0, rows.to(state.device)) for state in self.states]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens read."""
+        return self.steps
+
+
+class CtxLmSeq2SeqHeadModel(heads.HeadModel, CtxLmSeq2SeqPreTrainedModel):
+    """Binds the generic heads to the encoder."""
+
+    encoder_class = CtxLmSeq2SeqModel
+
+
+class CtxLmSeq2SeqForConditionalGeneration(heads.ForTranslation, CtxLmSeq2SeqHeadModel, GenerationMixin):
+    """The translator (figures 1 and 2). Of the decoder's layers, first h^1 and top h^N, and the encoder's, H^1 and H^N:
+
+        alpha = softmax(H^N (W1 h^N + b1)),  c = [H^1T alpha; H^NT alpha],  h~ = tanh(W2 [c; h^N] + b2) + h^1
+
+    from which the next word is predicted. The layers start where the encoder's end. Of a new model, what
+    `config.source_model` and `config.target_model` have is taken from there.
+    """
+
+    def build_encoder(self, config: CtxLmSeq2SeqConfig) -> CtxLmSeq2SeqModel:
+        """The encoder; `generate` runs it by itself."""
+        encoder = CtxLmSeq2SeqModel(config)
+        encoder.feeds_decoder = True
+        return encoder
+
+    def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
+        """The decoder's layers, its attention, and the softmax's weights."""
+        self.decoder = CtxLmSeq2SeqModel(config.decoder_config())
+        self.query = Linear(config.hidden_size, config.hidden_size)
+        self.combine = Linear(config.memory_size + config.hidden_size, config.hidden_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
+
+    def initialize_weights(self) -> None:
+        """Draw weights that were not loaded, but take those that a language model has from there."""
+        super().initialize_weights()
+        for name, source in {"source": self.config.source_model, "target": self.config.target_model}.items():
+            if source is not None:
+                self._take(source, self._pretrained(name))
+
+    def _pretrained(self, language: str) -> dict[str, nn.Module]:
+        """Part of a language model -> the module here that is it."""
+        if language == "source":
+            return {"layers": self.encoder}
+        return {"layers": self.decoder, "softmax": self.prediction}
+
+    @torch.no_grad()
+    def _take(self, source: str, modules: dict[str, nn.Module]) -> None:
+        """Copy a language model's weights to where they were not loaded.
+
+        Raises:
+            CtxError: It cannot be opened, or has another shape.
+        """
+        stack: Any = modules["layers"]
+        taken, count = set(self.config.taken_parts), self.config.pretrained_layers
+        own = {f"word_embeddings.{name}": each for name, each in stack.word_embeddings.named_parameters()}
+        own = own if "embeddings" in taken else {}
+        if "layers" in taken:
+            own |= {f"layers.{name}": each for name, each in stack.layers[:count].named_parameters()}
+        if "softmax" in taken and "softmax" in modules:
+            own |= {f"decoder.{name}": each for name, each in modules["softmax"].named_parameters()}
+        if all(getattr(each, "_is_hf_initialized", False) for each in own.values()) or stack.device.type == "meta":
+            return
+        model = _open(source)
+        theirs = {**model.base_model.state_dict(), **{f"decoder.{n}": w for n, w in model.decoder.state_dict().items()}}
+        if len(model.base_model.layers) != count:
+            raise CtxError(
+                f"The language model has {len(model.base_model.layers)} layers, pretrained_layers={count}.",
+                where=source,
+            )
+        for name, weight in own.items():
+            if name not in theirs or theirs[name].shape != weight.shape:
+                found = tuple(theirs[name].shape) if name in theirs else None
+                raise CtxError(
+                    f"{name} of the language model is {found}, but here {tuple(weight.shape)}.",
+                    where=source,
+                    mend="use its tokenizer, and its embedding_size and hidden_size.",
+                )
+            init.copy_(weight, theirs[name])
+
+    @classmethod
+    def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **changes: Any) -> Self:
+        """The translator of two language models.
+
+        Args:
+            source, target: Directories or Hub ids of language models of LSTMs from left to right, of one shape.
+            changes: Other fields of the configuration, for example `num_hidden_layers` or `residual`.
+
+        Raises:
+            CtxError: They cannot be opened, or do not fit together.
+        """
+        first, second = _open(source).config, _open(target).config
+        fields = {
+            "vocab_size": first.vocab_size,
+            "target_vocab_size": second.vocab_size,
+            "embedding_size": first.layer_sizes[0],
+            "hidden_size": first.hidden_size,
+            "pretrained_layers": first.num_hidden_layers,
+        }
+        return cls(cls.config_class(source_model=str(source), target_model=str(target), **{**fields, **changes})).eval()
+
+    def start(self, encoded: CtxLmSeq2SeqModelOutput) -> DecoderStates:
+        """The encoder's states where a row ends.
+
+        Raises:
+            CtxError: They were not kept.
+        """
+        if encoded.memory is None or encoded.final is None:
+            raise CtxError("encoder_outputs have nothing for a decoder.", mend="run this model's own encoder.")
+        return DecoderStates(list(encoded.final.unbind(1)), 0)
+
+    def decode(
+        self,
+        ids: Tensor,
+        asked: Tensor | None,
+        encoded: CtxLmSeq2SeqModelOutput,
+        attention_mask: Tensor | None,
+        state: DecoderStates,
+        languages: Tensor | None,
+    ) -> tuple[Tensor, DecoderStates]:
+        """See `ForTranslation.decode`."""
+        outputs = self.decoder(
+            input_ids=ids,
+            attention_mask=None if asked is None else until_last(asked),
+            states=state.states,
+            use_states=True,
+            output_hidden_states=True,
+        )
+        hidden, memory = outputs.last_hidden_state, encoded.memory
+        assert memory is not None  # `start` has seen it
+        keys = memory[..., -self.config.hidden_size :]
+        excluded = ~token_mask(keys, attention_mask)
+        values = memory if self.config.multi_layer_attention else keys
+        joined = torch.cat([attend(self.query(hidden), keys, values, excluded), hidden.to(keys.dtype)], -1)
+        first = outputs.hidden_states[self.config.pretrained_layers]
+        if asked is not None:
+            joined, first = joined[asked], first[asked]
+        states = self.combine(self.dropout(joined)).tanh()
+        if self.config.residual:
+            states = states + first
+        return self.dropout(states), DecoderStates(outputs.states, state.steps + ids.shape[1])
+
+
+def until_last(asked: Tensor) -> Tensor:
+    """(rows, steps) bool -> long, 1 until the last asked step of a row; the first step always."""
+    numbers = torch.arange(asked.shape[1], device=asked.device)
+    lengths = ((numbers + 1) * asked).amax(1).clamp(min=1)
+    return (numbers < lengths[:, None]).long()
+
+
+def _open(source: str | PathLike[str]) -> Any:
+    """A language model of LSTMs from left to right.
+
+    Raises:
+        CtxError: It cannot be opened, or is of another kind.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise CtxError(f"Cannot open the language model: {error}", where=str(source)) from error
+    if not isinstance(model, WordRecurrentForCausalLM):
+        raise CtxError(f"{type(model).__name__} is no language model of LSTMs from left to right.", where=str(source))
+    return model

@@ -1,0 +1,143 @@
+"""Translation together with both languages' language models, against forgetting (Ramachandran et al. 2016, 2.2)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
+from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import (
+    CtxLmSeq2SeqForConditionalGeneration,
+    until_last,
+)
+
+
+@dataclass
+class CtxLmSeq2SeqForPreTrainingOutput(heads.TranslationOutput):
+    """Output of `CtxLmSeq2SeqForPreTraining`, see `TranslationOutput`.
+
+    Attributes:
+        loss: The sum of the three terms.
+        translation_loss, source_lm_loss, target_lm_loss: The terms, each in nats per target, detached.
+        source_logits: (batch, length, vocabulary) the source's language model; None with targets and in `generate`.
+        target_logits: (batch, steps, target vocabulary) the target's; likewise.
+    """
+
+    translation_loss: Tensor | None = None
+    source_lm_loss: Tensor | None = None
+    target_lm_loss: Tensor | None = None
+    source_logits: Tensor | None = None
+    target_logits: Tensor | None = None
+
+
+class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, GenerationMixin):
+    """The translator, whose pretrained layers go on predicting the next word of their language."""
+
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "source_labels", "target_labels")
+    accepts_loss_kwargs = False
+
+    def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
+        """The decoder, and the softmax of the source's language model."""
+        super().build_head(config)
+        self.source_prediction = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def _pretrained(self, language: str) -> dict[str, nn.Module]:
+        modules = super()._pretrained(language)
+        return modules | {"softmax": self.source_prediction} if language == "source" else modules
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The softmax of the source's words, which is resized with them."""
+        return self.source_prediction
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace it (used when the vocabulary is resized)."""
+        self.source_prediction = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        source_labels: Tensor | None = None,
+        target_labels: Tensor | None = None,
+        encoder_outputs: Any = None,
+        use_cache: bool = False,
+        num_items_in_batch: heads.ItemCounts = None,
+        **kwargs: Any,
+    ) -> CtxLmSeq2SeqForPreTrainingOutput:
+        """The losses where `labels` are given, else logits. Other arguments as in `ForTranslation.forward`.
+
+        Args:
+            source_labels: (batch, length) the word behind each word of the text; -100 for none. None leaves that
+                language model out.
+            target_labels: (batch, steps) likewise of what the decoder reads, by its pretrained layers alone.
+
+        Raises:
+            CtxError: Input that does not fit together or the model.
+        """
+        if encoder_outputs is None:
+            given = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            encoder_outputs = self.encode(**given, **kwargs)
+        outputs = super().forward(
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            labels=labels,
+            encoder_outputs=encoder_outputs,
+            use_cache=use_cache,
+            num_items_in_batch=num_items_in_batch,
+            **{**kwargs, "return_dict": True},
+        )
+        found = CtxLmSeq2SeqForPreTrainingOutput(**outputs)
+        if labels is None and use_cache:
+            return found
+        read = encoder_outputs.memory[..., : self.config.hidden_size]
+        ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
+        if labels is None:
+            found["source_logits"] = self.source_prediction(self.dropout(read))
+            found["target_logits"] = self.prediction(self.dropout(self._written(ids, None)))
+            return found
+        terms: dict[str, Any] = {"translation": outputs.loss}
+        if source_labels is not None:
+            terms["source_lm"] = self._term("source_labels", read, source_labels, attention_mask, num_items_in_batch)
+        if target_labels is not None:
+            _check_shape("target_labels", target_labels, ids)
+            states = self._written(ids, target_labels != heads.IGNORED)
+            terms["target_lm"] = self._term("target_labels", states, target_labels, None, num_items_in_batch)
+        found["loss"] = torch.stack([*terms.values()]).sum()
+        for name, term in terms.items():
+            found[f"{name}_loss"] = term.detach()
+        return found
+
+    def _written(self, ids: Tensor, asked: Tensor | None) -> Tensor:
+        """(batch, steps, hidden) of the decoder's pretrained layers, which know nothing of the source."""
+        mask = None if asked is None else until_last(asked)
+        layers = self.config.pretrained_layers
+        return self.decoder(input_ids=ids, attention_mask=mask, layers=layers).last_hidden_state
+
+    def _term(
+        self, name: str, states: Tensor, labels: Tensor, attention_mask: Tensor | None, counts: heads.ItemCounts
+    ) -> Tensor:
+        """A language model's mean cross-entropy."""
+        _check_shape(name, labels, states)
+        asked = labels != heads.IGNORED
+        self.check_encoder_input(None, states, attention_mask, None, wanted=asked)
+        head = self.source_prediction if name == "source_labels" else self.prediction
+
+        def summed(rows: Tensor, targets: Tensor) -> Tensor:
+            return chunked_cross_entropy(rows, head.weight, head.bias, targets, reduction="sum")
+
+        return heads.vocabulary_loss(summed, self.dropout(states[asked]), labels, head.out_features, counts, name)
+
+
+def _check_shape(name: str, labels: Tensor, read: Tensor) -> None:
+    if labels.shape != read.shape[:2]:
+        raise CtxError(f"{name} is {tuple(labels.shape)}, expected {tuple(read.shape[:2])}, one for each word read.")

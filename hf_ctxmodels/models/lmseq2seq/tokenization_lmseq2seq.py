@@ -1,0 +1,80 @@
+"""Tokenizer of the translator made of two language models: the words of both, each as its language model has them."""
+
+from collections.abc import Iterable
+from os import PathLike
+from typing import Any, ClassVar, Self
+
+from transformers import AutoTokenizer
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.tokenization_translation import CtxTranslationTokenizer
+from hf_ctxmodels.tokenization_words import CtxWrittenWordTokenizer
+
+
+class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
+    """Words of two languages, see `CtxTranslationTokenizer`; source texts end with [EOS] too, and a decoder reads it
+    first, since to the language model of the target language that is what stands before a text."""
+
+    target_tokens: ClassVar[tuple[str, ...]] = CtxWrittenWordTokenizer.special_tokens
+    target_start: ClassVar[str] = "[EOS]"
+
+    @classmethod
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, *, source_model: str = "", target_model: str = "", **kwargs: Any
+    ) -> Self:
+        """Count the words of both languages, or take those of two language models.
+
+        Args:
+            source_model, target_model: Directories or Hub ids of language models, both or neither; their tokenizers'
+                words are then those of the two languages, and no text is read.
+            texts, vocab_size, kwargs: See `CtxTranslationTokenizer.train`.
+
+        Raises:
+            CtxError: As there, or one of the two is missing or has other words.
+        """
+        if not source_model and not target_model:
+            return super().train(texts, vocab_size, **kwargs)
+        if not source_model or not target_model:
+            raise CtxError(
+                f"source_model={source_model!r}, target_model={target_model!r}: one language has no words.",
+                mend="give both, or neither.",
+            )
+        return cls.from_pretrained_pair(source_model, target_model)
+
+    @classmethod
+    def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **kwargs: Any) -> Self:
+        """The tokenizer of two language models' words.
+
+        Args:
+            source, target: Directories or Hub ids with a tokenizer of written words.
+            kwargs: Of the class.
+
+        Raises:
+            CtxError: They cannot be opened, or are of another kind.
+        """
+        ours, theirs = _open(source), _open(target)
+        if not theirs.split_punctuation:
+            raise CtxError("Targets are split at punctuation; this tokenizer does not.", where=str(target))
+        return cls(
+            vocab={word: number for number, word in enumerate(ours.words)},
+            counts=ours.counts,
+            do_lower_case=ours.do_lower_case,
+            split_punctuation=ours.split_punctuation,
+            target_words=theirs.words,
+            target_lower_case=theirs.do_lower_case,
+            **{"model_max_length": min(ours.model_max_length, theirs.model_max_length), **kwargs},
+        )
+
+
+def _open(source: str | PathLike[str]) -> CtxWrittenWordTokenizer:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise CtxError(f"Cannot open the language model's tokenizer: {error}", where=str(source)) from error
+    if not isinstance(tokenizer, CtxWrittenWordTokenizer):
+        raise CtxError(
+            f"{type(tokenizer).__name__} is no tokenizer of words that can be put together again.",
+            where=str(source),
+            mend="give a language model whose tokenizer is a CtxWrittenWordTokenizer.",
+        )
+    return tokenizer
