@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any, Self
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers import initialization as init
@@ -220,7 +221,11 @@ class CtxLmSeq2SeqForConditionalGeneration(CtxLmSeq2SeqHeadModel, ForTranslation
             "hidden_size": first.hidden_size,
             "pretrained_layers": first.num_hidden_layers,
         }
-        return cls(cls.config_class(source_model=str(source), target_model=str(target), **{**fields, **changes})).eval()
+        try:
+            config = CtxLmSeq2SeqConfig(source_model=str(source), target_model=str(target), **{**fields, **changes})
+        except StrictDataclassError as error:
+            raise CtxError(str(error.__cause__ or error), where=f"{source}, {target}") from error
+        return cls(config).eval()
 
     def write(
         self,
