@@ -107,6 +107,7 @@ class TestPair:
         ("changes", "message"),
         [
             ({"hidden_size": 24}, "layers.0"),
+            ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
             ({"target_vocab_size": 9}, "word_embeddings"),
             ({"pretrained_layers": 2}, "1 layers"),
         ],

@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any, Self
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers import initialization as init
@@ -219,7 +220,11 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForTranslation, CtxLmSeq2SeqHea
             "hidden_size": first.hidden_size,
             "pretrained_layers": first.num_hidden_layers,
         }
-        return cls(cls.config_class(source_model=str(source), target_model=str(target), **{**fields, **changes})).eval()
+        try:
+            config = CtxLmSeq2SeqConfig(source_model=str(source), target_model=str(target), **{**fields, **changes})
+        except StrictDataclassError as error:
+            raise CtxError(str(error.__cause__ or error), where=f"{source}, {target}") from error
+        return cls(config).eval()
 
     def start(self, encoded: CtxLmSeq2SeqModelOutput) -> DecoderStates:
         """The encoder's states where a row ends.
