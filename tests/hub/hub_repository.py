@@ -4,9 +4,18 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+REPO = "zoo/tiny-model"
+PICKLES = (".bin", ".pt", ".pth", ".pkl")
+
+
+def push_command(model: Path, repo_id: str, *flags: str) -> list[str]:
+    """What a clean process is to run to push a model."""
+    return ["scripts/push_to_hub.py", "--model", str(model), "--repo_id", repo_id, *flags]
 
 
 class HubError(Exception):

@@ -1,0 +1,181 @@
+"""Pushes that must not happen, that are interrupted, or that go to a branch; of one family, since none of it depends on
+which."""
+
+import json
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from hub_repository import PICKLES, REPO, push_command
+from hub_server import ROOT, TOKEN, HubServer, environment_for
+from safetensors import safe_open
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.hub.publish import repository_files
+from hf_ctxmodels.registry import FAMILIES, Family
+
+OPEN_WITHOUT_PACKAGE = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hf_ctxmodels":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+sys.meta_path.insert(0, Hidden())
+from transformers import AutoModel
+AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+"""
+
+
+@pytest.fixture(scope="module", params=[next(iter(FAMILIES))])
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(scope="module")
+def published(run, saved_model: Path) -> str:
+    """The name of a repository that holds `saved_model`."""
+    repo_id = f"zoo/{saved_model.name}"
+    pushed = run(*push_command(saved_model, repo_id))
+    assert pushed.returncode == 0, pushed.stderr
+    assert repo_id in pushed.stdout
+    return repo_id
+
+
+def test_without_the_package_the_error_names_it(run, published: str) -> None:
+    failed = run("-c", OPEN_WITHOUT_PACKAGE, published, token=None)
+    assert failed.returncode != 0
+    assert "pip install hf_ctxmodels" in failed.stderr
+
+
+def test_wrong_token_is_refused_and_changes_nothing(run, hub: HubServer, saved_model: Path) -> None:
+    failed = run(*push_command(saved_model, "zoo/refused", "--token", "hf_wrong"), token=None)
+    assert failed.returncode == 2
+    assert "refused the token" in failed.stderr
+    assert "--token" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert "zoo/refused" not in hub.repositories
+
+
+def test_a_hub_that_cannot_be_reached_is_one_screen(hub: HubServer, saved_model: Path, tmp_path: Path) -> None:
+    environment = environment_for(hub, tmp_path / "cache", TOKEN) | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    failed = subprocess.run(
+        [sys.executable, *push_command(saved_model, REPO)], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert failed.returncode == 2
+    assert "The Hub was not reached" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_killed_upload_leaves_the_repository_as_it_was(
+    run, hub: HubServer, published: str, saved_model: Path, tmp_path: Path
+) -> None:
+    before, commits = hub.files(published), len(hub.repositories[published].commits)
+    changed = shutil.copytree(saved_model, tmp_path / "changed")
+    flipped = bytearray((changed / "model.safetensors").read_bytes())
+    flipped[-1] ^= 1
+    (changed / "model.safetensors").write_bytes(flipped)
+
+    hub.stall_uploads.set()
+    pushing = subprocess.Popen(
+        [sys.executable, *push_command(changed, published)],
+        cwd=ROOT,
+        env=environment_for(hub, tmp_path / "cache", TOKEN),
+    )
+    try:
+        assert hub.upload_stalled.wait(timeout=120), f"no upload began; exit code {pushing.poll()}"
+    finally:
+        pushing.kill()
+        pushing.wait()
+        hub.stall_uploads.clear()
+    assert hub.files(published) == before
+    assert len(hub.repositories[published].commits) == commits
+
+    assert run(*push_command(changed, published)).returncode == 0
+    assert hub.files(published)["model.safetensors"] == bytes(flipped)
+
+
+def test_private_branch(run, hub: HubServer, saved_model: Path) -> None:
+    repo = "zoo/private"
+    pushed = run(*push_command(saved_model, repo, "--private", "--revision", "trial", "--commit_message", "a trial"))
+    assert pushed.returncode == 0, pushed.stderr
+    assert "model.safetensors" in hub.files(repo, "trial")
+    assert set(hub.files(repo)) == {".gitattributes"}
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{hub.endpoint}/api/models/{repo}")
+
+
+def without(directory: Path, name: str) -> None:
+    (directory / name).unlink()
+
+
+def truncated(directory: Path, name: str) -> None:
+    (directory / name).write_bytes((directory / name).read_bytes()[:-100])
+
+
+def with_pickle(directory: Path, name: str) -> None:
+    (directory / name).write_bytes(b"\x80\x04N.")
+
+
+def renamed(directory: Path, name: str) -> None:
+    """The first byte of the name of one of the encoder's weights is another one: still a sound safetensors file."""
+    content = (directory / name).read_bytes()
+    with safe_open(directory / name, framework="pt") as weights:
+        first = min(key for key in weights.keys() if "embeddings" in key).encode()  # noqa: SIM118 - not a mapping
+    quoted, length = b'"' + first + b'"', int.from_bytes(content[:8], "little")
+    assert content[: 8 + length].count(quoted) == 1
+    (directory / name).write_bytes(content.replace(quoted, b'"_' + first[1:] + b'"', 1))
+
+
+def resized(directory: Path, name: str) -> None:
+    config = json.loads((directory / name).read_text())
+    (directory / name).write_text(json.dumps(config | {"vocab_size": config["vocab_size"] - 1}))
+
+
+def of_another_family(directory: Path, name: str) -> None:
+    (directory / name).write_text('{"model_type": "bert"}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "message"),
+    [
+        (without, "config.json", "no saved model"),
+        (without, "tokenizer_config.json", "no saved tokenizer"),
+        (without, "tokenizer.json", "holds no tokenizer"),
+        (without, "model.safetensors", "no saved model"),
+        (truncated, "config.json", "No usable model configuration"),
+        (truncated, "tokenizer.json", "damaged"),
+        (truncated, "tokenizer_config.json", "damaged"),
+        (truncated, "model.safetensors", "weights are damaged"),
+        (renamed, "model.safetensors", "not in the file"),
+        (resized, "config.json", "vocabulary does not fit"),
+        (with_pickle, "pytorch_model.bin", "never published"),
+        (with_pickle, "optimizer.pt", "never published"),
+        (of_another_family, "config.json", "no configuration of this package"),
+    ],
+)
+def test_refuses_before_any_request(saved_model: Path, tmp_path: Path, damage, name: str, message: str) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    damage(directory, name)
+    with pytest.raises(CtxError, match=message) as raised:
+        repository_files(directory, REPO)
+    assert "to mend:" in str(raised.value)
+
+
+def test_checkpoints_and_trainer_arguments_stay_at_home(saved_model: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    with_pickle(directory, "training_args.bin")
+    (directory / "checkpoint-10").mkdir()
+    with_pickle(directory / "checkpoint-10", "optimizer.pt")
+    files = repository_files(directory, REPO)
+    assert not [name for name in files if name.endswith(PICKLES) or "checkpoint" in name]
+
+
+def test_own_readme_is_kept(saved_model: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    (directory / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    files = repository_files(directory, REPO)
+    assert "# Mine" in files["README.md"].decode()
