@@ -195,11 +195,11 @@ def written_words(vocab: dict[str, int], lower_case: bool, split_punctuation: bo
         split_punctuation: see `CtxWordTokenizer`.
     """
     backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
-    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lower_case else [])]
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
+    backend.normalizer = normalizers.Sequence(CtxWordTokenizer.normalizers(lower_case))
     pattern = "\u2581?(?:\\w+|[^\\w\u2581]+)" if split_punctuation else "\u2581?[^\u2581]+"
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
+            pre_tokenizers.WhitespaceSplit(),  # so that no word's offsets begin at white space
             pre_tokenizers.Metaspace(prepend_scheme="always", split=False),
             pre_tokenizers.Split(Regex(pattern), "isolated"),
         ]

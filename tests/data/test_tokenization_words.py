@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxError, CtxWord2VecConfig, CtxWord2VecTokenizer
-from hf_ctxmodels.tokenization_words import CtxWordTokenizer
+from hf_ctxmodels.tokenization_words import CtxWordTokenizer, CtxWrittenWordTokenizer
 
 TEXTS = ["The cat sat on the mat, and the cat slept.", "A mat; a cat!"]
 
@@ -56,3 +56,19 @@ def test_words_of_one_kind() -> None:
         CtxWordTokenizer.from_words(["a", "b", "a"])
     with pytest.raises(CtxError, match="3 counts for 4 words"):
         CtxWordTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "a": 2, "b": 3}, counts=[1, 2, 3])
+
+
+def test_written_words_are_put_together_again(tmp_path: Path) -> None:
+    """With the white space that stood before each, offsets without it, and an end."""
+    text = "The T-shirt, it's (torn)!"
+    CtxWrittenWordTokenizer.train([text], 50, min_count=1, do_lower_case=False).save_pretrained(tmp_path)
+    tokenizer = CtxWrittenWordTokenizer.from_pretrained(tmp_path)
+    given = f"  {text.replace(' ', '  ')}\t"
+    encoded = tokenizer(given, return_offsets_mapping=True)
+    assert tokenizer.decode(encoded.input_ids, skip_special_tokens=True) == text
+    assert encoded.input_ids[-1] == tokenizer.eos_token_id
+    words = tokenizer.convert_ids_to_tokens(encoded.input_ids[:-1])
+    places = encoded.offset_mapping[:-1]
+    assert [given[start:end] for start, end in places] == [word.removeprefix("\u2581") for word in words]
+    assert tokenizer(["torn", "shirt"], is_split_into_words=True).word_ids()[-1] is None
+    assert tokenizer("(torn").input_ids != tokenizer("( torn").input_ids
