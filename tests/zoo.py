@@ -464,7 +464,13 @@ def _learnable_words(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
     if case.directions > 1:  # a row's words are all the same, so that each says which are next to it
         return batch | {"labels": words[..., None].expand(-1, -1, case.directions)}, math.log(kinds)
     if case.writes:  # one word, since each but the first would tell what is behind it
-        return batch | {"labels": words[:, :1]}, math.log(kinds)
+        batch, baseline = batch | {"labels": words[:, :1].clone()}, math.log(kinds)
+        if "source_labels" in case.model_class.loss_targets:  # the next word of what is read; none of what is written
+            following = words.clone()
+            following[:, -1] = -100
+            batch |= {"source_labels": following, "target_labels": torch.full((rows, 1), -100)}
+            baseline += math.log(kinds)
+        return batch, baseline
     for name in case.model_class.loss_targets:
         if name in SOFT_TARGETS:
             continue
