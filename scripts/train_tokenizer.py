@@ -57,8 +57,13 @@ def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
     """`["min_frequency=5"]` -> `{"min_frequency": 5}`, checked against what the class's `train` takes."""
     if not hasattr(tokenizer_class, "train"):
         raise CtxError(f"{tokenizer_class.__name__} cannot be trained.", mend="load it with AutoTokenizer instead.")
-    parameters = inspect.signature(tokenizer_class.train).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    defaults: dict[str, Any] = {}
+    for kind in tokenizer_class.__mro__:  # a class may hand on what it does not name itself
+        if "train" in vars(kind):
+            parameters = inspect.signature(vars(kind)["train"].__func__).parameters.values()
+            defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY} | defaults
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                break
     options = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
