@@ -11,8 +11,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from transformers import initialization as init
 
 from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.layers.recurrent import LSTM
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel
+from hf_ctxmodels.recurrent import RecurrentPreTrainedModel
 
 _SPREAD = 0.4  # of random vectors, in every dimension: about that of released ones
 
@@ -49,17 +48,14 @@ class FixedVectors(nn.Embedding):
         self.weight.requires_grad_(trainable)
 
 
-class FixedVectorsPreTrainedModel(CtxPreTrainedModel):
+class FixedVectorsPreTrainedModel(RecurrentPreTrainedModel):
     """The part of the model base that such families share."""
 
     config: Any
-    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LSTM):
-            module.reset_parameters()
-        elif isinstance(module, FixedVectors):
+        if isinstance(module, FixedVectors):
             if not getattr(module.weight, "_is_hf_initialized", False):
                 _fill(module, self.config)
         else:

@@ -8,9 +8,22 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.recurrent import PackedRows, State
+from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
 from hf_ctxmodels.layers.varlen import check_row_lengths
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced, sequence_numbers
+
+
+class RecurrentPreTrainedModel(CtxPreTrainedModel):
+    """The part of the model base that families with LSTMs share."""
+
+    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, LSTM):
+            module.reset_parameters()
+        else:
+            super()._init_weights(module)
 
 
 def check_words(

@@ -17,21 +17,20 @@ from hf_ctxmodels.layers.characters import CharacterEncoder
 from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel
+from hf_ctxmodels.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.tokenization_spelled import characters_of
 
 
-class SpelledPreTrainedModel(CtxPreTrainedModel):
+class SpelledPreTrainedModel(RecurrentPreTrainedModel):
     """The part of the model base that such families share."""
 
     config: CtxSpelledConfig
-    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
     id_axes: ClassVar[tuple[str, ...]] = ("characters",)
     id_limit: ClassVar[str] = "num_characters"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LSTM | CharacterEncoder):
+        if isinstance(module, CharacterEncoder):
             module.reset_parameters()
         elif isinstance(module, ScalarMix):
             init.zeros_(module.weights)

@@ -24,22 +24,19 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 from hf_ctxmodels.layers.prediction import chunked_cross_entropy
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel, sequence_numbers
-from hf_ctxmodels.recurrent import check_states, rows_of
+from hf_ctxmodels.modeling_base import sequence_numbers
+from hf_ctxmodels.recurrent import RecurrentPreTrainedModel, check_states, rows_of
 
 
-class WordRecurrentPreTrainedModel(CtxPreTrainedModel):
+class WordRecurrentPreTrainedModel(RecurrentPreTrainedModel):
     """The part of the model base that such families share."""
 
     config: CtxWordRecurrentConfig
-    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
     _input_embed_layer = "word_embeddings"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LSTM):
-            module.reset_parameters()
-        elif isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding):
             init.uniform_(module.weight, -self.config.initializer_range, self.config.initializer_range)
         elif isinstance(module, nn.Linear):
             init.normal_(module.weight, std=module.in_features**-0.5)  # `initializer_range` is that of the vectors

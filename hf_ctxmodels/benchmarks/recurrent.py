@@ -19,6 +19,7 @@ from hf_ctxmodels.data.demo import demo_documents
 from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
+from hf_ctxmodels.recurrent import run_both_ways, side_by_side
 from hf_ctxmodels.registry import get_family
 
 FAMILY, STACK_FAMILY = "elmo", "ulmfit"
@@ -127,8 +128,7 @@ def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callabl
 
     def ours() -> Tensor:
         rows = PackedRows.build(torch.ones(batch.shape[:2], dtype=torch.bool, device=device))
-        found = rows.unpack(layer(rows.pack(batch), rows)[0])
-        return torch.cat([found[0], found[1]], -1)
+        return side_by_side(rows.unpack(layer(rows.pack(batch), rows)[0]))
 
     return ours, lambda: peer(batch)[0]
 
@@ -159,11 +159,7 @@ def _sentences(
     batch = 0.5 * torch.randn(*tokens.shape, width, device=device, dtype=dtype)
 
     def ours() -> Tensor:
-        rows, states = PackedRows.build(tokens), batch
-        for layer in layers:
-            found = rows.unpack(layer(rows.pack(states), rows)[0])
-            states = torch.cat([found[0], found[1]], -1)
-        return states
+        return run_both_ways(layers, batch, PackedRows.build(tokens), nn.Identity())[0][-1]
 
     def theirs() -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(batch, lengths, batch_first=True, enforce_sorted=False)

@@ -24,3 +24,10 @@ def last_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
 def states_at(states: Tensor, columns: Tensor) -> Tensor:
     """(batch, length, hidden) at (batch,) columns -> (batch, hidden)."""
     return states[torch.arange(len(states), device=states.device), columns]
+
+
+def until_last(asked: Tensor) -> Tensor:
+    """(batch, length) bool -> long, 1 until the last asked column of a row; the first column always."""
+    numbers = torch.arange(asked.shape[1], device=asked.device)
+    lengths = ((numbers + 1) * asked).amax(1).clamp(min=1)
+    return (numbers < lengths[:, None]).long()

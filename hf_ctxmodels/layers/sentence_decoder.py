@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hf_ctxmodels.layers.columns import until_last
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
@@ -115,7 +116,5 @@ class SentenceDecoder(nn.Module):
 
         Rows leave the computation behind their last asked step.
         """
-        steps = torch.arange(ids.shape[1], device=ids.device)
-        last = ((steps + 1) * asked).amax(1).clamp(min=1)
-        states, _ = self(ids, sentence, language, state, steps < last[:, None])
+        states, _ = self(ids, sentence, language, state, until_last(asked) != 0)
         return states[asked]

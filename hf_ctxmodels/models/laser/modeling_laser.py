@@ -4,32 +4,24 @@ Its own here: what the decoder is told. The encoder is in `hf_ctxmodels.recurren
 `hf_ctxmodels.layers.sentence_decoder`.
 """
 
-import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.layers.sentence_decoder import SentenceDecoder, SentenceDecoderState
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced
+from hf_ctxmodels.modeling_base import is_traced
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
+from hf_ctxmodels.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.recurrent_sentences import RecurrentSentenceEncoder
 
 
-class CtxLaserPreTrainedModel(CtxPreTrainedModel):
+class CtxLaserPreTrainedModel(RecurrentPreTrainedModel):
     """LASER's part of the model base."""
 
     config: CtxLaserConfig
     base_model_prefix = "laser"
-    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LSTM):
-            module.reset_parameters()
-        else:
-            super()._init_weights(module)
+    _input_embed_layer = "embeddings"
 
 
 class CtxLaserModel(RecurrentSentenceEncoder, CtxLaserPreTrainedModel):
@@ -40,14 +32,6 @@ class CtxLaserModel(RecurrentSentenceEncoder, CtxLaserPreTrainedModel):
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id)
         self.build_layers(config, add_pooling_layer)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The subwords' embeddings."""
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the subwords' embeddings."""
-        self.embeddings = value
 
 
 class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):

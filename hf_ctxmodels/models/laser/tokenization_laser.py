@@ -11,9 +11,9 @@ from tokenizers.trainers import BpeTrainer
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.tokenization_base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.tokenization_translation import BETWEEN
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the released models' order
-BETWEEN = "\t"  # a text and its translation
 END_OF_WORD = "</w>"
 _MARK = re.compile(r"<[^<>\s]+>")
 

@@ -19,6 +19,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.attentional_decoder import attend
+from hf_ctxmodels.layers.columns import until_last
 from hf_ctxmodels.layers.dropout import Dropout, dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
@@ -266,13 +267,6 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForTranslation, CtxLmSeq2SeqHea
         if self.config.residual:
             states = states + first
         return self.dropout(states), DecoderStates(outputs.states, state.steps + ids.shape[1])
-
-
-def until_last(asked: Tensor) -> Tensor:
-    """(rows, steps) bool -> long, 1 until the last asked step of a row; the first step always."""
-    numbers = torch.arange(asked.shape[1], device=asked.device)
-    lengths = ((numbers + 1) * asked).amax(1).clamp(min=1)
-    return (numbers < lengths[:, None]).long()
 
 
 def _open(source: str | PathLike[str]) -> Any:

@@ -10,12 +10,10 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.columns import until_last
 from hf_ctxmodels.layers.prediction import chunked_cross_entropy
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
-from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import (
-    CtxLmSeq2SeqForConditionalGeneration,
-    until_last,
-)
+from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration
 
 
 @dataclass
