@@ -76,6 +76,11 @@ class WordRecurrentModel(_Mixin):
 
     pooling: ClassVar[Pooling | None] = None
 
+    @property
+    def reads_backwards(self) -> bool:
+        """Whether a text is read from its last word to its first."""
+        return False
+
     def __init__(self, config: CtxWordRecurrentConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
         self.word_embeddings = nn.Embedding(config.vocab_size, config.layer_sizes[0])
@@ -116,7 +121,7 @@ class WordRecurrentModel(_Mixin):
             attention_mask: (batch, length), 1 at words and 0 at padding, which does not enter any state.
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
                 sequence, which starts from zero.
-            states: What the forward of the text before gave as `states`; None starts from zero.
+            states: What the forward of the text read before gave as `states`; None starts from zero.
             use_states: Whether to give `states`; None for `config.stateful`.
             truncation: Steps through which a gradient goes back; None for all.
             layers: How many of the layers read, of which the last one's output is `last_hidden_state`; None for all.
@@ -139,7 +144,8 @@ class WordRecurrentModel(_Mixin):
             if states is not None:
                 raise CtxError("states go on from row to row, but sequence_ids say that a row is several sequences.")
             use_states = False
-        rows = rows_of(self.config, given, attention_mask, sequence_ids, directions=1)
+        rows = rows_of(self.config, given, attention_mask, sequence_ids, directions=2 if self.reads_backwards else 1)
+        rows = rows.backwards() if self.reads_backwards else rows
         packed = rows.pack(given) if input_ids is None else self.read(rows.pack(given))
         outputs, carried = self._run(packed, rows, states, truncation, layers)
         last = rows.unpack(outputs[-1])[0]
@@ -253,8 +259,8 @@ class WordRecurrentForCausalLM(heads.HeadModel, GenerationMixin):
 
         Args:
             labels: (batch, length) the words themselves, as transformers has them; each is the target of the one
-                before it, and -100 is none. Or (batch, length + 1), with the word behind the row, so that the last word
-                has a target too.
+                read before it, and -100 is none. Or (batch, length + 1), with the word behind the row, or before it
+                where a text is read backwards, so that the word read last has a target too.
 
         Raises:
             CtxError: Input that does not fit together or the model.
@@ -262,7 +268,7 @@ class WordRecurrentForCausalLM(heads.HeadModel, GenerationMixin):
         given = input_ids if input_ids is not None else inputs_embeds
         targets = asked = None
         if labels is not None and given is not None:
-            targets = _targets(labels, given.shape[1], attention_mask, sequence_ids)
+            targets = _targets(labels, given.shape[1], attention_mask, sequence_ids, self.base_model.reads_backwards)
             asked = targets != heads.IGNORED
         self.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=asked
@@ -310,7 +316,16 @@ class WordRecurrentForCausalLM(heads.HeadModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The text so far; after the first step its last word, and what the LSTM remembers of the others."""
+        """The text so far; after the first step its last word, and what the LSTM remembers of the others.
+
+        Raises:
+            CtxError: the model reads from right to left.
+        """
+        if self.base_model.reads_backwards:
+            raise CtxError(
+                "A model that reads from right to left cannot go on with a text at its end.",
+                mend="generate with the model of the other direction.",
+            )
         tail = slice(-1 if past_key_values else None, None)
         mask = None if attention_mask is None else attention_mask[:, tail]
         inputs = {"input_ids": input_ids[:, tail], "attention_mask": mask}
@@ -332,9 +347,14 @@ class WordRecurrentForCausalLM(heads.HeadModel, GenerationMixin):
         return [state.index_select(0, beam_idx.to(state.device)) for state in past_key_values]
 
 
-def _targets(labels: Tensor, length: int, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
-    """(batch, length): each word's target, the next word; of (batch, length) labels none at padding and at the end of a
-    sequence, which may stand there as words."""
+def _targets(
+    labels: Tensor, length: int, attention_mask: Tensor | None, sequence_ids: Tensor | None, backwards: bool
+) -> Tensor:
+    """(batch, length): each word's target, the word read next; of (batch, length) labels none at padding and where a
+    sequence has been read, which may stand there as words."""
+    if backwards:
+        mask, sequences = (None if each is None else each.flip(1) for each in (attention_mask, sequence_ids))
+        return _targets(labels.flip(1), length, mask, sequences, backwards=False).flip(1)
     if labels.shape[1] == length + 1:
         return labels[:, 1:]
     shifted = F.pad(labels[:, 1:], (0, 1), value=heads.IGNORED)

@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.data.tasks import QuestionAnswering, TaskArguments
-from hf_ctxmodels.data.tasks.base import Logits
 from hf_ctxmodels.data.tasks.question_answering import AnswerSpan, Question
-from hf_ctxmodels.training.task_evaluation import feature_outputs
+from hf_ctxmodels.downstream.running import run_head
 
 
-@torch.no_grad()
 def answer_questions(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -40,13 +37,6 @@ def answer_questions(
     task = QuestionAnswering(TaskArguments(None, None, None, max_length, doc_stride, max_answer_length))
     task.has_unanswerable = may_be_unanswerable
     examples = [Question(str(i), question, context, (), "") for i, (question, context) in enumerate(questions)]
-    encoded, collate = task.encode(examples, tokenizer), task.collator(tokenizer)
-    training = model.training
-    model.eval()
-    outputs: list[Logits] = []
-    for first in range(0, len(encoded.features), batch_size):
-        batch = collate(encoded.features[first : first + batch_size])
-        inputs = {name: tensor.to(model.device) for name, tensor in batch.items() if name not in task.targets}
-        outputs += feature_outputs(task, model(**inputs), batch)
-    model.train(training)
+    encoded = task.encode(examples, tokenizer)
+    outputs = run_head(model, tokenizer, task, encoded, batch_size)
     return task.decode(examples, encoded, outputs)

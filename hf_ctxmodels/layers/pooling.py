@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.layers.columns import last_columns, states_at
+from hf_ctxmodels.layers.columns import first_columns, last_columns, states_at
 
-Pooling = Literal["last", "mean", "max", "mean+max", "last+max+mean"]
+Pooling = Literal["last", "mean", "max", "mean+max", "last+max+mean", "first+max+mean"]
 
 
 def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
@@ -41,19 +41,22 @@ class RowPooler(nn.Module):
 
 
 def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
-    """The last token's state, or the mean over a row's tokens, or the largest value of every dimension, or several.
+    """The last token's state, or the first's, or the mean over a row's tokens, or the largest value of every dimension,
+    or several of them.
 
     Args:
         states: (batch, length, hidden).
         tokens: (batch, length) bool, where there is a token.
         kind: "last"; "mean"; "max" (Conneau et al. 2017, section 3.2); "mean+max" (Shen et al. 2018, arXiv 1805.09843,
-            call it SWEM-concat); or "last+max+mean" (Howard & Ruder 2018, section 3.3).
+            call it SWEM-concat); or "last+max+mean" (Howard & Ruder 2018, section 3.3), and "first+max+mean" for what
+            reads from right to left.
 
     Returns:
         (batch, hidden), 2 or 3 * hidden.
     """
     there = tokens[..., None]
     parts = {
+        "first": lambda: states_at(states, first_columns(states, tokens)),
         "last": lambda: states_at(states, last_columns(states, tokens)),
         "mean": lambda: ((states.float() * there).sum(1) / there.sum(1)).to(states.dtype),
         "max": lambda: states.masked_fill(~there, torch.finfo(states.dtype).min).amax(1),

@@ -4,7 +4,7 @@
 follows goes only over those rows that have a token left, so padding is neither computed nor enters a state.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -95,6 +95,11 @@ class PackedRows:
             restarts = restarts.flatten(1)[..., None]
         present = present.T.reshape(1, -1, 1).expand(directions, -1, -1)
         return cls(places, (), order, (rows, length), present, restarts)
+
+    def backwards(self) -> "PackedRows":
+        """The second of two directions by itself."""
+        present, restarts = (None if each is None else each[1:] for each in (self.present, self.restarts))
+        return replace(self, places=self.places[1:], present=present, restarts=restarts)
 
     def pack(self, states: Tensor) -> Tensor:
         """(rows, length, width) -> (directions, tokens, width)."""

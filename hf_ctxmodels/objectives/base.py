@@ -96,8 +96,14 @@ class Objective(ABC):
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """Fields that the model's configuration must have, and their values; most objectives ask for none."""
+        """Fields that the model's configuration must have, and their values; most objectives ask for none. A field
+        that is False may be missing: what has no such thing does not do it."""
         return {}
+
+    @property
+    def lasting_fields(self) -> tuple[str, ...]:
+        """Names of those among them that cannot be changed in a model that has been trained."""
+        return ()
 
     @property
     def num_predicted(self) -> int:

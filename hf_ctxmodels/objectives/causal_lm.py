@@ -1,4 +1,4 @@
-"""Each word from those before it, in stretches of one running text (Merity et al. 2017, section 5)."""
+"""Each word from those before or behind it, in stretches of one running text (Merity et al. 2017, section 5)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,21 +25,24 @@ _SHORTEST = 5
 
 @dataclass
 class DataCollatorForRunningText(DataCollatorMixin):
-    """Pads stretches of text, and says which word stands behind each.
+    """Pads stretches of text, and says which word is read behind each.
 
     Each feature holds:
         input_ids: (words,).
-        following: integer, the word behind the last one; -100 where there is none.
+        following: integer, the word that is read behind the row; -100 where there is none.
 
     Returns, padded on the tokenizer's side:
         input_ids, attention_mask: (batch, words).
-        labels: (batch, words + 1) the words and the one behind the row; -100 for the first, and for none.
+        labels: (batch, words + 1) the words and the one behind the row, or before it; -100 for the word that is read
+            first, and for none.
 
     Attributes:
         tokenizer: whose padding token and side are used.
+        backward: read from right to left.
     """
 
     tokenizer: PreTrainedTokenizerBase
+    backward: bool = False
     return_tensors: str = "pt"
 
     def __post_init__(self) -> None:
@@ -50,12 +53,21 @@ class DataCollatorForRunningText(DataCollatorMixin):
         rows = [np.asarray(feature["input_ids"]) for feature in features]
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
         following = [int(feature["following"]) for feature in features]
-        targets = [np.append(row[1:].astype(np.int64), last) for row, last in zip(rows, following, strict=True)]
+        targets = [self._targets(row.astype(np.int64), word) for row, word in zip(rows, following, strict=True)]
         return {
             "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
-            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORED), (1, 0), value=IGNORED),
+            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORED), self._read_first, value=IGNORED),
         }
+
+    @property
+    def _read_first(self) -> tuple[int, int]:
+        """How many words are read before one that is a target, on the left and on the right of a row."""
+        return (0, 1) if self.backward else (1, 0)
+
+    def _targets(self, row: np.ndarray, following: int) -> np.ndarray:
+        """(words,) ids -> (words,) of each the word that is read next."""
+        return np.append(following, row[:-1]) if self.backward else np.append(row[1:], following)
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ class CausalLMOptions:
 
     bptt: int = flag(0, "Usual length of a row; 0: max_length less two of its deviations.")
     bptt_deviation: float = flag(5.0, "Standard deviation of the rows' lengths; 0: all are alike.")
+    backward: bool = flag(False, "From right to left: each word from those behind it; for a model that reads so.")
     carry: bool = flag(True, "The model's state goes on from a row to the next; rows are then trained in lanes.")
 
     def __post_init__(self) -> None:
@@ -73,14 +86,17 @@ class CausalLMOptions:
 
 
 class CausalLM(Objective):
-    """A language model from left to right over all documents behind each other, in rows of random lengths.
+    """A language model over all documents behind each other, in rows of random lengths, from left to right.
 
     A length is drawn from a normal distribution around `bptt`, in one case of twenty around its half, so that words do
     not always see equally much of the text before them through the gradient. Every row has a length of its own: the
     text is cut before it is known which rows stand in one batch. With rows of `bptt` words on average, the loop's
     `targets_per_step` scales the learning rate by how many there are.
 
-    References: Merity et al. 2017 (arXiv 1708.02182), sections 5 and 4.1; Howard & Ruder 2018, section 3.1.
+    With `backward` the text is cut from its end on: a row is followed by the one before it, and each word is predicted
+    from those behind it.
+
+    References: Merity et al. 2017 (arXiv 1708.02182), sections 5 and 4.1; Howard & Ruder 2018, sections 3.1 and 3.3.
 
     Related: `BidirectionalLM` has another model for the other direction.
     """
@@ -98,12 +114,17 @@ class CausalLM(Objective):
             )
         self.contiguous = self.options.carry
         self.usual = self.options.bptt or max(-(-max_length // 2), round(max_length - 2 * self.options.bptt_deviation))
-        self.collate = DataCollatorForRunningText(tokenizer)
+        self.collate = DataCollatorForRunningText(tokenizer, self.options.backward)
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """Whether the model gives its state, to be carried on."""
-        return {"stateful": self.options.carry}
+        """Whether the model gives its state, to be carried on, and from which side it reads."""
+        return {"stateful": self.options.carry, "backward": self.options.backward}
+
+    @property
+    def lasting_fields(self) -> tuple[str, ...]:
+        """See `Objective.lasting_fields`."""
+        return ("backward",)
 
     @property
     def never_predicted(self) -> list[int]:
@@ -116,6 +137,7 @@ class CausalLM(Objective):
         length = self._length(pass_index, next(numbers))
         rest = np.empty(0, dtype=np.int32)
         for text in self._texts(documents):
+            text = text[::-1] if self.options.backward else text
             rest, start = np.concatenate([rest, text]), 0
             while start + length < len(rest):  # the word behind it is there
                 yield self._row(rest, start, start + length)
@@ -142,9 +164,11 @@ class CausalLM(Objective):
         length = round(draws.normal(usual, self.options.bptt_deviation))
         return int(np.clip(length, min(_SHORTEST, self.max_length), self.max_length))
 
-    @staticmethod
-    def _row(text: np.ndarray, start: int, stop: int) -> Example:
-        return {"input_ids": text[start:stop], "following": int(text[stop]) if stop < len(text) else IGNORED}
+    def _row(self, text: np.ndarray, start: int, stop: int) -> Example:
+        """A row of a text in the order in which it is read; its words stand as they were written."""
+        words = text[start:stop]
+        following = int(text[stop]) if stop < len(text) else IGNORED
+        return {"input_ids": words[::-1].copy() if self.options.backward else words, "following": following}
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""

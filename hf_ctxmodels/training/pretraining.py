@@ -206,7 +206,7 @@ def make_model(
 
     Raises:
         CtxError: an unknown size, a checkpoint that cannot be opened, or one the tokenizer, length or objective does
-            not fit.
+            not fit or whose lasting fields it would change.
     """
     source = arguments.model or arguments.config
     if arguments.model is None:
@@ -215,11 +215,19 @@ def make_model(
         config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
     check_fit(tokenizer, config, arguments.max_length, where=source)
     for name, value in objective.config_fields.items():
+        if value is False and not hasattr(config, name):
+            continue
         if not hasattr(config, name):
             raise CtxError(
                 f"The objective needs the field {name} of a model's configuration; {type(config).__name__} has none.",
                 where=source,
                 mend="use another family, or leave out the objective's options that need it.",
+            )
+        if arguments.model is not None and name in objective.lasting_fields and getattr(config, name) != value:
+            raise CtxError(
+                f"The model was trained with {name}={getattr(config, name)}, and the objective has {value}.",
+                where=source,
+                mend=f"give --objective_options {name}={str(getattr(config, name)).lower()}.",
             )
         setattr(config, name, value)
     if arguments.model is not None:

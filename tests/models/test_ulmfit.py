@@ -4,7 +4,7 @@ import pytest
 import torch
 from zoo import Case, gradients, make_batch, make_targets
 
-from hf_ctxmodels import CtxUlmfitConfig, CtxUlmfitForCausalLM
+from hf_ctxmodels import CtxError, CtxUlmfitConfig, CtxUlmfitForCausalLM
 from hf_ctxmodels.registry import FAMILIES
 
 LM = Case(FAMILIES["ulmfit"], "AutoModelForCausalLM")
@@ -94,3 +94,48 @@ class TestClassifier:
 def test_tied() -> None:
     model = CtxUlmfitForCausalLM(LM.config())
     assert model.decoder.weight is model.get_input_embeddings().weight
+
+
+def reversed_rows(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.flip(1) for name, value in batch.items()}
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize("side", ["right", "left"])
+class TestBackward:
+    """The model of the other direction on a text is the forward one, of the same weights, on the text turned round."""
+
+    def test_language_model(self, side: str, unpad: bool) -> None:
+        batch = make_batch(LM, (9, 1, 4), side=side)
+        forward, backward = (LM.model(unpad=unpad, backward=value) for value in (False, True))
+        expected = forward(**reversed_rows(batch), use_states=True)
+        found = backward(**batch, use_states=True)
+        torch.testing.assert_close(found.logits, expected.logits.flip(1))
+        torch.testing.assert_close(found.states, expected.states)
+        again = forward(**reversed_rows(batch), states=expected.states)
+        torch.testing.assert_close(backward(**batch, states=found.states).logits, again.logits.flip(1))
+
+    def test_losses(self, side: str, unpad: bool) -> None:
+        """Of labels as transformers has them, and with the word before the row; also of several sequences in a row."""
+        batch = make_batch(LM, (9, 1, 4), side=side)
+        forward, backward = (LM.model(unpad=unpad, backward=value) for value in (False, True))
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        sequences = batch["attention_mask"] * torch.tensor([1, 1, 1, 2, 2, 2, 2, 3, 3])
+        without = {"input_ids": batch["input_ids"], "sequence_ids": sequences}
+        for given in ({**batch, "labels": labels}, {**without, "labels": labels}):
+            torch.testing.assert_close(backward(**given).loss, forward(**reversed_rows(given)).loss)
+        targets = torch.full_like(labels, -100)
+        for row, there in enumerate(batch["attention_mask"].bool()):
+            targets[row, there] = torch.cat([torch.tensor([7]), labels[row, there][:-1]])
+        given = {**batch, "labels": torch.nn.functional.pad(targets, (0, 1), value=-100)}
+        torch.testing.assert_close(backward(**given).loss, forward(**reversed_rows(given)).loss)
+
+    def test_classifier(self, side: str, unpad: bool) -> None:
+        batch = make_batch(CLASSIFIER, (9, 1, 4), side=side)
+        forward, backward = (CLASSIFIER.model(unpad=unpad, backward=value) for value in (False, True))
+        torch.testing.assert_close(backward(**batch).logits, forward(**reversed_rows(batch)).logits)
+
+
+def test_backward_does_not_generate() -> None:
+    with pytest.raises(CtxError, match="from right to left"):
+        LM.model(backward=True).generate(IDS, max_new_tokens=2)

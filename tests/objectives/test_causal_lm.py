@@ -72,7 +72,7 @@ def test_what_is_carried(tokenizer: CtxUlmfitTokenizer) -> None:
     for carry in (True, False):
         objective, _ = examples(tokenizer, carry=carry)
         assert objective.contiguous is carry
-        assert objective.config_fields == {"stateful": carry}
+        assert objective.config_fields == {"stateful": carry, "backward": False}
 
 
 @pytest.mark.parametrize("options", [{"bptt": -1}, {"bptt_deviation": -1.0}, {"bptt": 30}])
@@ -89,3 +89,20 @@ def test_rows_do_not_depend_on_their_batch(tokenizer: CtxUlmfitTokenizer) -> Non
         there = together["attention_mask"][number].bool()
         assert torch.equal(together["input_ids"][number][there], alone["input_ids"][0])
         assert torch.equal(together["labels"][number][1:][there], alone["labels"][0, 1:])
+
+
+@pytest.mark.parametrize("length", [2, 7, 20, 5000])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_backward_rows_are_the_text_from_its_end(tokenizer: CtxUlmfitTokenizer, length: int, side: str) -> None:
+    """Each row in the order of the text, and followed by the row before it; each word's target is the one before it."""
+    objective, rows = examples(tokenizer, length, backward=True)
+    text = running_text(tokenizer)
+    assert [word for row in reversed(rows) for word in row["input_ids"].tolist()] == text
+    tokenizer.padding_side, before = side, tokenizer.padding_side
+    batch = objective.collate(list(reversed(rows)))
+    tokenizer.padding_side = before
+    there = batch["attention_mask"].bool()
+    assert batch["labels"][:, :-1][there].tolist() == [-100, *text[:-1]]
+    assert (batch["labels"][:, :-1][~there] == -100).all()
+    assert (batch["labels"][:, -1] == -100).all()
+    assert objective.config_fields["backward"] is True

@@ -26,6 +26,8 @@ class CtxUlmfitConfig(CtxWordRecurrentConfig):
         dropout_scale: Factor of these five rates, with which to regularise more or less.
         activation_penalty: Weight of the squared size of what comes out, after dropout (AR; alpha).
         slowness_penalty: Weight of the squared change of what comes out, before dropout (TAR; beta).
+        backward: A text is read from its last word to its first, which stays its place: the backward model of section
+            3.3, whose predictions are averaged with the forward one's.
         stateful: Return the LSTM's state, from which the next batch may go on, unless `use_states=False` is given.
         bptt: Steps through which a classifier's gradient goes back (section 3.3); the text before is read all the same.
         classifier_size: Width of the classifier's hidden layer.
@@ -52,6 +54,7 @@ class CtxUlmfitConfig(CtxWordRecurrentConfig):
     dropout_scale: float | int = 1.0
     activation_penalty: float | int = 2.0
     slowness_penalty: float | int = 1.0
+    backward: bool = False
     stateful: bool = False
     bptt: int = 70
     classifier_size: int = 50
@@ -83,7 +86,7 @@ class CtxUlmfitConfig(CtxWordRecurrentConfig):
 
     @property
     def pooled_size(self) -> int:
-        """Width of `pooler_output`: the last state, the largest values and the mean (section 3.3)."""
+        """Width of `pooler_output`: the state of the word read last, the largest values and the mean (section 3.3)."""
         return 3 * self.hidden_size
 
     @property

@@ -29,7 +29,13 @@ class CtxUlmfitPreTrainedModel(WordRecurrentPreTrainedModel):
 
 
 class CtxUlmfitModel(WordRecurrentModel, CtxUlmfitPreTrainedModel):
-    """Words, and LSTMs that read them from left to right, with weights dropped from step to step."""
+    """Words, and LSTMs that read them from left to right, or from right to left with `config.backward`, with weights
+    dropped from step to step."""
+
+    @property
+    def reads_backwards(self) -> bool:
+        """Whether a text is read from its last word to its first."""
+        return self.config.backward
 
     def build_layer(self, input_size: int, output_size: int) -> LSTM:
         """A layer with dropout of its weights."""
@@ -80,7 +86,7 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
 
     def build_encoder(self, config: CtxUlmfitConfig) -> CtxUlmfitModel:
         """The encoder; what pools stands beside it."""
-        self.pooler = RowPooler("last+max+mean")
+        self.pooler = RowPooler("first+max+mean" if config.backward else "last+max+mean")
         return CtxUlmfitModel(config)
 
     def build_head(self, config: CtxUlmfitConfig) -> None:

@@ -1,0 +1,80 @@
+"""Several classifiers as one."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from zoo import tiny_config
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.data.tasks import SequenceClassification, TaskArguments
+from hf_ctxmodels.downstream import score_ensemble
+from hf_ctxmodels.registry import FAMILIES
+
+ENSEMBLE = Path(__file__).parents[2] / "scripts" / "ensemble.py"
+TEXTS = ["one cat", "two dogs run", "no cat runs", "two", "a dog and a cat", "cats run", "one dog", "run two dogs"]
+NAMES = ["bad", "good", "worse"]
+
+
+def classifier(family: str, labels: list[str], seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    tokenizer = FAMILIES[family].tokenizer.train(TEXTS * 5, vocab_size=60)
+    config = tiny_config(FAMILIES[family], vocab_size=len(tokenizer))
+    config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
+    torch.manual_seed(seed)
+    return FAMILIES[family].models["AutoModelForSequenceClassification"](config).eval(), tokenizer
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> tuple[SequenceClassification, list, Path]:
+    file = tmp_path / "texts.tsv"
+    rows = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(TEXTS)]
+    file.write_text("text\tlabel\n" + "\n".join(rows) + "\n")
+    task = SequenceClassification(TaskArguments())
+    return task, task.read(str(file), "validation"), file
+
+
+def test_the_mean_of_probabilities(task: tuple) -> None:
+    """Text by text, of two families whose labels have other numbers."""
+    members = [classifier("ulmfit", NAMES, 1), classifier("bert", NAMES[::-1], 2)]
+    scores = score_ensemble(members, task[1], task[0], batch_size=3)
+    right = np.zeros(3)
+    for example in task[1]:
+        every = []
+        for number, (model, tokenizer) in enumerate(members):
+            with torch.no_grad():
+                logits = model(**tokenizer(example.texts[0], return_tensors="pt")).logits[0]
+            every.append(dict(zip(model.config.id2label.values(), logits.softmax(0).tolist(), strict=True)))
+            right[number] += max(every[-1], key=every[-1].get) == example.target
+        mean = {name: sum(each[name] for each in every) for name in NAMES}
+        right[2] += max(mean, key=mean.get) == example.target
+    found = [each["accuracy"] for each in [*scores.alone, scores.together]]
+    assert found == pytest.approx((right / len(TEXTS)).tolist())
+
+
+def test_other_labels_are_refused(task: tuple) -> None:
+    members = [classifier("ulmfit", NAMES, 1), classifier("ulmfit", [*NAMES[:2], "best"], 2)]
+    with pytest.raises(CtxError, match="best"):
+        score_ensemble(members, task[1], task[0])
+    with pytest.raises(CtxError, match="0 classifiers"):
+        score_ensemble([], task[1], task[0])
+
+
+def test_script(task: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    folders = [str(tmp_path / name) for name in ("forward", "backward")]
+    members = [classifier("ulmfit", NAMES, seed) for seed in (1, 2)]
+    for folder, parts in zip(folders, members, strict=True):
+        for part in parts:
+            part.save_pretrained(folder)
+    monkeypatch.setattr(sys, "argv", [str(ENSEMBLE), "--models", *folders, "--validation_file", str(task[2])])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ENSEMBLE), run_name="__main__")
+    assert stopped.value.code == 0
+    scores = score_ensemble(members, task[1], task[0])
+    *lines, last = capsys.readouterr().out.strip().splitlines()[-4:]
+    for line, expected in zip(lines, [*scores.alone, scores.together], strict=True):
+        assert f"accuracy {expected['accuracy']:.4f}" in line
+    assert last == f"{len(TEXTS)} texts"
