@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForPreTraining, AutoTokenizer
+from transformers import AutoConfig, AutoModelForPreTraining, AutoTokenizer
 from zoo import TINY
 
+from hf_ctxmodels import CtxUlmfitTokenizer
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
 
@@ -256,3 +257,28 @@ def test_a_reference_checkpoint_is_continued_in_its_family(folder, monkeypatch, 
     assert type(continued) is type(model)
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(continued.state_dict()[name], weight)
+
+
+def test_the_direction_of_a_model_stays(folder, monkeypatch, capsys) -> None:
+    text = folder / "text.txt"
+    CtxUlmfitTokenizer.train([text.read_text()], 60, min_count=1).save_pretrained(folder / "words")
+    sizes = ["--config_options", "hidden_size=8", "cell_size=12", "num_hidden_layers=1", "--max_steps", 1]
+    start = ["--family", "ulmfit", "--tokenizer", folder / "words", *sizes, "--objective_options", "backward=true"]
+    assert pretrain(monkeypatch, *start, "--dataset", text, "--output_dir", folder / "backward") == 0
+    flags = ["--model", folder / "backward", "--dataset", text, "--output_dir", folder / "more", "--max_steps", 1]
+    capsys.readouterr()
+    assert pretrain(monkeypatch, *flags) == 2
+    assert "give --objective_options backward=true" in capsys.readouterr().err
+    assert pretrain(monkeypatch, *flags, "--objective_options", "backward=true") == 0
+    assert AutoConfig.from_pretrained(folder / "more").backward
+
+
+def test_a_field_that_a_family_lacks(folder, monkeypatch, capsys) -> None:
+    """It is an error to ask for it, and none not to."""
+    text = folder / "text.txt"
+    FAMILIES["seqae"].tokenizer.train([text.read_text()], 60, min_count=1).save_pretrained(folder / "words")
+    sizes = ["--config_options", "embedding_size=8", "hidden_size=8", "--max_steps", 1, "--output_dir", folder / "out"]
+    flags = ["--family", "seqae", "--objective", "clm", "--tokenizer", folder / "words", *sizes, "--dataset", text]
+    assert pretrain(monkeypatch, *flags, "--objective_options", "backward=true") == 2
+    assert "needs the field backward" in capsys.readouterr().err
+    assert pretrain(monkeypatch, *flags) == 0
