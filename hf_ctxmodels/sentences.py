@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel
+from hf_ctxmodels.tokenization_base import check_fit
 
 if TYPE_CHECKING:
     _Mixin = CtxPreTrainedModel
@@ -119,8 +120,6 @@ def encode_sentences(
     texts = _checked(sentences)
     if batch_size < 1:
         raise CtxError(f"batch_size={batch_size}, expected 1 or more.")
-    from hf_ctxmodels.training.loading import check_fit  # it imports the registry, and that all families
-
     check_fit(tokenizer, model.config, where=tokenizer.name_or_path or type(tokenizer).__name__)
     if not texts:
         width = encode_sentences(model, tokenizer, ["a"], pooling=pooling).shape[1]

@@ -1,11 +1,11 @@
-"""Base tokenizer: opened safely, saved plainly."""
+"""Base tokenizer: opened safely, saved plainly, and held against a model."""
 
 import json
 from os import PathLike
 from typing import Any, Self
 
 from tokenizers import processors
-from transformers import TokenizersBackend
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.installed_code import InstalledCode
@@ -72,6 +72,38 @@ def require_tokens(
             f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}: it is damaged or another family's.",
             where=file,
             mend="copy it again; tokens of other names are given as pad_token=, unk_token=, cls_token=, ...",
+        )
+
+
+def check_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, where: str) -> None:
+    """Hold tokenizer, model and input length, where there is one, against each other before hours of training.
+
+    Raises:
+        CtxError: the tokenizer has more tokens than the model has embeddings, or inputs are longer than its positions
+            or too short for any text.
+    """
+    vocabulary = getattr(config, "vocab_size", None)
+    if vocabulary is not None and len(tokenizer) > vocabulary:
+        raise CtxError(
+            f"The vocabulary does not fit the model: the tokenizer has {len(tokenizer)} tokens, the model embeds "
+            f"{vocabulary} (vocab_size).",
+            where=where,
+            mend="use the tokenizer the model was trained with, a configuration with a larger vocab_size, or add "
+            "embeddings: model.resize_token_embeddings(len(tokenizer)).",
+        )
+    special = tokenizer.num_special_tokens_to_add()
+    if 0 < max_length <= special:
+        raise CtxError(
+            f"Inputs of {max_length} tokens leave no room for text beside the {special} special tokens.",
+            where=f"--max_length {max_length}",
+            mend=f"use --max_length {special + 1} or more.",
+        )
+    limit = getattr(config, "max_position_embeddings", None)  # a model of relative positions has none, or -1
+    if limit is not None and 0 < limit < max_length:
+        raise CtxError(
+            f"Inputs of {max_length} tokens are over the model's limit of {limit} positions (max_position_embeddings).",
+            where=f"--max_length {max_length}",
+            mend=f"use --max_length {limit} or less, or a configuration with more positions.",
         )
 
 

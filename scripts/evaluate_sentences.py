@@ -20,7 +20,8 @@ from hf_ctxmodels.errors import CtxError, run_script
 from hf_ctxmodels.flags import flag
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.sentences import encode_sentences
-from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
+from hf_ctxmodels.tokenization_base import check_fit
+from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

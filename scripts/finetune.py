@@ -21,11 +21,11 @@ from hf_ctxmodels.data.tasks.base import Collator
 from hf_ctxmodels.errors import CtxError, run_script
 from hf_ctxmodels.flags import flag
 from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.tokenization_base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.counted_loss import count_loss_targets
 from hf_ctxmodels.training.loading import (
-    check_fit,
     load_config,
     load_model,
     load_tokenizer,

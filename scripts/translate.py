@@ -14,7 +14,8 @@ from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.downstream import score_translations, translate
 from hf_ctxmodels.errors import run_script
 from hf_ctxmodels.flags import flag
-from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
+from hf_ctxmodels.tokenization_base import check_fit
+from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

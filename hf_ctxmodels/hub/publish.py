@@ -12,7 +12,8 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
 from hf_ctxmodels.hub.stub import stub_files
 from hf_ctxmodels.registry import Family, get_family
-from hf_ctxmodels.training.loading import check_fit, load_config, load_model, load_tokenizer
+from hf_ctxmodels.tokenization_base import check_fit
+from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}

@@ -198,38 +198,6 @@ def _omits_prefix_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     return '"add_prefix_space": false' in json.dumps(splitting)
 
 
-def check_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, where: str) -> None:
-    """Hold tokenizer, model and input length, where there is one, against each other before hours of training.
-
-    Raises:
-        CtxError: the tokenizer has more tokens than the model has embeddings, or inputs are longer than its positions
-            or too short for any text.
-    """
-    vocabulary = getattr(config, "vocab_size", None)
-    if vocabulary is not None and len(tokenizer) > vocabulary:
-        raise CtxError(
-            f"The vocabulary does not fit the model: the tokenizer has {len(tokenizer)} tokens, the model embeds "
-            f"{vocabulary} (vocab_size).",
-            where=where,
-            mend="use the tokenizer the model was trained with, a configuration with a larger vocab_size, or add "
-            "embeddings: model.resize_token_embeddings(len(tokenizer)).",
-        )
-    special = tokenizer.num_special_tokens_to_add()
-    if 0 < max_length <= special:
-        raise CtxError(
-            f"Inputs of {max_length} tokens leave no room for text beside the {special} special tokens.",
-            where=f"--max_length {max_length}",
-            mend=f"use --max_length {special + 1} or more.",
-        )
-    limit = getattr(config, "max_position_embeddings", None)  # a model of relative positions has none, or -1
-    if limit is not None and 0 < limit < max_length:
-        raise CtxError(
-            f"Inputs of {max_length} tokens are over the model's limit of {limit} positions (max_position_embeddings).",
-            where=f"--max_length {max_length}",
-            mend=f"use --max_length {limit} or less, or a configuration with more positions.",
-        )
-
-
 def check_weights(directory: Path) -> None:
     """Hold the weights against the digests that training noted beside them. Without digests there is nothing to check.
 

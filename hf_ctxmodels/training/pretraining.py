@@ -18,13 +18,13 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.flags import flag
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, Family, get_family
+from hf_ctxmodels.tokenization_base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.baselines import FrequencyGuesser, named_guesses
 from hf_ctxmodels.training.batches import count_items
 from hf_ctxmodels.training.curve import plot_curve
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.loading import (
-    check_fit,
     load_config,
     load_model,
     load_tokenizer,

@@ -12,11 +12,11 @@ from torch import nn
 from hf_ctxmodels import CtxBertConfig, CtxError
 from hf_ctxmodels.errors import run_script
 from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.tokenization_base import check_fit
 from hf_ctxmodels.training import checkpoint
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.curve import plot_curve
 from hf_ctxmodels.training.loading import (
-    check_fit,
     check_weights,
     load_config,
     load_config_file,
