@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.gru import GRU
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
 from hf_ctxmodels.layers.varlen import check_row_lengths
@@ -14,13 +15,13 @@ from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced, sequence_n
 
 
 class RecurrentPreTrainedModel(CtxPreTrainedModel):
-    """The part of the model base that families with LSTMs share."""
+    """The part of the model base that families with LSTMs or GRUs share."""
 
     supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LSTM):
+        if isinstance(module, LSTM | GRU):
             module.reset_parameters()
         else:
             super()._init_weights(module)
@@ -70,11 +71,11 @@ def rows_of(
 
 def run_both_ways(
     layers: Iterable[nn.Module], given: Tensor, rows: PackedRows, dropout: nn.Module
-) -> tuple[list[Tensor], list[State]]:
+) -> tuple[list[Tensor], list[Any]]:
     """Layers of both directions, each of which reads both of the one below.
 
     Args:
-        layers: `layers.recurrent.LSTM` of two directions.
+        layers: `layers.recurrent.LSTM`, or `layers.gru.GRU`, of two directions.
         given: (batch, words, width) what the first one reads, as it is.
         rows: Where the words are.
         dropout: On what every other layer reads.

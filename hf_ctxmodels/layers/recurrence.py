@@ -18,7 +18,7 @@ GATES = 4
 _LAID_OUT_FROM = 12  # steps: with fewer, laying a weight out takes longer than it saves
 
 
-class _Rules(NamedTuple):
+class Rules(NamedTuple):
     """How the steps go.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Ran(NamedTuple):
     last_cell: Tensor
 
 
-class _Product:
+class StepProduct:
     """Multiplies rows by the transpose of a weight, (directions, out, in), again and again."""
 
     def __init__(self, weight: Tensor, times: int) -> None:
@@ -105,9 +105,9 @@ def recur(
         hidden, cell: (directions, rows, ...) the state before the first step.
         state_weight: (directions, 4 * cell, output).
         projection: (directions, output, cell) or None.
-        steps, cell_clip, projection_clip, present, restarts: See `_Rules`.
+        steps, cell_clip, projection_clip, present, restarts: See `Rules`.
     """
-    rules = _Rules(steps, cell_clip, projection_clip, present, restarts)
+    rules = Rules(steps, cell_clip, projection_clip, present, restarts)
     trains = torch.is_grad_enabled()  # within the function gradients are always off
     return _Recurrence.apply(gates, hidden, cell, state_weight, projection, rules, trains)
 
@@ -121,7 +121,7 @@ class _Recurrence(torch.autograd.Function):
         cell: Tensor,
         state_weight: Tensor,
         projection: Tensor | None,
-        rules: _Rules,
+        rules: Rules,
         trains: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         trains = trains and any(ctx.needs_input_grad)
@@ -141,13 +141,13 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _run(
-    values: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None, rules: _Rules
+    values: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None, rules: Rules
 ) -> _Ran:
     """From the first step to the last. `values` are the gates of `recur`, and become those of `_Ran`, in place."""
     directions, tokens, width = values.shape
     size, times = width // GATES, len(rules.steps)
-    recurs = _Product(state_weight, times)
-    projects = None if projection is None else _Product(projection, times)
+    recurs = StepProduct(state_weight, times)
+    projects = None if projection is None else StepProduct(projection, times)
     outputs = values.new_empty(directions, tokens, state_weight.shape[2])
     cells = values.new_empty(directions, tokens, size)
     ended: list[tuple[Tensor, Tensor]] = []
@@ -190,7 +190,7 @@ def _differentiated(
     cell: Tensor,
     state_weight: Tensor,
     projection: Tensor | None,
-    rules: _Rules,
+    rules: Rules,
     d_outputs: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of the first five arguments of `recur`.
@@ -201,20 +201,20 @@ def _differentiated(
         d_outputs: (directions, tokens, output).
     """
     d_values, d_pre, d_hidden, d_cell = _run_back(ran, cell, state_weight, projection, rules, d_outputs)
-    before = _before(hidden, ran.outputs, rules)
-    d_state_weight = _summed_products(d_values, before)
+    before = before_each_step(hidden, ran.outputs, rules)
+    d_state_weight = summed_products(d_values, before)
     d_projection = None
     if projection is not None:
-        d_projection = _summed_products(d_pre, ran.values[..., 3 * ran.cells.shape[2] :] * ran.cells.tanh())
+        d_projection = summed_products(d_pre, ran.values[..., 3 * ran.cells.shape[2] :] * ran.cells.tanh())
     return d_values, d_hidden, d_cell, d_state_weight, d_projection
 
 
-def _summed_products(left: Tensor, right: Tensor) -> Tensor:
+def summed_products(left: Tensor, right: Tensor) -> Tensor:
     """(directions, tokens, m), (directions, tokens, n) -> (directions, m, n)."""
     return torch.stack([product(first.T, second.T) for first, second in zip(left, right, strict=True)])
 
 
-def _before(first: Tensor, values: Tensor, rules: _Rules) -> Tensor:
+def before_each_step(first: Tensor, values: Tensor, rules: Rules) -> Tensor:
     """(directions, tokens, width): what each packed token's row had when its step began; `first` at the first step."""
     parts, start = [first[:, : rules.steps[0]]], 0
     for rows, following in pairwise(rules.steps):
@@ -231,7 +231,7 @@ def _inside(gradient: Tensor, values: Tensor, clip: float | None) -> None:
 
 
 def _run_back(
-    ran: _Ran, first_cell: Tensor, state_weight: Tensor, projection: Tensor | None, rules: _Rules, d_outputs: Tensor
+    ran: _Ran, first_cell: Tensor, state_weight: Tensor, projection: Tensor | None, rules: Rules, d_outputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """From the last step to the first.
 
@@ -241,10 +241,10 @@ def _run_back(
     """
     values, outputs, cells, d_last_hidden, d_last_cell = ran
     size, times = cells.shape[2], len(rules.steps)
-    to_hidden = _Product(state_weight.transpose(1, 2), times)
-    to_shown = None if projection is None else _Product(projection.transpose(1, 2), times)
+    to_hidden = StepProduct(state_weight.transpose(1, 2), times)
+    to_shown = None if projection is None else StepProduct(projection.transpose(1, 2), times)
     d_values, d_pre = torch.empty_like(values), d_outputs.clone()
-    tanh_cells, cells_before = cells.tanh(), _before(first_cell, cells, rules)
+    tanh_cells, cells_before = cells.tanh(), before_each_step(first_cell, cells, rules)
     d_hidden, d_cell = d_last_hidden[:, :0], d_last_cell[:, :0]
     stop = values.shape[1]
     for rows in reversed(rules.steps):
@@ -292,15 +292,15 @@ def recurrence_in_a_graph(
     projection_clip: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`recur` as one operation of a compiled graph, which would otherwise be another one for every length."""
-    rules = _all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
+    rules = rules_of_all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
     ran = _run(gates.clone(), hidden, cell, state_weight, projection, rules)
     return ran.outputs, ran.last_hidden, ran.last_cell
 
 
-def _all_rows(gates: Tensor, hidden: Tensor, *others: Any) -> _Rules:
+def rules_of_all_rows(gates: Tensor, hidden: Tensor, *others: Any) -> Rules:
     present, restarts, cell_clip, projection_clip = others
     rows = hidden.shape[1]
-    return _Rules((rows,) * (gates.shape[1] // rows), cell_clip, projection_clip, present, restarts)
+    return Rules((rows,) * (gates.shape[1] // rows), cell_clip, projection_clip, present, restarts)
 
 
 @recurrence_in_a_graph.register_fake
@@ -325,7 +325,7 @@ def _backward_in_a_graph(
     projection_clip: float | None,
 ) -> list[Tensor]:
     """Gradients of `recurrence_in_a_graph` in its first four arguments and the projection; computes it once more."""
-    rules = _all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
+    rules = rules_of_all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
     ran = _run(gates.clone(), hidden, cell, state_weight, projection, rules)
     d_outputs, d_hidden, d_cell = gradients
     ran = ran._replace(last_hidden=d_hidden, last_cell=d_cell)

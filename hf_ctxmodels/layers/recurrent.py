@@ -5,7 +5,7 @@ follows goes only over those rows that have a token left, so padding is neither 
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,10 @@ class State(NamedTuple):
 
     hidden: Tensor
     cell: Tensor
+
+
+AnyState = TypeVar("AnyState", bound=tuple[Tensor, ...])
+"""A named tuple of tensors (directions, rows, ...): what some kind of layer remembers."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +132,14 @@ class PackedRows:
         every = torch.arange(len(self.order), device=self.order.device)
         return torch.cat([every[:number] for number in self.steps])
 
-    def sorted(self, state: State) -> State:
+    def sorted(self, state: AnyState) -> AnyState:
         """A state of the batch's rows, as a layer takes it."""
-        return State(state.hidden[:, self.order], state.cell[:, self.order])
+        return type(state)(*(part[:, self.order] for part in state))
 
-    def unsorted(self, state: State) -> State:
+    def unsorted(self, state: AnyState) -> AnyState:
         """A layer's state, in the order of the batch's rows."""
         back = self.order.argsort()
-        return State(state.hidden[:, back], state.cell[:, back])
+        return type(state)(*(part[:, back] for part in state))
 
 
 class LSTM(nn.Module):
