@@ -14,7 +14,7 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.data.arguments import DataArguments
-from hf_ctxmodels.data.documents import Documents, NoDocumentError
+from hf_ctxmodels.data.documents import Documents, NoDocumentError, text_of
 from hf_ctxmodels.errors import CtxError, run_script
 from hf_ctxmodels.objectives.base import TranslatedText
 from hf_ctxmodels.registry import FAMILIES, get_family
@@ -85,9 +85,9 @@ def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
 
 def fit(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, float]:
     """Tokens per word (fertility) and the share of unknown tokens on some documents."""
-    texts = list(islice(documents.texts(), HELD_OUT_DOCUMENTS))
-    if documents.translated:  # the other language's words are none of these
-        texts = [text.partition(TranslatedText.between)[0] for text in texts]
+    held_out = list(islice(documents, HELD_OUT_DOCUMENTS))
+    # the other language's words are none of these
+    texts = [each[0] if isinstance(each, TranslatedText) else text_of(each) for each in held_out]
     encodings = tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []
     encoded = [encoding.ids for encoding in encodings]
     tokens = sum(len(ids) for ids in encoded)

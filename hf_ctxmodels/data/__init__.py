@@ -10,11 +10,12 @@ from hf_ctxmodels.data.sampling import (
     ShuffledStream,
     training_loader,
 )
-from hf_ctxmodels.data.turns import TurnBatchSampler, Turns, UnlabelledCollator, without_labels
+from hf_ctxmodels.data.turns import DrawnTurns, TurnBatchSampler, Turns, UnlabelledCollator, without_labels
 
 __all__ = [
     "DataArguments",
     "Documents",
+    "DrawnTurns",
     "EpochBatchSampler",
     "ExampleSet",
     "ExampleStream",

@@ -17,7 +17,8 @@ class DataArguments:
     dataset: list[str] = field(
         metadata={
             "help": "`demo`, a local .txt, .jsonl or .parquet file (plain or .gz) or a quoted pattern of such files, a "
-            "directory, or a Hub id; or several of these, which are read one after the other."
+            "directory, a Hub id, or FILE=FIRST,SECOND,LABEL, a table of pairs of texts and its columns; or several of "
+            "these, which are read one after the other."
         }
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub data set.")
@@ -25,10 +26,10 @@ class DataArguments:
     dataset_marks: list[str] = flag(
         (),
         "A word for each of --dataset, put in front of each of its sentences, or of its translations: `<de>`, say, "
-        "where languages have one.",
+        "where languages have one; `-` for none.",
     )
     translations: list[str] = flag(
-        (), "A file of lines for each of --dataset, which then is one too: line by line its translation."
+        (), "A file of lines for each of --dataset, which then is one too: line by line its translation; `-` for none."
     )
     text_column: str = flag("text", "Column that holds the text of a document, except in .txt.")
     streaming: bool = flag(False, "Read while working instead of loading everything first.")

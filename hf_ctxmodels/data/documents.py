@@ -17,9 +17,14 @@ from hf_ctxmodels.data.files import (
     read_translated,
 )
 from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.data.tasks.readers import read_table
 from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.objectives.base import TranslatedText
+from hf_ctxmodels.objectives.base import LabelledPair, TranslatedText
 from hf_ctxmodels.objectives.seeding import Stream, generator
+
+
+NONE = "-"
+"""What stands for a data set without translations, or without a mark, among others that have them."""
 
 
 class NoDocumentError(CtxError):
@@ -43,7 +48,8 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents that can be iterated again and again; each is a non-empty list of sentences.
+    """Documents that can be iterated again and again; each is a non-empty list of sentences, or a `TranslatedText` or
+    `LabelledPair`, which are not split.
 
     Nothing is kept in memory: every iteration reads the source from its start.
 
@@ -53,7 +59,6 @@ class Documents:
         skip_empty: pass over documents without text instead of raising.
         held_out: how the source is split; None for not at all.
         part: "all", "training" or "held-out": what of the source is iterated.
-        translated: every document is a text and its translation, a `TranslatedText`, and is not split into sentences.
     """
 
     name: str
@@ -61,7 +66,6 @@ class Documents:
     skip_empty: bool = False
     held_out: HeldOut | None = None
     part: str = "all"
-    translated: bool = False
 
     def __iter__(self) -> Iterator[list[str]]:
         """Yield documents.
@@ -74,9 +78,9 @@ class Documents:
         for number, paragraphs in enumerate(self.read()):
             if self.held_out is not None and (number in self.held_out) != (self.part == "held-out"):
                 continue
-            if self.translated:
+            if isinstance(paragraphs, TranslatedText | LabelledPair):
                 empty = False
-                yield TranslatedText(paragraphs)
+                yield paragraphs
                 continue
             sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
             if sentences:
@@ -119,8 +123,13 @@ class DocumentTexts:
     documents: Documents
 
     def __iter__(self) -> Iterator[str]:
-        between = TranslatedText.between if self.documents.translated else "\n"
-        return (between.join(sentences) for sentences in self.documents)
+        return map(text_of, self.documents)
+
+
+def text_of(document: list[str]) -> str:
+    """A document as one string."""
+    between = TranslatedText.between if isinstance(document, TranslatedText) else "\n"
+    return between.join(document)
 
 
 def load_documents(
@@ -137,28 +146,39 @@ def load_documents(
 
     Args:
         datasets: one source or several, which are read one after the other. Each is `demo`, a local `.txt`, `.jsonl` or
-            `.parquet` file (plain or `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, or what
-            `datasets.load_dataset` takes: a Hub id or a directory.
+            `.parquet` file (plain or `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, what
+            `datasets.load_dataset` takes, a Hub id or a directory, or FILE=FIRST,SECOND,LABEL: a table (see
+            `data.tasks.readers`) of pairs of texts, and its columns.
         split: of a Hub data set or directory.
         text_column: where a record's text stands; the text files have none.
         config_name: configuration of a Hub data set.
         streaming: read a Hub data set over the network instead of downloading it first. Files are never loaded whole.
         skip_empty: pass over documents without text instead of raising.
-        marks: one word for each source, put in front of each of its sentences, such as the name of its language.
+        marks: one word for each source, put in front of each of its sentences, such as the name of its language; `-`
+            for none.
         translations: one file of lines for each source, which then is one too: line by line its translation. Each
-            document is a line with its translation; where one of the two is empty, both are left out.
+            document is a line with its translation; where one of the two is empty, both are left out. `-` for a source
+            that has none.
 
     Raises:
         CtxError: a source cannot be found, or there are not as many marks. What is wrong inside it is raised
             while iterating.
     """
-    if translations:
-        return _open_translated(datasets, translations, marks)
-    sources = [_open(dataset, split, text_column, config_name, streaming) for dataset in datasets]
-    if marks:
-        if len(marks) != len(sources):
-            raise CtxError(f"{len(marks)} marks for {len(sources)} data sets.", mend="give one mark for each, or none.")
-        sources = [(name, partial(_marked, read, mark)) for (name, read), mark in zip(sources, marks)]
+    if translations and (len(translations) != len(datasets) or len(marks) not in (0, len(datasets))):
+        raise CtxError(
+            f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(marks)} marks.",
+            mend="give one file of translations for each data set, and one mark for each or none.",
+        )
+    if len(marks) not in (0, len(datasets)):
+        raise CtxError(f"{len(marks)} marks for {len(datasets)} data sets.", mend="give one mark for each, or none.")
+    sources = []
+    nothing = [NONE] * len(datasets)
+    for dataset, translation, mark in zip(datasets, translations or nothing, marks or nothing, strict=True):
+        if translation != NONE:
+            sources.append(_open_translated(dataset, translation, mark))
+        else:
+            name, read = _open(dataset, split, text_column, config_name, streaming)
+            sources.append((name, read if mark == NONE else partial(_marked, read, mark)))
     if len(sources) == 1:
         name, read = sources[0]
     else:
@@ -173,6 +193,9 @@ def _open(
     if dataset == "demo":
         return "demo", demo_documents
     path = Path(dataset).expanduser()
+    file, equals, columns = dataset.rpartition("=")
+    if equals and not path.exists():
+        return _open_pairs(file, columns.split(","))
     if has_magic(dataset) and not path.exists():
         files = sorted(map(Path, glob(str(path), recursive=True)))
         for file in files or [path]:
@@ -185,21 +208,25 @@ def _open(
     return dataset, partial(_hub_documents, rows, text_column, dataset)
 
 
-def _open_translated(datasets: Sequence[str], translations: Sequence[str], marks: Sequence[str]) -> Documents:
-    if len(translations) != len(datasets) or len(marks) not in (0, len(datasets)):
+def _open_pairs(file: str, columns: Sequence[str]) -> tuple[str, Callable[[], Iterator[list[str]]]]:
+    """The name of a table of pairs, and what reads it."""
+    if len(columns) != 3:
         raise CtxError(
-            f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(marks)} marks.",
-            mend="give one file of translations for each data set, and one mark for each or none.",
+            f"{len(columns)} columns: {', '.join(columns)}.",
+            where=file,
+            mend="give those of two texts and of their label: FILE=FIRST,SECOND,LABEL.",
         )
-    pairs = [(Path(text).expanduser(), Path(other).expanduser()) for text, other in zip(datasets, translations)]
-    for path in (path for pair in pairs for path in pair):
+    path = Path(file).expanduser()
+    check_file(path)
+    return path.name, partial(_labelled_pairs, str(path), columns)
+
+
+def _open_translated(dataset: str, translation: str, mark: str) -> tuple[str, Callable[[], Iterator[list[str]]]]:
+    """The name of a file with another one of translations, and what reads both."""
+    paths = Path(dataset).expanduser(), Path(translation).expanduser()
+    for path in paths:
         check_file(path)
-    languages = marks or [""] * len(pairs)
-    sources: list[Callable[[], Iterator[list[str]]]] = [
-        partial(_marked_translations, *pair, mark) for pair, mark in zip(pairs, languages, strict=True)
-    ]
-    name = ", ".join(f"{text.name} with {other.name}" for text, other in pairs)
-    return Documents(name, partial(_one_by_one, sources), translated=True)
+    return " with ".join(path.name for path in paths), partial(_translated, *paths, mark)
 
 
 def _check_document_file(path: Path) -> None:
@@ -217,13 +244,23 @@ def _one_by_one(sources: list[Callable[[], Iterator[list[str]]]]) -> Iterator[li
         yield from read()
 
 
-def _marked_translations(text: Path, translation: Path, mark: str) -> Iterator[list[str]]:
+def _translated(text: Path, translation: Path, mark: str) -> Iterator[list[str]]:
     for one, other in read_translated(text, translation):
-        yield [one, f"{mark} {other}" if mark else other]
+        yield TranslatedText([one, other if mark == NONE else f"{mark} {other}"])
+
+
+def _labelled_pairs(file: str, columns: Sequence[str]) -> Iterator[list[str]]:
+    for row in read_table(file, columns):
+        first, second, label = (str(row.values[column]).strip() for column in columns)
+        if first and second:
+            yield LabelledPair([first, second], label)
 
 
 def _marked(read: Callable[[], Iterator[list[str]]], mark: str) -> Iterator[list[str]]:
     for paragraphs in read():
+        if isinstance(paragraphs, LabelledPair):
+            yield LabelledPair([f"{mark} {text}" for text in paragraphs], paragraphs.label)
+            continue
         sentences = (sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
         yield [f"{mark} {sentence}" for sentence in sentences]
 

@@ -154,6 +154,7 @@ def training_loader(
     start_batch: int = 0,
     workers: int = 0,
     lanes: int | None = None,
+    batches_per_step: int = 1,
 ) -> DataLoader:
     """Endless training batches, the same for any number of workers, from `start_batch` on.
 
@@ -166,6 +167,7 @@ def training_loader(
         start_batch: the first batch to give.
         workers: background processes; 0 makes batches in this one.
         lanes: rows of a step, for batches in contiguous lanes (see `LaneBatchSampler`); None for a shuffle.
+        batches_per_step: micro-batches of an optimizer step, which share a turn where turns are drawn.
     """
     if isinstance(examples, ExampleStream):
         stream: EndlessStream = (
@@ -176,7 +178,7 @@ def training_loader(
         return DataLoader(stream, batch_size=batch_size, collate_fn=collate, num_workers=workers)
     sampler: Sampler[list[tuple[int, int]]]
     if isinstance(examples, Turns):
-        sampler = TurnBatchSampler(examples, batch_size, seed, start_batch)
+        sampler = TurnBatchSampler(examples, batch_size, seed, start_batch, batches_per_step)
     elif lanes is None:
         sampler = EpochBatchSampler(len(examples), batch_size, seed, start_batch)
     else:

@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, Sampler, Subset
 
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.objectives.seeding import Stream, row_keys, uniforms
+
+if TYPE_CHECKING:
+    from hf_ctxmodels.data.examples import ExampleSet
 
 UNLABELLED = "unlabelled"
 _IGNORED = -100
@@ -28,7 +33,7 @@ class Turns(Dataset):
         CtxError: a part is empty, or has no turn.
     """
 
-    def __init__(self, parts: Sequence[Sequence[Mapping[str, Any]]], order: Sequence[int] | None = None) -> None:
+    def __init__(self, parts: Sequence[Any], order: Sequence[int] | None = None) -> None:
         self.parts, self.order = parts, list(range(len(parts)) if order is None else order)
         if sorted(set(self.order)) != list(range(len(parts))):
             raise CtxError(f"order={self.order} of {len(parts)} lists of examples.", mend="name each, from 0 on.")
@@ -45,6 +50,69 @@ class Turns(Dataset):
         part = max(number for number, start in enumerate(self.starts) if start <= index)
         return {**self.parts[part][index - self.starts[part]], "epoch": epoch, "example_index": index}
 
+    def turns(self, batches: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """Whose turn it is.
+
+        Args:
+            batches: (n,) numbers of micro-batches, from 0 on.
+            seed: Of turns that are drawn.
+            batches_per_step: Micro-batches of an optimizer step.
+
+        Returns:
+            (n,) numbers of parts.
+        """
+        return np.asarray(self.order)[batches % len(self.order)]
+
+
+class DrawnTurns(Turns):
+    """Several lists of examples, of which every optimizer step has one kind alone: drawn anew for each, all equally
+    likely (Subramanian et al. 2018, section 4), but for those that come one in so many steps.
+
+    An epoch is as many examples as there are in all.
+
+    Args:
+        parts: lists of features.
+        periods: part -> one in how many steps it has, from the first on, as the released code has inference every
+            tenth; it takes no part in the draws then. Left out of account where there is no other part.
+
+    Raises:
+        CtxError: a part is empty, or a period below 1.
+
+    Example:
+        >>> turns = DrawnTurns([[{"a": 1}], [{"a": 2}], [{"a": 3}]], {2: 10})
+        >>> (turns.turns(np.arange(40), seed=0) == 2).nonzero()[0].tolist()
+        [0, 10, 20, 30]
+    """
+
+    def __init__(self, parts: Sequence[Any], periods: Mapping[int, int] | None = None) -> None:
+        super().__init__(parts)
+        self.periods = dict(periods or {})
+        if wrong := [period for period in self.periods.values() if period < 1]:
+            raise CtxError(f"One in {wrong[0]} steps.", mend="give 1 or more.")
+        self.drawn = [part for part in range(len(parts)) if part not in self.periods]
+        if not self.drawn:
+            self.drawn, self.periods = list(range(len(parts))), {}
+
+    @classmethod
+    def of_kinds(cls, examples: "ExampleSet", column: str, periods: Mapping[int, int]) -> "DrawnTurns":
+        """The examples, apart by the number that `column` holds; `periods` are by that number."""
+        values = examples.columns[column].values
+        kinds = np.unique(values).tolist()
+        parts = [Subset(examples, np.flatnonzero(values == kind).tolist()) for kind in kinds]
+        return cls(parts, {kinds.index(kind): period for kind, period in periods.items() if kind in kinds})
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def turns(self, batches: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """See `Turns.turns`."""
+        steps = np.asarray(batches) // batches_per_step
+        keys = np.repeat(row_keys(seed, [0], [0], Stream.TURNS), len(steps))
+        found = np.asarray(self.drawn)[(uniforms(keys, steps) * len(self.drawn)).astype(int)]
+        for part, period in self.periods.items():
+            found[steps % period == 0] = part
+        return found
+
 
 class TurnBatchSampler(Sampler[list[tuple[int, int]]]):
     """Endless batches of `(epoch, index)` for `Turns`: each part in an order of its own, see `EpochBatchSampler`.
@@ -54,22 +122,28 @@ class TurnBatchSampler(Sampler[list[tuple[int, int]]]):
     Args:
         examples: what takes turns.
         batch_size, seed, start_batch: see `EpochBatchSampler`.
+        batches_per_step: micro-batches of an optimizer step.
     """
 
     drop_last = True  # read by accelerate: every batch is full
 
-    def __init__(self, examples: Turns, batch_size: int, seed: int, start_batch: int = 0) -> None:
+    def __init__(
+        self, examples: Turns, batch_size: int, seed: int, start_batch: int = 0, batches_per_step: int = 1
+    ) -> None:
         self.examples, self.batch_size, self.seed, self.start_batch = examples, batch_size, seed, start_batch
+        self.batches_per_step = batches_per_step
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = self.examples.order
-        rounds, turn = divmod(self.start_batch, len(order))
-        batches = []
-        for part, rows in enumerate(self.examples.parts):
-            before = rounds * order.count(part) + order[:turn].count(part)
-            batches.append(iter(EpochBatchSampler(len(rows), self.batch_size, self.seed + part, before)))
+        how = (self.seed, self.batches_per_step)
+        past = np.bincount(
+            self.examples.turns(np.arange(self.start_batch), *how), minlength=len(self.examples.parts)
+        ).tolist()
+        batches = [
+            iter(EpochBatchSampler(len(rows), self.batch_size, self.seed + part, past[part]))
+            for part, rows in enumerate(self.examples.parts)
+        ]
         for number in count(self.start_batch):
-            part = order[number % len(order)]
+            part = int(self.examples.turns(np.array([number]), *how)[0])
             start = self.examples.starts[part]
             yield [(epoch, start + index) for epoch, index in next(batches[part])]
 

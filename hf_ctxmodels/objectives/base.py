@@ -24,6 +24,18 @@ class TranslatedText(list[str]):
     between: ClassVar[str] = "\t"
 
 
+class LabelledPair(list[str]):
+    """A document of two texts of one language, and what is said of the two.
+
+    Attributes:
+        label: That.
+    """
+
+    def __init__(self, texts: Iterable[str], label: str) -> None:
+        super().__init__(texts)
+        self.label = label
+
+
 class Objective(ABC):
     """Documents -> examples -> batches for one pretraining head.
 
@@ -49,6 +61,10 @@ class Objective(ABC):
 
     reads_translations: ClassVar[bool] = False
     """Whether every document must be a `TranslatedText`."""
+
+    turn_column: ClassVar[str | None] = None
+    """The column of an example that says of which kind it is, a number: every step then trains on one kind alone, drawn
+    anew (`data.DrawnTurns`). None where all examples are of one kind."""
 
     marks_languages: ClassVar[bool] = False
     """Whether every translation must begin with the mark of its language."""
@@ -104,6 +120,11 @@ class Objective(ABC):
     def lasting_fields(self) -> tuple[str, ...]:
         """Names of those among them that cannot be changed in a model that has been trained."""
         return ()
+
+    @property
+    def turn_periods(self) -> dict[int, int]:
+        """Kind of example -> one in how many steps it has, where it is not drawn like the others."""
+        return {}
 
     @property
     def num_predicted(self) -> int:

@@ -126,7 +126,10 @@ class TokenDetector:
 
 
 def named_guesses(
-    guesses: Mapping[str, Guess], targets: Sequence[str], metrics: Mapping[str, float]
+    guesses: Mapping[str, Guess],
+    targets: Sequence[str],
+    metrics: Mapping[str, float],
+    terms: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """The guesses under the names of the metrics they compare with: `eval_mlm_loss` -> `baseline_mlm_loss`.
 
@@ -138,10 +141,15 @@ def named_guesses(
         guesses: by target.
         targets: the head's `loss_targets`; the terms of its loss are in their order.
         metrics: of `LossEvaluation`.
+        terms: the names of the loss's terms, of a head whose batches do not hold all targets; None for those that the
+            metrics have.
     """
-    terms = [name.removeprefix("eval_") for name in metrics if name.endswith("_loss") and name != "eval_loss"]
+    if terms is None:
+        terms = [name.removeprefix("eval_") for name in metrics if name.endswith("_loss") and name != "eval_loss"]
     named = {}
     for target, term in zip(targets, terms or ["loss"], strict=True):
+        if f"eval_{term}" not in metrics:
+            continue
         stem = term.removesuffix("loss")
         accuracy = f"{stem}accuracy"
         if f"eval_{stem}f1" in metrics:

@@ -13,7 +13,7 @@ import transformers
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.data import DataArguments, ExampleSet, ExampleStream, build_training_set
+from hf_ctxmodels.data import DataArguments, DrawnTurns, ExampleSet, ExampleStream, build_training_set
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.flags import flag
 from hf_ctxmodels.objectives import Objective
@@ -34,6 +34,7 @@ from hf_ctxmodels.training.loading import (
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.summary import TrainingSummary
 
+Examples = ExampleSet | ExampleStream | DrawnTurns
 _BATCHES_FOR_RATES = 50
 _ROWS_FOR_FREQUENCIES = 100_000
 
@@ -237,16 +238,25 @@ def make_model(
 
 def make_examples(
     arguments: PretrainingArguments, objective: Objective
-) -> tuple[ExampleSet | ExampleStream, ExampleSet | None]:
+) -> tuple[Examples, ExampleSet | None]:
     """Examples to train on, and held-out ones if asked for."""
     documents, others = arguments.load()
     held_out = None
     if others is not None and objective.evaluates:
         held_out = ExampleSet.build(objective.examples(others))
-    return build_training_set(documents, objective, streaming=arguments.streaming), held_out
+    if objective.turn_column is None:
+        return build_training_set(documents, objective, streaming=arguments.streaming), held_out
+    if arguments.streaming:
+        raise CtxError(
+            "The objective's tasks take turns, which needs all examples at hand.",
+            where="--streaming",
+            mend="leave it out.",
+        )
+    examples = ExampleSet.build(objective.examples(documents))
+    return DrawnTurns.of_kinds(examples, objective.turn_column, objective.turn_periods), held_out
 
 
-def realised_rates(objective: Objective, examples: ExampleSet | ExampleStream, batch_size: int) -> dict[str, float]:
+def realised_rates(objective: Objective, examples: Examples, batch_size: int) -> dict[str, float]:
     """What the objective did to a sample of the examples in epoch 0: share of masked tokens and so on."""
     counts: Counter[str] = Counter()
     for rows in _sample(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
@@ -256,7 +266,7 @@ def realised_rates(objective: Objective, examples: ExampleSet | ExampleStream, b
 
 def frequency_baselines(
     objective: Objective,
-    examples: ExampleSet | ExampleStream,
+    examples: Examples,
     held_out: ExampleSet,
     model: Any,
     metrics: Mapping[str, float],
@@ -273,7 +283,7 @@ def frequency_baselines(
     for rows in _sample(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
         guesser.count_classes(objective.collate(rows), targets)
     guessed = targets if objective.guessed_targets is None else objective.guessed_targets
-    return named_guesses(guesser.guesses(batches, guessed), targets, metrics)
+    return named_guesses(guesser.guesses(batches, guessed), targets, metrics, getattr(model, "loss_terms", None))
 
 
 @torch.no_grad()
@@ -287,7 +297,7 @@ def _loss_by_scores(model: Any, scores: torch.Tensor, batches: Iterator[Mapping[
     return total / max(1, number)
 
 
-def _sample(examples: ExampleSet | ExampleStream, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
+def _sample(examples: Examples, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
     """At most `number` rows of epoch 0 in batches: spread evenly over a set, the first ones of a stream."""
     rows: Iterator[dict[str, Any]]
     if isinstance(examples, ExampleStream):
