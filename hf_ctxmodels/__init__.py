@@ -59,6 +59,13 @@ from hf_ctxmodels.models.elmo.modeling_elmo import (
     CtxElmoModel,
 )
 from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
+from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
+from hf_ctxmodels.models.gensen.modeling_gensen import (
+    CtxGenSenForPreTraining,
+    CtxGenSenForSequenceClassification,
+    CtxGenSenModel,
+)
+from hf_ctxmodels.models.gensen.tokenization_gensen import CtxGenSenTokenizer
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveForPreTraining,
@@ -181,6 +188,11 @@ __all__ = [
     "CtxElmoModel",
     "CtxElmoTokenizer",
     "CtxError",
+    "CtxGenSenConfig",
+    "CtxGenSenForPreTraining",
+    "CtxGenSenForSequenceClassification",
+    "CtxGenSenModel",
+    "CtxGenSenTokenizer",
     "CtxGloveConfig",
     "CtxGloveForPreTraining",
     "CtxGloveForSequenceClassification",

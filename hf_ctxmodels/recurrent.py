@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.gru import GRU
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
+from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
 from hf_ctxmodels.layers.varlen import check_row_lengths
 from hf_ctxmodels.modeling_base import CtxPreTrainedModel, is_traced, sequence_numbers
 

@@ -1,4 +1,4 @@
-"""Families whose sentence vectors are pooled from LSTM layers of both directions: the encoder they share."""
+"""Families whose sentence vectors are pooled from recurrent layers of both directions: the encoder they share."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ class RecurrentSentenceEncoder(SentenceEncoder, _Mixin):
     """Looks words up, runs over them in both directions, and pools the states.
 
     Attributes:
-        layers: LSTM layers of both directions.
+        layers: LSTM layers of both directions, or what `build_layer` makes.
         pooler: What makes `pooler_output`, or None.
     """
 
@@ -33,9 +33,13 @@ class RecurrentSentenceEncoder(SentenceEncoder, _Mixin):
     def build_layers(self, config: Any, add_pooling_layer: bool) -> None:
         """Create the layers and the pooling, by `layer_sizes`, `pooling` and `hidden_dropout_prob`."""
         *widths, hidden = config.layer_sizes
-        self.layers = nn.ModuleList(LSTM(width, hidden // 2, state_bias=True) for width in widths)
+        self.layers = nn.ModuleList(self.build_layer(width, hidden // 2) for width in widths)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.pooler = RowPooler(config.pooling) if add_pooling_layer else None
+
+    def build_layer(self, input_size: int, hidden_size: int) -> nn.Module:
+        """One layer, each direction of this width."""
+        return LSTM(input_size, hidden_size, state_bias=True)
 
     def tokens_read(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
         """(batch, length) bool: which of the `tokens`, which are no padding, are read at all."""

@@ -33,6 +33,9 @@ from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
 from hf_ctxmodels.models.elmo import modeling_elmo as elmo
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
+from hf_ctxmodels.models.gensen import modeling_gensen as gensen
+from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
+from hf_ctxmodels.models.gensen.tokenization_gensen import CtxGenSenTokenizer
 from hf_ctxmodels.models.glove import modeling_glove as glove
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
@@ -70,6 +73,7 @@ from hf_ctxmodels.objectives import (
     Objective,
     PermutationLM,
     ReplacedTokenDetection,
+    SentenceTasks,
     SequenceAutoencoding,
     SkipGram,
     Translation,
@@ -443,6 +447,26 @@ FAMILIES: dict[str, Family] = {
                     "decoder_size": 192,
                 },
                 "small": {"embedding_size": 160, "hidden_size": 512, "num_hidden_layers": 3, "decoder_size": 512},
+                "base": {},
+            },
+            conversion=[],
+        ),
+        Family(
+            name="gensen",
+            paper="Subramanian et al. 2018, Learning General Purpose Distributed Sentence Representations via Large "
+            "Scale Multi-task Learning (arXiv 1804.00079)",
+            config=CtxGenSenConfig,
+            tokenizer=CtxGenSenTokenizer,
+            models={
+                "AutoModel": gensen.CtxGenSenModel,
+                "AutoModelForPreTraining": gensen.CtxGenSenForPreTraining,
+                "AutoModelForSequenceClassification": gensen.CtxGenSenForSequenceClassification,
+            },
+            objectives={"sentence-tasks": SentenceTasks},
+            # base: the paper's larger one (its appendix); the others for a CPU
+            sizes={
+                "tiny": {"embedding_size": 128, "hidden_size": 256, "classifier_size": 128},
+                "small": {"embedding_size": 256, "hidden_size": 1024},
                 "base": {},
             },
             conversion=[],

@@ -22,7 +22,6 @@ from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.objectives.base import LabelledPair, TranslatedText
 from hf_ctxmodels.objectives.seeding import Stream, generator
 
-
 NONE = "-"
 """What stands for a data set without translations, or without a mark, among others that have them."""
 

@@ -19,22 +19,26 @@ from hf_ctxmodels.heads.downstream import (
     sequence_loss,
 )
 from hf_ctxmodels.heads.pretraining import ForMaskedLM, ForMaskedLMWithPair
+from hf_ctxmodels.heads.text_pairs import EncodesTwoTexts, ForTextPairClassification, compared
 from hf_ctxmodels.heads.translation import ForTranslation, TranslationOutput
 
 __all__ = [
     "IGNORED",
+    "EncodesTwoTexts",
     "ForBeamQuestionAnswering",
     "ForMaskedLM",
     "ForMaskedLMWithPair",
     "ForMultipleChoice",
     "ForQuestionAnswering",
     "ForSequenceClassification",
+    "ForTextPairClassification",
     "ForTokenClassification",
     "ForTranslation",
     "HeadModel",
     "ItemCounts",
     "TranslationOutput",
     "check_classes",
+    "compared",
     "cross_entropy_over_targets",
     "mean_over_targets",
     "right_guesses",

@@ -124,22 +124,40 @@ class ForTranslation(HeadModel):
         given = (encoder_outputs, attention_mask, state, target_languages)
         loss = logits = None
         if labels is None:
-            states, state = self.decode(decoder_input_ids, None, *given)
-            logits = self.prediction(states)
+            logits, state = self.predict(decoder_input_ids, *given)
         else:
-            asked = labels != IGNORED
-            if is_traced(labels) or not self.config.unpad:
-                states = self.decode(decoder_input_ids, None, *given)[0][asked]
-            else:
-                states, _ = self.decode(decoder_input_ids, asked, *given)
-            size = self.config.target_vocab_size
-            loss = vocabulary_loss(self._summed_loss, states, labels, size, num_items_in_batch)
+            loss = self.written_loss(decoder_input_ids, labels, *given, num_items_in_batch)
         return TranslationOutput(
             loss=loss,
             logits=logits,
             past_key_values=state if use_cache and labels is None else None,
             hidden_states=encoder_outputs.hidden_states,
         )
+
+    def predict(
+        self, ids: Tensor, encoded: Any, attention_mask: Tensor | None, state: Any, languages: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """(batch, steps, target vocabulary) logits, and what the decoder then remembers; see `decode`."""
+        states, state = self.decode(ids, None, encoded, attention_mask, state, languages)
+        return self.prediction(states), state
+
+    def written_loss(
+        self,
+        ids: Tensor,
+        labels: Tensor,
+        encoded: Any,
+        attention_mask: Tensor | None,
+        state: Any,
+        languages: Tensor | None,
+        counts: ItemCounts,
+    ) -> Tensor:
+        """Mean cross-entropy in nats of the labels; see `decode` and `vocabulary_loss`."""
+        given, asked = (encoded, attention_mask, state, languages), labels != IGNORED
+        if is_traced(labels) or not self.config.unpad:
+            states = self.decode(ids, None, *given)[0][asked]
+        else:
+            states, _ = self.decode(ids, asked, *given)
+        return vocabulary_loss(self._summed_loss, states, labels, self.config.target_vocab_size, counts)
 
     def decoder_ids(self, encoded: Any, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """(batch, steps) what the decoder reads: what is given, or the labels, shifted.

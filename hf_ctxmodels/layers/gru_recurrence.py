@@ -60,7 +60,9 @@ class _Recurrence(torch.autograd.Function):
         trains: bool,
     ) -> tuple[Tensor, Tensor]:
         trains = trains and any(ctx.needs_input_grad)
-        values, shown, outputs, last = _run(gates.clone() if trains else gates, hidden, state_weight, candidate_bias, rules)
+        values, shown, outputs, last = _run(
+            gates.clone() if trains else gates, hidden, state_weight, candidate_bias, rules
+        )
         if trains:
             ctx.save_for_backward(values, shown, outputs, hidden, state_weight)
             ctx.rules = rules

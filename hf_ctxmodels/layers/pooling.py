@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.layers.columns import first_columns, last_columns, states_at
 
-Pooling = Literal["last", "mean", "max", "mean+max", "last+max+mean", "first+max+mean"]
+Pooling = Literal["last", "ends", "mean", "max", "mean+max", "last+max+mean", "first+max+mean"]
 
 
 def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
@@ -47,9 +47,10 @@ def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
     Args:
         states: (batch, length, hidden).
         tokens: (batch, length) bool, where there is a token.
-        kind: "last"; "mean"; "max" (Conneau et al. 2017, section 3.2); "mean+max" (Shen et al. 2018, arXiv 1805.09843,
-            call it SWEM-concat); or "last+max+mean" (Howard & Ruder 2018, section 3.3), and "first+max+mean" for what
-            reads from right to left.
+        kind: "last"; "ends", of states of two directions side by side the ones in which each ends; "mean"; "max"
+            (Conneau et al. 2017, section 3.2); "mean+max" (Shen et al. 2018, arXiv 1805.09843, call it SWEM-concat);
+            or "last+max+mean" (Howard & Ruder 2018, section 3.3), and "first+max+mean" for what reads from right to
+            left.
 
     Returns:
         (batch, hidden), 2 or 3 * hidden.
@@ -58,7 +59,14 @@ def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
     parts = {
         "first": lambda: states_at(states, first_columns(states, tokens)),
         "last": lambda: states_at(states, last_columns(states, tokens)),
+        "ends": lambda: _ends(states, tokens),
         "mean": lambda: ((states.float() * there).sum(1) / there.sum(1)).to(states.dtype),
         "max": lambda: states.masked_fill(~there, torch.finfo(states.dtype).min).amax(1),
     }
     return torch.cat([parts[part]() for part in kind.split("+")], -1)
+
+
+def _ends(states: Tensor, tokens: Tensor) -> Tensor:
+    forward, backward = states.chunk(2, -1)
+    parts = (states_at(forward, last_columns(states, tokens)), states_at(backward, first_columns(states, tokens)))
+    return torch.cat(parts, -1)

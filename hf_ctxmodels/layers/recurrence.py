@@ -298,6 +298,7 @@ def recurrence_in_a_graph(
 
 
 def rules_of_all_rows(gates: Tensor, hidden: Tensor, *others: Any) -> Rules:
+    """Those of steps that all rows have; others are `present`, `restarts` and both clips."""
     present, restarts, cell_clip, projection_clip = others
     rows = hidden.shape[1]
     return Rules((rows,) * (gates.shape[1] // rows), cell_clip, projection_clip, present, restarts)

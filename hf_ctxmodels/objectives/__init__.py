@@ -14,6 +14,7 @@ from hf_ctxmodels.objectives.permutation_lm import (
 )
 from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
+from hf_ctxmodels.objectives.sentence_tasks import DataCollatorForSentenceTasks, SentenceTasks
 from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding, SequenceAutoencoding
 from hf_ctxmodels.objectives.translation import (
     DataCollatorForTranslation,
@@ -41,6 +42,7 @@ __all__ = [
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForRunningText",
     "DataCollatorForSentenceOrderPrediction",
+    "DataCollatorForSentenceTasks",
     "DataCollatorForSequenceAutoencoding",
     "DataCollatorForTranslation",
     "DataCollatorForTranslationWithLanguageModels",
@@ -52,6 +54,7 @@ __all__ = [
     "Objective",
     "PermutationLM",
     "ReplacedTokenDetection",
+    "SentenceTasks",
     "SequenceAutoencoding",
     "SkipGram",
     "TokenMasker",

@@ -236,9 +236,7 @@ def make_model(
     return getattr(transformers, objective.auto_class).from_config(config)
 
 
-def make_examples(
-    arguments: PretrainingArguments, objective: Objective
-) -> tuple[Examples, ExampleSet | None]:
+def make_examples(arguments: PretrainingArguments, objective: Objective) -> tuple[Examples, ExampleSet | None]:
     """Examples to train on, and held-out ones if asked for."""
     documents, others = arguments.load()
     held_out = None

@@ -10,7 +10,12 @@ from hf_ctxmodels.layers.recurrent import PackedRows
 TOKENS = torch.tensor(
     [[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool
 )
-NAMES = {"input_weight": "weight_ih_l0", "state_weight": "weight_hh_l0", "bias": "bias_ih_l0", "state_bias": "bias_hh_l0"}
+NAMES = {
+    "input_weight": "weight_ih_l0",
+    "state_weight": "weight_hh_l0",
+    "bias": "bias_ih_l0",
+    "state_bias": "bias_hh_l0",
+}
 
 
 def peer_of(layer: GRU) -> nn.GRU:

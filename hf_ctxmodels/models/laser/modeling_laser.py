@@ -78,10 +78,10 @@ class CtxLaserForConditionalGeneration(heads.ForTranslation, CtxLaserHeadModel, 
         """See `ForTranslation.decode`."""
         if languages is None:
             languages = ids.new_zeros(len(ids))
+        given = self.decoder.told(encoded.pooler_output, languages)
         if asked is None:
-            unpad = self.config.unpad and not is_traced(ids)
-            return self.decoder(ids, encoded.pooler_output, languages, state, unpad=unpad)
-        return self.decoder.asked_states(ids, asked, encoded.pooler_output, languages, state), None
+            return self.decoder(ids, given, state, unpad=self.config.unpad and not is_traced(ids))
+        return self.decoder.asked_states(ids, asked, given, state), None
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):

@@ -1,0 +1,111 @@
+"""Heads that compare the vectors of two texts, each encoded by itself (Conneau et al. 2017, section 3.1)."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.heads.base import HeadModel
+from hf_ctxmodels.heads.downstream import ForSequenceClassification
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.modeling_base import is_traced
+from hf_ctxmodels.recurrent import check_words
+
+if TYPE_CHECKING:
+    _Mixin = HeadModel
+else:
+    _Mixin = object
+
+
+def compared(first: Tensor, second: Tensor) -> Tensor:
+    """(rows, width) vectors u and v -> (rows, 4 * width): u, v, |u - v| and u * v."""
+    return torch.cat([first, second, (first - second).abs(), first * second], -1)
+
+
+class EncodesTwoTexts(_Mixin):
+    """A head that has the encoder read both texts of a row, told apart by `token_type_ids`, each by itself."""
+
+    def encode_texts(
+        self,
+        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, Tensor, Tensor]:
+        """Run the encoder. A text alone is both.
+
+        Returns:
+            Its output, in which every state is the one of the text it is in, and (batch, width) vectors of both texts.
+        """
+        aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
+        given = check_words(self, input_ids, inputs_embeds, attention_mask, **aligned)
+        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
+        if not has_second(given, token_type_ids):
+            outputs = self.base_model(return_dict=True, attention_mask=attention_mask, **inputs, **kwargs)
+            return outputs, outputs.pooler_output, outputs.pooler_output
+        first, second = _texts(given, attention_mask, token_type_ids)
+        twice = {name: None if each is None else torch.cat([each, each]) for name, each in inputs.items()}
+        outputs = self.base_model(return_dict=True, attention_mask=torch.cat([first, second]), **twice, **kwargs)
+
+        def joined(states: Tensor) -> Tensor:
+            one, other = states.chunk(2)
+            return torch.where(first[..., None], one, other)
+
+        vectors = outputs.pooler_output.chunk(2)
+        outputs.last_hidden_state = joined(outputs.last_hidden_state)
+        if outputs.hidden_states is not None:
+            outputs.hidden_states = tuple(joined(states) for states in outputs.hidden_states)
+        return outputs, *vectors
+
+
+def has_second(given: Tensor, token_type_ids: Tensor | None) -> bool:
+    """Whether a row may have a second text."""
+    return token_type_ids is not None and (is_traced(given) or bool(token_type_ids.any()))
+
+
+def _texts(given: Tensor, mask: Tensor | None, types: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Two of (batch, length) bool: where the words of either text are; a text alone is both."""
+    tokens = token_mask(given, mask)
+    second = torch.zeros_like(tokens) if types is None else types != 0
+    parts = (tokens & ~second, tokens & second)
+    first, second = (torch.where(part.any(1, keepdim=True), part, tokens) for part in parts)
+    return first, second
+
+
+class ForTextPairClassification(EncodesTwoTexts, ForSequenceClassification):
+    """How two texts are related: a classifier of (u, v, |u - v|, u * v).
+
+    A text alone is compared with itself; with `config.text_pairs` off, a linear classifier reads its vector.
+    """
+
+    def build_head(self, config: Any) -> None:
+        """Dropout, and the classifier."""
+        self.dropout = Dropout(config.head_dropout)
+        if config.text_pairs:
+            self.classifier = self.build_comparison(config)
+        else:
+            self.classifier = Linear(config.pooled_size, config.num_labels)
+
+    def build_comparison(self, config: Any) -> nn.Module:
+        """What reads (u, v, |u - v|, u * v)."""
+        raise NotImplementedError
+
+    def encode(self, *, token_type_ids: Tensor | None = None, **kwargs: Any) -> Any:
+        """Run the encoder over both texts; `pooler_output` is what the classifier reads.
+
+        Raises:
+            CtxError: There is a second text, and `config.text_pairs` is off.
+        """
+        if self.config.text_pairs:
+            outputs, first, second = self.encode_texts(token_type_ids=token_type_ids, **kwargs)
+            outputs.pooler_output = compared(first, second)
+            return outputs
+        if token_type_ids is not None and not is_traced(token_type_ids) and bool(token_type_ids.any()):
+            raise CtxError("There is a second text.", mend="set text_pairs=true, and train the classifier anew.")
+        return super().encode(**kwargs)

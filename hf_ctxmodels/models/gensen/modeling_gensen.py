@@ -1,0 +1,271 @@
+"""GenSen (Subramanian et al. 2018, arXiv 1804.00079): one encoder of sentences, learned from several tasks at once.
+
+Its own here: the tasks and what each has of its own. The encoder is in `hf_ctxmodels.recurrent_sentences`, a decoder in
+`hf_ctxmodels.layers.sentence_decoder`; which task is learned when is the objective's (`objectives.sentence_tasks`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.gru import GRU
+from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.sentence_decoder import ConditionalDecoder, SentenceDecoderState
+from hf_ctxmodels.modeling_base import is_traced
+from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
+from hf_ctxmodels.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.recurrent_sentences import RecurrentSentenceEncoder
+
+
+class CtxGenSenPreTrainedModel(RecurrentPreTrainedModel):
+    """GenSen's part of the model base."""
+
+    config: CtxGenSenConfig
+    base_model_prefix = "gensen"
+    _input_embed_layer = "embeddings"
+
+
+class CtxGenSenModel(RecurrentSentenceEncoder, CtxGenSenPreTrainedModel):
+    """The encoder of all tasks: GRUs of both directions, whose last states are the sentence's vector."""
+
+    def __init__(self, config: CtxGenSenConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id)
+        self.build_layers(config, add_pooling_layer)
+        self.post_init()
+
+    def build_layer(self, input_size: int, hidden_size: int) -> GRU:
+        """A GRU of both directions."""
+        return GRU(input_size, hidden_size)
+
+
+def comparison(config: CtxGenSenConfig, classes: int) -> nn.Sequential:
+    """What reads u, v, |u - v| and u * v: a hidden layer with dropout before it."""
+    hidden = Linear(4 * config.hidden_size, config.classifier_size)
+    return nn.Sequential(Dropout(config.head_dropout), hidden, nn.ReLU(), Linear(config.classifier_size, classes))
+
+
+@dataclass
+class CtxGenSenEncoded(BaseModelOutputWithPooling):
+    """What the pretraining head knows of a batch.
+
+    Attributes:
+        pooler_output: (batch, hidden) what the decoders are given: the first text's vector, behind dropout.
+        texts: Two of (batch, hidden): both texts' vectors.
+    """
+
+    texts: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass
+class CtxGenSenForPreTrainingOutput(heads.TranslationOutput):
+    """Output of `CtxGenSenForPreTraining`, see `TranslationOutput`.
+
+    Attributes:
+        loss: The sum of the terms whose targets are given.
+        writing_loss, relation_loss: The terms, each a mean in nats per target, detached.
+        relation_logits: (batch, relations); None where only texts are asked for.
+        metrics: `relation_accuracy`, counted as `right_guesses` does.
+    """
+
+    writing_loss: Tensor | None = None
+    relation_loss: Tensor | None = None
+    relation_logits: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
+
+
+class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGenSenPreTrainedModel, GenerationMixin):
+    """All tasks: a decoder for each kind of text that is written, and a classifier of how two texts are related.
+
+    Rows of a batch may be of several tasks; training by the paper gives it batches of one.
+    """
+
+    encoder_class = CtxGenSenModel
+    pools = True
+    reads_languages = True
+    accepts_loss_kwargs = False
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "relation_labels")
+    loss_terms: ClassVar[tuple[str, ...]] = ("writing_loss", "relation_loss")
+
+    def build_head(self, config: CtxGenSenConfig) -> None:
+        """The decoders and the classifier."""
+        sizes = (config.target_vocab_size, config.embedding_size, config.hidden_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.decoders = nn.ModuleList(ConditionalDecoder(*sizes, config.pad_token_id) for _ in config.tasks or ())
+        self.relation = comparison(config, len(config.relations)) if config.relations else None
+
+    def encode(self, **inputs: Any) -> CtxGenSenEncoded:
+        """Run the encoder over both texts."""
+        outputs, first, second = self.encode_texts(**inputs)
+        return CtxGenSenEncoded(
+            last_hidden_state=outputs.last_hidden_state,
+            pooler_output=self.dropout(first),
+            hidden_states=outputs.hidden_states,
+            texts=(first, second),
+        )
+
+    def start(self, encoded: BaseModelOutputWithPooling) -> SentenceDecoderState:
+        """The sentence's vector."""
+        return ConditionalDecoder.start(encoded.pooler_output)
+
+    def predict(
+        self,
+        ids: Tensor,
+        encoded: BaseModelOutputWithPooling,
+        attention_mask: Tensor | None,
+        state: SentenceDecoderState,
+        languages: Tensor | None,
+    ) -> tuple[Tensor, SentenceDecoderState]:
+        """See `ForTranslation.predict`; each row by its own decoder."""
+        numbers, unpad = self._decoder_numbers(ids, languages), self._chooses_rows(ids)
+        found: list[tuple[Tensor, Tensor]] = []
+        places = []
+        for number, decoder in enumerate(self.decoders):
+            rows = (numbers == number).nonzero()[:, 0] if unpad else torch.arange(len(ids), device=ids.device)
+            if unpad and not len(rows):
+                continue
+            before = SentenceDecoderState([type(each)(each.hidden[:, rows]) for each in state.layers], state.steps)
+            states, after = decoder(ids[rows], encoded.pooler_output[rows], before, unpad=unpad)
+            found.append((decoder.prediction(states), after.layers[0].hidden[0]))
+            places.append(rows + (0 if unpad else number * len(ids)))
+        logits, hidden = (torch.cat(parts) for parts in zip(*found, strict=True))
+        order = torch.cat(places).argsort() if unpad else numbers * len(ids) + places[0]
+        return logits[order], SentenceDecoderState([type(state.layers[0])(hidden[order][None])], after.steps)
+
+    def written_loss(
+        self,
+        ids: Tensor,
+        labels: Tensor,
+        encoded: BaseModelOutputWithPooling,
+        attention_mask: Tensor | None,
+        state: SentenceDecoderState,
+        languages: Tensor | None,
+        counts: heads.ItemCounts,
+    ) -> Tensor:
+        """See `ForTranslation.written_loss`; each row by its own decoder, and of that the softmax."""
+        numbers, vectors = self._decoder_numbers(ids, languages), encoded.pooler_output
+        asked = labels != heads.IGNORED
+
+        def summed(given: Tensor, _: Tensor) -> Tensor:
+            total = (given * 0).sum()
+            for number, decoder in enumerate(self.decoders):
+                mine = numbers == number
+                if not self._chooses_rows(ids):
+                    there = asked & mine[:, None]
+                    states = decoder(ids, given, state, unpad=False)[0][there]
+                    total = total + decoder.summed_loss(states, labels[there])
+                elif bool((asked & mine[:, None]).any()):
+                    vector = given[mine]
+                    states = decoder.asked_states(ids[mine], asked[mine], vector, decoder.start(vector))
+                    total = total + decoder.summed_loss(states, labels[mine][asked[mine]])
+            return total
+
+        return heads.vocabulary_loss(summed, vectors, labels, self.config.target_vocab_size, counts)
+
+    def _decoder_numbers(self, ids: Tensor, languages: Tensor | None) -> Tensor:
+        if not len(self.decoders):
+            raise CtxError("The model writes no text: config.tasks is empty.", mend="leave labels out.")
+        return ids.new_zeros(len(ids)) if languages is None else languages
+
+    def _chooses_rows(self, ids: Tensor) -> bool:
+        """Whether a decoder reads its own rows alone; else all, and what it makes of others is left out."""
+        return bool(self.config.unpad) and not is_traced(ids)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        relation_labels: Tensor | None = None,
+        target_languages: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+        num_items_in_batch: heads.ItemCounts = None,
+        **kwargs: Any,
+    ) -> CtxGenSenForPreTrainingOutput:
+        """The losses of the targets that are given, else logits. Other arguments as in `ForTranslation.forward`.
+
+        Args:
+            token_type_ids: (batch, length) 1 at a second text; texts are written from the first alone.
+            relation_labels: (batch,) how both texts are related, a number in `config.relations`; -100 for no answer.
+            target_languages: (batch,) which text to write, a number in `config.tasks`; None for the first.
+
+        Raises:
+            CtxError: As there; or labels of a task that the model has not.
+        """
+        if encoder_outputs is None:
+            given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
+            encoder_outputs = self.encode(attention_mask=attention_mask, **given, **kwargs)
+        found = CtxGenSenForPreTrainingOutput(hidden_states=encoder_outputs.hidden_states)
+        if labels is not None or decoder_input_ids is not None:
+            written = super().forward(
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                labels=labels,
+                target_languages=target_languages,
+                encoder_outputs=encoder_outputs,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                num_items_in_batch=num_items_in_batch,
+                **{**kwargs, "return_dict": True},
+            )
+            found = CtxGenSenForPreTrainingOutput(**written)
+        texts = getattr(encoder_outputs, "texts", None)
+        if relation_labels is not None:
+            self._relate(found, texts, relation_labels, num_items_in_batch)
+        elif labels is None and texts is not None and self.relation is not None:
+            found["relation_logits"] = self.relation(heads.compared(*texts))
+        if labels is not None:
+            found["writing_loss"] = written.loss.detach()
+        return self._with_idle_parts(found)
+
+    def _relate(
+        self,
+        found: CtxGenSenForPreTrainingOutput,
+        texts: tuple[Tensor, Tensor] | None,
+        targets: Tensor,
+        counts: heads.ItemCounts,
+    ) -> None:
+        """Add the loss of the relations to what was found."""
+        if self.relation is None or texts is None:
+            raise CtxError(
+                "relation_labels are given, but there is no classifier, or not both texts' vectors.",
+                mend="have config.relations, and give the texts, not encoder_outputs.",
+            )
+        logits = self.relation(heads.compared(*texts))
+        targets = targets.view(-1)
+        loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", counts)
+        found["loss"] = loss if found.loss is None else found.loss + loss
+        found["relation_loss"] = loss.detach()
+        found["relation_logits"] = logits
+        found["metrics"] = {"relation_accuracy": heads.right_guesses(logits.detach(), targets)}
+
+    def _with_idle_parts(self, found: CtxGenSenForPreTrainingOutput) -> CtxGenSenForPreTrainingOutput:
+        """Processes that train together wait for all gradients: those of parts that a batch leaves out are zero."""
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if found.loss is not None and self.training and together:
+            found["loss"] = found.loss + sum((each * 0).sum() for each in self.parameters())
+        return found
+
+
+class CtxGenSenForSequenceClassification(heads.ForTextPairClassification, CtxGenSenPreTrainedModel):
+    """How two texts are related, or what a text is; see `ForTextPairClassification`."""
+
+    encoder_class = CtxGenSenModel
+
+    def build_comparison(self, config: CtxGenSenConfig) -> nn.Module:
+        """The pretraining's kind of classifier."""
+        return comparison(config, config.num_labels)

@@ -1,0 +1,293 @@
+"""Several tasks on sentences, of which every step learns one (Subramanian et al. 2018, section 4)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.data.data_collator import DataCollatorMixin
+
+from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.flags import flag
+from hf_ctxmodels.objectives.base import Batch, Example, LabelledPair, Objective, TranslatedText
+from hf_ctxmodels.objectives.features import require_padding_token
+from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.padding import RowPadder
+
+DOCUMENTS_PER_BATCH = 1000  # tokenised together
+SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
+NEXT, PREVIOUS = "next", "previous"
+_EMPTY = np.zeros(0, dtype=np.int32)
+
+
+@dataclass
+class DataCollatorForSentenceTasks(DataCollatorMixin):
+    """Pads sentences, what is to be written of them, and pairs of sentences.
+
+    Each feature holds:
+        input_ids: (tokens,) of a sentence.
+        second_ids: (tokens,) of the other one, of a pair; else empty.
+        labels: (tokens,) of what is to be written, its end included; else empty.
+        target_language: the number of the decoder that writes it.
+        relation: the number of how the two are related; else -100.
+
+    Returns: input_ids, attention_mask (batch, width), padded on the tokenizer's side; token_type_ids (batch, width), 1
+        at the second sentences, where there is one; labels (batch, steps), -100 behind a text's end, and
+        target_languages (batch,), where a text is to be written; relation_labels (batch,), -100 for none, where there
+        is a relation.
+
+    Attributes:
+        tokenizer: whose padding token and side are used.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    return_tensors: str = "pt"
+
+    def __post_init__(self) -> None:
+        require_padding_token(self.tokenizer)
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        names = ("input_ids", "second_ids", "labels")
+        firsts, seconds, targets = ([np.asarray(feature[name]) for feature in features] for name in names)
+        rows = [np.concatenate(pair) for pair in zip(firsts, seconds, strict=True)]
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        batch = {
+            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
+            "attention_mask": padder.attention_mask(),
+        }
+        if any(map(len, seconds)):
+            types = [
+                np.repeat([0, 1], [len(first), len(second)]) for first, second in zip(firsts, seconds, strict=True)
+            ]
+            batch["token_type_ids"] = padder.pad(types, 0)
+        if any(map(len, targets)):
+            batch["labels"] = RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED)
+            batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
+        relations = torch.tensor([int(feature["relation"]) for feature in features])
+        if (relations != IGNORED).any():
+            batch["relation_labels"] = relations
+        return batch
+
+
+@dataclass(frozen=True)
+class SentenceTasksOptions:
+    """Options of `SentenceTasks`."""
+
+    tasks: str = flag(
+        "all",
+        "Which to learn, with commas between: skip-thought, relations, and the marks of translations; other documents "
+        "are passed over.",
+    )
+    relations: str = flag("contradiction,entailment,neutral", "How pairs may be labelled, with commas between.")
+    relations_every: int = flag(
+        10, "One in so many steps learns relations, if there is another task; 0 draws them like the others."
+    )
+
+
+class SentenceTasks(Objective):
+    """One encoder of sentences learns several tasks; after every step one of them is drawn, all equally likely, but for
+    relations, which have one in ten.
+
+    What a document is says what is learned from it. Running text: from a sentence its next one or its previous one,
+    each by a decoder of its own (skip-thought). A text with its translation, which begins with a mark: that
+    translation, by the mark's decoder; a parse that is written as a sequence is one, too. A labelled pair: how the two
+    are related.
+
+    A sentence or target longer than `max_length` is left out with its example, and counted.
+
+    References: Subramanian et al. 2018 (arXiv 1804.00079), section 4; the released code, where the two neighbours of a
+        sentence are both written in one step, by rows of their own here; Kiros et al. 2015 (skip-thought, arXiv
+        1506.06726); Vinyals et al. 2015 (parses as sequences, arXiv 1412.7449).
+
+    Related: `TranslationToLanguages`, one decoder for all.
+    """
+
+    auto_class = "AutoModelForPreTraining"
+    predicted_column = "labels"
+    turn_column = "task"
+    Options: ClassVar[type] = SentenceTasksOptions
+    options: SentenceTasksOptions
+    collate: DataCollatorForSentenceTasks
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        marks = getattr(tokenizer, "languages", None)
+        if marks is None:
+            raise CtxError(
+                f"{type(tokenizer).__name__} does not write what it reads.",
+                mend="use the tokenizer of a family whose objective this is.",
+            )
+        known = [SKIP_THOUGHT, *marks, RELATIONS]
+        self.tasks = known if self.options.tasks == "all" else _names(self.options.tasks)
+        if unknown := [task for task in self.tasks if task not in known]:
+            raise CtxError(
+                f"There is no task {unknown[0]!r}.",
+                where=f"tasks={self.options.tasks}",
+                mend=f"use some of: {', '.join(known)}. Marks are those that the tokenizer was trained with.",
+            )
+        self.relations = _names(self.options.relations) if RELATIONS in self.tasks else []
+        neighbours = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.tasks else []
+        self.written = [*neighbours, *(task for task in self.tasks if task in marks)]
+        if self.options.relations_every < 0:
+            raise CtxError(f"relations_every={self.options.relations_every} is negative.", mend="use 0 or more.")
+        self.collate = DataCollatorForSentenceTasks(tokenizer)
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """What the decoders write, and what the classifier tells apart."""
+        return {
+            "target_vocab_size": self.num_predicted,
+            "decoder_start_token_id": int(self.tokenizer.bos_token_id),
+            "eos_token_id": int(self.tokenizer.eos_token_id),
+            "tasks": self.written,
+            "relations": self.relations,
+        }
+
+    @property
+    def turn_periods(self) -> dict[int, int]:
+        """That of relations."""
+        every = self.options.relations_every
+        return {self.tasks.index(RELATIONS): every} if every and RELATIONS in self.tasks else {}
+
+    @property
+    def never_predicted(self) -> list[int]:
+        """Padding, what a decoder reads first, and marks; ends are predicted."""
+        marks = self.tokenizer.convert_tokens_to_ids(self.tokenizer.languages)
+        return sorted({int(self.tokenizer.pad_token_id), int(self.tokenizer.bos_token_id), *marks})
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows as the collator takes them, with the number of the task.
+
+        Raises:
+            CtxError: A translation without mark, an unknown label, or no example of a task that was asked for by name.
+        """
+        iterator, seen = iter(documents), Counter[int]()
+        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+            self.statistics["documents"] += len(batch)
+            translated = [each for each in batch if isinstance(each, TranslatedText)]
+            pairs = [each for each in batch if isinstance(each, LabelledPair)]
+            running = [each for each in batch if not isinstance(each, TranslatedText | LabelledPair)]
+            for rows in (self._skip_thoughts(running), self._translations(translated), self._pairs(pairs)):
+                for row in rows:
+                    if max(len(row[name]) for name in ("input_ids", "second_ids", "labels")) > self.max_length:  # type: ignore[arg-type]
+                        self.statistics["left_out"] += 1
+                        continue
+                    seen[int(row["task"])] += 1
+                    yield row
+        named = self.tasks if self.options.tasks != "all" else []
+        if missing := [task for number, task in enumerate(named) if not seen[number]]:
+            raise CtxError(
+                f"The documents give no example of the task {missing[0]!r}.",
+                where=f"tasks={self.options.tasks}",
+                mend="give running text for skip-thought, --translations with --dataset_marks for a mark, "
+                "FILE=FIRST,SECOND,LABEL for relations; or leave the task out.",
+            )
+
+    def _skip_thoughts(self, documents: Sequence[list[str]]) -> Iterator[Example]:
+        if SKIP_THOUGHT not in self.tasks:
+            return
+        encoded = self._encoded([sentence for document in documents for sentence in document])
+        start = 0
+        for document in documents:
+            rows = encoded[start : start + len(document)]
+            start += len(document)
+            for number, row in enumerate(rows):
+                for name, neighbour in ((NEXT, number + 1), (PREVIOUS, number - 1)):
+                    if 0 <= neighbour < len(rows):
+                        yield self._row(SKIP_THOUGHT, row, labels=rows[neighbour], written=name)
+
+    def _translations(self, documents: Sequence[TranslatedText]) -> Iterator[Example]:
+        marks, kept = self.tokenizer.languages, []
+        for text, translation in documents:
+            mark, _, target = translation.partition(" ")
+            if mark not in marks:
+                known = ", ".join(marks) or "the tokenizer's marks, of which there is none"
+                raise CtxError(
+                    f"A translation does not begin with one of {known}: {translation[:60]!r}.",
+                    mend="give a mark for each file of translations, as to the tokenizer: --dataset_marks '<de>' ...",
+                )
+            if mark in self.tasks:
+                kept.append((mark, text, target))
+        encoded = self._encoded([each[1] for each in kept])
+        targets = self._encoded([each[2] for each in kept])
+        for (mark, _, _), row, labels in zip(kept, encoded, targets, strict=True):
+            yield self._row(mark, row, labels=labels, written=mark)
+
+    def _pairs(self, documents: Sequence[LabelledPair]) -> Iterator[Example]:
+        if RELATIONS not in self.tasks:
+            return
+        sides = [self._encoded([document[side] for document in documents]) for side in range(2)]
+        for document, first, second in zip(documents, *sides, strict=True):
+            label = document.label.lower()
+            if label not in self.relations:
+                raise CtxError(
+                    f"The label {document.label!r} is none of {', '.join(self.relations)}.",
+                    mend="name all that there are: --objective_options relations=...",
+                )
+            yield self._row(RELATIONS, first, second=second, relation=self.relations.index(label))
+
+    def _encoded(self, texts: list[str]) -> list[np.ndarray]:
+        """(tokens,) of every text, with its end."""
+        if not texts:
+            return []
+        encodings = self.tokenizer(texts, verbose=False).encodings or []
+        rows = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        self.statistics.update(sentences=len(rows), tokens=sum(map(len, rows)))
+        return rows
+
+    def _row(
+        self,
+        task: str,
+        first: np.ndarray,
+        *,
+        second: np.ndarray = _EMPTY,
+        labels: np.ndarray = _EMPTY,
+        written: str | None = None,
+        relation: int = IGNORED,
+    ) -> Example:
+        return {
+            "task": self.tasks.index(task),
+            "input_ids": first,
+            "second_ids": second,
+            "labels": labels,
+            "target_language": 0 if written is None else self.written.index(written),
+            "relation": relation,
+        }
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """See `Objective.count`."""
+        counts = {
+            "rows": len(batch["input_ids"]),
+            "words": int(batch["attention_mask"].sum()),
+            "places": batch["attention_mask"].numel(),
+        }
+        if "labels" in batch:
+            asked = batch["labels"] != IGNORED
+            counts |= {"targets": int(asked.sum()), "target_places": asked.numel()}
+            for number, name in enumerate(self.written):
+                counts[f"written_{name}"] = int((asked.any(1) & (batch["target_languages"] == number)).sum())
+        if "relation_labels" in batch:
+            counts["related"] = int((batch["relation_labels"] != IGNORED).sum())
+        return counts
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`; the shares are of the examples, not of the steps."""
+        rows = max(1, counts["rows"])
+        return {
+            "fill": counts["words"] / max(1, counts["places"]),
+            "target_fill": counts.get("targets", 0) / max(1, counts.get("target_places", 0)),
+            **{f"share_{name}": counts.get(f"written_{name}", 0) / rows for name in self.written},
+            f"share_{RELATIONS}": counts.get("related", 0) / rows,
+        }
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise CtxError(f"{text!r} does not list names.", mend="give different ones with commas between: a,b.")
+    return names
