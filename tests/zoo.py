@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_ctxmodels.layers.gru import GRU
 from hf_ctxmodels.layers.recurrent import LSTM
 from hf_ctxmodels.registry import FAMILIES, Family
 from hf_ctxmodels.static import StaticPreTrainedModel
@@ -54,6 +55,8 @@ TINY = {
     "num_languages": 3,
     "language_size": 5,
     "decoder_size": 28,
+    "written_tasks": ["<one>", "next", "previous"],
+    "relations": ["no", "yes"],
 }
 
 _OF_EVERY_CONFIGURATION = ("num_labels", "architectures", "problem_type", "id2label", "label2id")
@@ -153,7 +156,7 @@ class Case:
     @property
     def recurs(self) -> bool:
         """Whether words are read one after the other, which takes more steps to learn."""
-        return any(isinstance(module, LSTM) for module in self.model().modules())
+        return any(isinstance(module, LSTM | GRU) for module in self.model().modules())
 
     @property
     def learns_vectors(self) -> bool:
@@ -346,6 +349,8 @@ def make_batch(
         written = [torch.Generator().manual_seed(1000 * seed + row) for row in range(len(lengths))]
         rows = [torch.randint(FIRST_WORD, TINY["target_vocab_size"], (STEPS,), generator=each) for each in written]
         batch["decoder_input_ids"] = torch.stack(rows)
+        if case.model_class.reads_languages:
+            batch["target_languages"] = torch.arange(len(lengths)) % config.num_languages
     if not masked:
         del batch["attention_mask"]
     if case.has_choices:
@@ -374,6 +379,8 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
         elif name == "labels" and case.predicts_where_labelled:
             labels = [_random_token_targets(tokens, TINY["vocab_size"], 0.4, generator) for _ in range(case.directions)]
             targets[name] = torch.stack(labels, -1) if case.directions > 1 else case.ahead(labels[0])
+        elif name == "relation_labels":
+            targets[name] = torch.randint(2, (rows,), generator=generator)
         elif name == "token_labels":
             originals = batch["input_ids"].where(targets["labels"] == -100, targets["labels"])
             targets[name] = originals.masked_fill(batch.get("attention_mask", torch.ones(1)) == 0, -100)

@@ -144,7 +144,7 @@ class SentenceTasks(Objective):
             "target_vocab_size": self.num_predicted,
             "decoder_start_token_id": int(self.tokenizer.bos_token_id),
             "eos_token_id": int(self.tokenizer.eos_token_id),
-            "tasks": self.written,
+            "written_tasks": self.written,
             "relations": self.relations,
         }
 

@@ -223,3 +223,28 @@ def test_splitting_keeps_every_visible_character(text):
 )
 def test_sentences_end_where_a_reader_would_end_them(paragraph, count):
     assert len(split_sentences(paragraph)) == count
+
+
+def test_several_kinds_of_source_at_once(tmp_path):
+    """Running text, a text with its translation, and pairs with a label; `-` stands where there is nothing."""
+    (tmp_path / "a.txt").write_text("One. Two.\n")
+    (tmp_path / "b.txt").write_text("A cat.\n")
+    (tmp_path / "c.txt").write_text("Eine Katze.\n")
+    (tmp_path / "d.tsv").write_text("x\ty\tz\nA dog.\tno\tIt ran.\n \tno\tIt ran.\n")
+    names = [str(tmp_path / name) for name in ("a.txt", "b.txt", "d.tsv=x,z,y")]
+    translations = ["-", str(tmp_path / "c.txt"), "-"]
+    documents = load_documents(*names, translations=translations, marks=["-", "<de>", "-"])
+    found = list(documents)
+    assert found == [["One.", "Two."], ["A cat.", "<de> Eine Katze."], ["A dog.", "It ran."]]
+    assert [type(document).__name__ for document in found] == ["list", "TranslatedText", "LabelledPair"]
+    assert found[2].label == "no"
+    assert list(documents.texts()) == ["One.\nTwo.", "A cat.\t<de> Eine Katze.", "A dog.\nIt ran."]
+    marked = list(load_documents(names[0], names[2], marks=["<a>", "<d>"]))
+    assert marked == [["<a> One.", "<a> Two."], ["<d> A dog.", "<d> It ran."]]
+    assert marked[1].label == "no"
+    with pytest.raises(CtxError, match="FILE=FIRST,SECOND,LABEL"):
+        load_documents(f"{tmp_path / 'd.tsv'}=x,z")
+    with pytest.raises(CtxError, match="No such file"):
+        load_documents(f"{tmp_path / 'e.tsv'}=x,y,z")
+    with pytest.raises(CtxError, match="No column 'w'"):
+        list(load_documents(f"{tmp_path / 'd.tsv'}=x,y,w"))

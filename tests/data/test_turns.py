@@ -2,11 +2,12 @@
 
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.data import TurnBatchSampler, Turns, UnlabelledCollator, without_labels
+from hf_ctxmodels.data import DrawnTurns, TurnBatchSampler, Turns, UnlabelledCollator, without_labels
 
 LABELLED = [{"labels": number} for number in range(5)]
 OTHERS = [{"labels": 100 + number} for number in range(12)]
@@ -44,6 +45,37 @@ def test_parts_and_order() -> None:
         Turns([LABELLED, []])
     with pytest.raises(CtxError, match="order"):
         Turns([LABELLED, OTHERS], [0, 0])
+
+
+@pytest.mark.parametrize("start", [1, 2, 7, 33])
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_drawn_turns_are_entered_at_any_batch(start: int, per_step: int) -> None:
+    turns = DrawnTurns([LABELLED, OTHERS, MORE], {1: 4})
+    whole = list(islice(TurnBatchSampler(turns, 2, seed=3, batches_per_step=per_step), 60))
+    later = TurnBatchSampler(turns, 2, seed=3, start_batch=start, batches_per_step=per_step)
+    assert list(islice(later, 60 - start)) == whole[start:]
+    kinds = [{label // 100 for label in found} for found in labels(turns, whole)]
+    steps = [kinds[first : first + per_step] for first in range(0, 60, per_step)]
+    assert all(len(set().union(*step)) == 1 for step in steps), "a step is of one kind"
+    assert [1 in step[0] for step in steps] == [number % 4 == 0 for number in range(len(steps))]
+
+
+def test_draws_are_uniform_and_by_the_seed() -> None:
+    turns, batches = DrawnTurns([LABELLED, OTHERS, MORE]), np.arange(6000)
+    found = turns.turns(batches, seed=5)
+    assert abs(np.bincount(found) - 2000).max() < 150  # four standard deviations
+    again = found[1:] == found[:-1]
+    assert abs(int(again.sum()) - 2000) < 150, "whose turn it was says nothing of whose it is"
+    assert (turns.turns(batches, seed=6) != found).mean() > 0.5
+    assert (turns.turns(batches[100:], seed=5) == found[100:]).all()
+    assert len(turns) == 20
+
+
+def test_periods() -> None:
+    with pytest.raises(CtxError, match="One in 0 steps"):
+        DrawnTurns([LABELLED, OTHERS], {1: 0})
+    alone = DrawnTurns([LABELLED], {0: 10})
+    assert not alone.turns(np.arange(30), seed=0).any()
 
 
 @pytest.mark.parametrize("words", [True, False])

@@ -114,6 +114,9 @@ PUBLISHED = {
     "laser": {  # the layers of the released encoder, and 50,000 subwords
         "93 languages": ({}, {"AutoModel": 28_614_656 + 50_000 * 320}),
     },
+    "gensen": {  # no count is published: a GRU of both directions, 512 to 1024 each, and 80,000 words
+        "the larger of the paper": ({}, {"AutoModel": 80_000 * 512 + 2 * 3 * 1024 * (512 + 1024 + 2)}),
+    },
     "word2vec": {  # 3 million words and phrases of news; the table alone is published
         "news": ({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000}),
     },

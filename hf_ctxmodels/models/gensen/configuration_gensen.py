@@ -14,7 +14,7 @@ class CtxGenSenConfig(CtxConfig):
     Args:
         vocab_size: Subwords.
         target_vocab_size: Subwords that the decoders write: the same.
-        tasks: Names of the texts that are written, each by a decoder of its own, such as "<de>", "next" and "previous".
+        written_tasks: Names of the texts that are written, each by a decoder of its own, such as "<de>" and "next".
         relations: Names of how two texts may be related; none for no such task.
         embedding_size: Width of a subword, in the encoder and in the decoders.
         hidden_size: Width of a subword's state and of a sentence's vector, that of both directions together; and of the
@@ -35,7 +35,7 @@ class CtxGenSenConfig(CtxConfig):
 
     vocab_size: int = 80_000
     target_vocab_size: int = 80_000
-    tasks: list[str] | None = None
+    written_tasks: list[str] | None = None
     relations: list[str] | None = None
     embedding_size: int = 512
     hidden_size: int = 2048
@@ -52,7 +52,7 @@ class CtxGenSenConfig(CtxConfig):
     is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.tasks = ["next", "previous"] if self.tasks is None else self.tasks
+        self.written_tasks = ["next", "previous"] if self.written_tasks is None else self.written_tasks
         self.relations = ["contradiction", "entailment", "neutral"] if self.relations is None else self.relations
         super().__post_init__(**kwargs)
 
@@ -63,14 +63,14 @@ class CtxGenSenConfig(CtxConfig):
         for name in ("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "classifier_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
-        for name in ("tasks", "relations"):
+        for name in ("written_tasks", "relations"):
             if len(set(getattr(self, name))) != len(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)} holds a name twice.")
 
     @property
     def num_languages(self) -> int:
-        """Decoders: what is written is told by its number among `tasks`."""
-        return len(self.tasks or [])
+        """Decoders: what is written is told by its number among `written_tasks`."""
+        return len(self.written_tasks or [])
 
     @property
     def layer_sizes(self) -> list[int]:

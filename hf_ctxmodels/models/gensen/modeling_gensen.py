@@ -99,7 +99,9 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         """The decoders and the classifier."""
         sizes = (config.target_vocab_size, config.embedding_size, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.decoders = nn.ModuleList(ConditionalDecoder(*sizes, config.pad_token_id) for _ in config.tasks or ())
+        self.decoders = nn.ModuleList(
+            ConditionalDecoder(*sizes, config.pad_token_id) for _ in config.written_tasks or ()
+        )
         self.relation = comparison(config, len(config.relations)) if config.relations else None
 
     def encode(self, **inputs: Any) -> CtxGenSenEncoded:
@@ -172,7 +174,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
 
     def _decoder_numbers(self, ids: Tensor, languages: Tensor | None) -> Tensor:
         if not len(self.decoders):
-            raise CtxError("The model writes no text: config.tasks is empty.", mend="leave labels out.")
+            raise CtxError("The model writes no text: config.written_tasks is empty.", mend="leave labels out.")
         return ids.new_zeros(len(ids)) if languages is None else languages
 
     def _chooses_rows(self, ids: Tensor) -> bool:
@@ -201,7 +203,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         Args:
             token_type_ids: (batch, length) 1 at a second text; texts are written from the first alone.
             relation_labels: (batch,) how both texts are related, a number in `config.relations`; -100 for no answer.
-            target_languages: (batch,) which text to write, a number in `config.tasks`; None for the first.
+            target_languages: (batch,) which text to write, a number in `config.written_tasks`; None for the first.
 
         Raises:
             CtxError: As there; or labels of a task that the model has not.

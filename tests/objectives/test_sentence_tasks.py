@@ -1,0 +1,179 @@
+"""Several tasks on sentences: what a document teaches, batches of one task or of several, and whose turn it is."""
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hf_ctxmodels import CtxCoveTokenizer, CtxError, CtxGenSenTokenizer
+from hf_ctxmodels.data import Documents, DrawnTurns, ExampleSet, TurnBatchSampler, load_documents
+from hf_ctxmodels.objectives import SentenceTasks
+
+TEXT = "The cat sat. It slept!\nThen a dog came.\n\nAlone.\n\nA garden. A bridge.\n"
+PAIRS = [("A cat sat.", "Eine Katze saß."), ("A dog saw a cat!", "Ein Hund sah eine Katze!")]
+PARSES = [("The cat sat .", "NP DT NN VP VBD O .")]
+RELATED = [
+    {"premise": "A dog ran.", "hypothesis": "It slept.", "label": "Contradiction"},
+    {"premise": "A cat sat.", "hypothesis": "A cat.", "label": "entailment"},
+    {"premise": "A cat sat.", "hypothesis": " ", "label": "neutral"},
+]
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Documents:
+    (tmp_path / "running.txt").write_text(TEXT)
+    for name, pairs in (("de", PAIRS), ("parse", PARSES)):
+        for place in range(2):
+            (tmp_path / f"{name}{place}.txt").write_text("".join(f"{pair[place]}\n" for pair in pairs))
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in RELATED))
+    files = [str(tmp_path / name) for name in ("running.txt", "de0.txt", "parse0.txt", "pairs.jsonl")]
+    return load_documents(
+        *files[:3],
+        f"{files[3]}=premise,hypothesis,label",
+        translations=["-", str(tmp_path / "de1.txt"), str(tmp_path / "parse1.txt"), "-"],
+        marks=["-", "<de>", "<parse>", "-"],
+    )
+
+
+@pytest.fixture
+def tokenizer(documents: Documents) -> CtxGenSenTokenizer:
+    return CtxGenSenTokenizer.train(documents.texts(), vocab_size=150)
+
+
+def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
+    """(task, text, second text, what is written, by which decoder, relation) of every example."""
+
+    def text(ids: np.ndarray) -> str:
+        assert not len(ids) or ids[-1] == objective.tokenizer.eos_token_id
+        return objective.tokenizer.decode(ids, skip_special_tokens=True)
+
+    found = []
+    for row in objective.examples(documents):
+        names = (objective.tasks[row["task"]], *(text(row[name]) for name in ("input_ids", "second_ids", "labels")))
+        writes = objective.written[row["target_language"]] if len(row["labels"]) else ""
+        found.append((*names, writes, "" if row["relation"] < 0 else objective.relations[row["relation"]]))
+    return found
+
+
+def test_what_every_kind_of_document_teaches(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+    objective = SentenceTasks(tokenizer, max_length=30, seed=0)
+    assert objective.tasks == ["skip-thought", "<de>", "<parse>", "relations"]
+    assert objective.config_fields["written_tasks"] == ["next", "previous", "<de>", "<parse>"]
+    skip = "skip-thought"
+    expected = [
+        (skip, "the cat sat .", "", "it slept !", "next", ""),
+        (skip, "it slept !", "", "then a dog came .", "next", ""),
+        (skip, "it slept !", "", "the cat sat .", "previous", ""),
+        (skip, "then a dog came .", "", "it slept !", "previous", ""),
+        (skip, "a garden .", "", "a bridge .", "next", ""),
+        (skip, "a bridge .", "", "a garden .", "previous", ""),
+        ("<de>", "a cat sat .", "", "eine katze saß .", "<de>", ""),
+        ("<de>", "a dog saw a cat !", "", "ein hund sah eine katze !", "<de>", ""),
+        ("<parse>", "the cat sat .", "", "np dt nn vp vbd o .", "<parse>", ""),
+        ("relations", "a dog ran .", "it slept .", "", "", "contradiction"),
+        ("relations", "a cat sat .", "a cat .", "", "", "entailment"),
+    ]
+    assert sorted(rows_of(objective, documents)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "writes"), [("<parse>,relations", ["<parse>"]), ("skip-thought", ["next", "previous"])]
+)
+def test_tasks_by_name(documents: Documents, tokenizer: CtxGenSenTokenizer, tasks: str, writes: list[str]) -> None:
+    objective = SentenceTasks(tokenizer, max_length=30, seed=0, tasks=tasks)
+    assert objective.written == writes
+    assert {row[0] for row in rows_of(objective, documents)} == set(tasks.split(","))
+    assert bool(objective.config_fields["relations"]) == ("relations" in tasks)
+
+
+def test_batches_of_one_task_and_of_several(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+    objective = SentenceTasks(tokenizer, max_length=30, seed=0)
+    rows = list(objective.examples(documents))
+    batch = objective.collate(rows)
+    assert set(batch) == {
+        *("input_ids", "attention_mask", "token_type_ids", "labels", "target_languages", "relation_labels")
+    }
+    for number, row in enumerate(rows):
+        there = batch["attention_mask"][number] == 1
+        assert batch["input_ids"][number, there].tolist() == [*row["input_ids"], *row["second_ids"]]
+        assert batch["token_type_ids"][number, there].tolist() == [0] * len(row["input_ids"]) + [1] * len(
+            row["second_ids"]
+        )
+        assert not batch["token_type_ids"][number, ~there].any()
+        asked = batch["labels"][number] != -100
+        assert batch["labels"][number, asked].tolist() == row["labels"].tolist()
+        assert int(batch["relation_labels"][number]) == row["relation"]
+    assert set(objective.collate(rows[:2])) == {"input_ids", "attention_mask", "labels", "target_languages"}
+    pairs = [row for row in rows if row["relation"] >= 0]
+    assert set(objective.collate(pairs)) == {"input_ids", "attention_mask", "token_type_ids", "relation_labels"}
+    rates = objective.rates(Counter(objective.count(batch)) + Counter(objective.count(objective.collate(pairs))))
+    assert rates["share_relations"] == pytest.approx(4 / 13)
+    assert rates["share_next"] == pytest.approx(3 / 13)
+    assert rates["share_<parse>"] == pytest.approx(1 / 13)
+
+
+def test_long_ones_are_left_out_and_counted(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+    whole = SentenceTasks(tokenizer, max_length=30, seed=0)
+    short = SentenceTasks(tokenizer, max_length=6, seed=0)
+    kept = [
+        row
+        for row in whole.examples(documents)
+        if max(map(len, (row["input_ids"], row["second_ids"], row["labels"]))) <= 6
+    ]
+    found = list(short.examples(documents))
+    assert 0 < len(found) == len(kept)
+    assert short.statistics["left_out"] == 11 - len(found)
+
+
+def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+    objective = SentenceTasks(tokenizer, max_length=30, seed=0)
+    examples = ExampleSet.build(objective.examples(documents))
+    turns = DrawnTurns.of_kinds(examples, objective.turn_column, objective.turn_periods)
+    assert len(turns) == len(examples)
+    batches = [[turns[key] for key in batch] for batch in islice(TurnBatchSampler(turns, 3, seed=1), 400)]
+    tasks = [{int(row["task"]) for row in batch} for batch in batches]
+    assert all(len(task) == 1 for task in tasks)
+    order = [task.pop() for task in tasks]
+    assert [number for number, task in enumerate(order) if task == 3] == list(range(0, 400, 10))
+    counts = Counter(order)
+    assert all(80 < counts[task] < 160 for task in range(3)), counts
+    seen = Counter(
+        row["example_index"] for batch, task in zip(batches, order, strict=True) if task == 0 for row in batch
+    )
+    assert len(seen) == 6
+    assert max(seen.values()) - min(seen.values()) <= 1, "each part goes through its examples again and again"
+
+
+def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+    objective = SentenceTasks(tokenizer, max_length=30, seed=0, relations_every=0)
+    assert objective.turn_periods == {}
+    alone = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="relations")
+    turns = DrawnTurns.of_kinds(ExampleSet.build(alone.examples(documents)), "task", alone.turn_periods)
+    assert set(turns.turns(np.arange(50), seed=0).tolist()) == {0}
+
+
+def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tmp_path: Path) -> None:
+    for options, message in (
+        ({"tasks": "<fr>"}, "no task '<fr>'"),
+        ({"tasks": "relations,,<de>"}, "does not list names"),
+        ({"relations": "a,a"}, "does not list names"),
+        ({"relations_every": -1}, "negative"),
+    ):
+        with pytest.raises(CtxError, match=message):
+            SentenceTasks(tokenizer, max_length=30, seed=0, **options)
+    with pytest.raises(CtxError, match="does not write what it reads"):
+        SentenceTasks(CtxCoveTokenizer.train(["a\tb"], 9, min_count=1, min_target_count=1), max_length=9, seed=0)
+    other = SentenceTasks(tokenizer, max_length=30, seed=0, relations="same,different")
+    with pytest.raises(CtxError, match="label 'Contradiction' is none of same, different"):
+        list(other.examples(documents))
+    running = load_documents(str(tmp_path / "running.txt"))
+    named = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="skip-thought,<de>")
+    with pytest.raises(CtxError, match="no example of the task '<de>'"):
+        list(named.examples(running))
+    assert list(SentenceTasks(tokenizer, max_length=30, seed=0).examples(running))
+    unmarked = load_documents(str(tmp_path / "de0.txt"), translations=[str(tmp_path / "de1.txt")])
+    with pytest.raises(CtxError, match="does not begin with one of <de>, <parse>: 'Eine Katze"):
+        list(named.examples(unmarked))
