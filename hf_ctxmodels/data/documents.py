@@ -192,9 +192,9 @@ def _open(
     if dataset == "demo":
         return "demo", demo_documents
     path = Path(dataset).expanduser()
-    file, equals, columns = dataset.rpartition("=")
+    table, equals, columns = dataset.rpartition("=")
     if equals and not path.exists():
-        return _open_pairs(file, columns.split(","))
+        return _open_pairs(table, columns.split(","))
     if has_magic(dataset) and not path.exists():
         files = sorted(map(Path, glob(str(path), recursive=True)))
         for file in files or [path]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from zoo import Case, gradients, make_batch, make_targets
 
@@ -163,7 +164,7 @@ def test_one_task_alone() -> None:
 
 def test_bad_configurations() -> None:
     for wrong in ({"hidden_size": 7}, {"classifier_size": 0}, {"relations": ["a", "a"]}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
+        with pytest.raises(StrictDataclassError, match=next(iter(wrong))):
             CtxGenSenConfig(**wrong)
 
 

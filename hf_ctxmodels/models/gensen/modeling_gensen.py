@@ -4,8 +4,9 @@ Its own here: the tasks and what each has of its own. The encoder is in `hf_ctxm
 `hf_ctxmodels.layers.sentence_decoder`; which task is learned when is the objective's (`objectives.sentence_tasks`).
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +131,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         numbers, unpad = self._decoder_numbers(ids, languages), self._chooses_rows(ids)
         found: list[tuple[Tensor, Tensor]] = []
         places = []
-        for number, decoder in enumerate(self.decoders):
+        for number, decoder in self._numbered():
             rows = (numbers == number).nonzero()[:, 0] if unpad else torch.arange(len(ids), device=ids.device)
             if unpad and not len(rows):
                 continue
@@ -158,7 +159,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
 
         def summed(given: Tensor, _: Tensor) -> Tensor:
             total = (given * 0).sum()
-            for number, decoder in enumerate(self.decoders):
+            for number, decoder in self._numbered():
                 mine = numbers == number
                 if not self._chooses_rows(ids):
                     there = asked & mine[:, None]
@@ -171,6 +172,9 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
             return total
 
         return heads.vocabulary_loss(summed, vectors, labels, self.config.target_vocab_size, counts)
+
+    def _numbered(self) -> Iterator[tuple[int, ConditionalDecoder]]:
+        return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders))
 
     def _decoder_numbers(self, ids: Tensor, languages: Tensor | None) -> Tensor:
         if not len(self.decoders):
