@@ -1,0 +1,103 @@
+"""scripts/pretrain.py on several tasks on sentences: from files of all kinds to an encoder, and on after a stop."""
+
+import json
+import random
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForPreTraining
+
+from hf_ctxmodels import CtxGenSenConfig, CtxGenSenForPreTraining
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+WORDS = ["cat", "dog", "bird", "sat", "ran", "saw", "tree", "house"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, script: str, *flags: object) -> int:
+    monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    return stopped.value.code
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder with a tokenizer, and the flags that name the data."""
+    folder, rng = tmp_path_factory.mktemp("tasks"), random.Random(0)
+    sentences = [" ".join(rng.choices(WORDS, k=rng.randint(2, 6))) for _ in range(60)]
+    (folder / "running.txt").write_text("".join(f"{text.capitalize()}.\n" for text in sentences))
+    (folder / "text.en").write_text("".join(f"{text}\n" for text in sentences))
+    (folder / "text.de").write_text("".join(f"{text.upper()[::-1]}\n" for text in sentences))
+    rows = [{"a": text, "b": sentences[0], "label": rng.choice(["entailment", "neutral"])} for text in sentences]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = CtxGenSenConfig(vocab_size=90, embedding_size=12, hidden_size=16, classifier_size=8)
+    fields = {name: value for name, value in config.to_diff_dict().items() if name in config.__dataclass_fields__}
+    (folder / "tiny.json").write_text(json.dumps({**fields, "hidden_dropout_prob": 0.1}))
+    names = [str(folder / name) for name in ("running.txt", "text.en", "text.de", "pairs.jsonl")]
+    data = ["--dataset", *names[:2], f"{names[3]}=a,b,label", "--translations", "-", names[2], "-"]
+    data += ["--dataset_marks", "-", "<de>", "-"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        flags = ("--family", "gensen", "--vocab_size", 90, "--output_dir", folder / "tokenizer")
+        assert run(monkeypatch, "train_tokenizer.py", *flags, *data) == 0
+    return folder, data
+
+
+def pretrain(monkeypatch: pytest.MonkeyPatch, prepared: tuple[Path, list[str]], *flags: object) -> int:
+    folder, data = prepared
+    common = ("--family", "gensen", "--config", folder / "tiny.json", "--tokenizer", folder / "tokenizer")
+    sizes = ("--per_device_batch_size", 4, "--dataloader_workers", 0, "--logging_steps", 1)
+    return run(monkeypatch, "pretrain.py", *common, *sizes, *data, *flags)
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "training_log.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if "per_second" not in name} for line in lines]
+
+
+def test_tasks_in_turn_and_exactly_on_after_a_stop(monkeypatch, prepared, tmp_path) -> None:
+    flags = ("--max_steps", 12, "--save_steps", 5, "--gradient_accumulation_steps", 2, "--keep_checkpoints", 9)
+    assert (
+        pretrain(monkeypatch, prepared, *flags, "--validation_fraction", 0.1, "--output_dir", tmp_path / "whole") == 0
+    )
+    log = records(tmp_path / "whole")
+    steps = {int(each["step"]): each for each in log if "grad_norm" in each}
+    assert [step for step, each in steps.items() if "relation_loss" in each] == [1, 11]
+    assert all(("writing_loss" in each) != ("relation_loss" in each) for each in steps.values())
+    summary = json.loads((tmp_path / "whole/training_summary.json").read_text())
+    assert {"eval_writing_loss", "eval_relation_loss", "eval_relation_accuracy"} <= set(summary["metrics"])
+    assert {"baseline_writing_loss", "baseline_relation_loss", "baseline_relation_accuracy"} <= set(summary["metrics"])
+    assert summary["rates"]["share_<de>"] > 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    for step in (10, 12):  # as if the run had been killed after step 5
+        shutil.rmtree(tmp_path / f"stopped/checkpoint-{step}", ignore_errors=True)
+    again = (*flags, "--validation_fraction", 0.1, "--output_dir", tmp_path / "stopped", "--resume")
+    assert pretrain(monkeypatch, prepared, *again) == 0
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
+    assert files[0] == files[1]
+    assert records(tmp_path / "stopped") == log
+
+
+def test_one_task_of_all_the_data(monkeypatch, prepared, tmp_path) -> None:
+    flags = ("--max_steps", 3, "--objective_options", "tasks=relations", "--output_dir", tmp_path)
+    assert pretrain(monkeypatch, prepared, *flags) == 0
+    head = AutoModelForPreTraining.from_pretrained(tmp_path)
+    assert type(head) is CtxGenSenForPreTraining
+    assert head.config.written_tasks == []
+    assert head.config.relations == ["contradiction", "entailment", "neutral"]
+    vectors = AutoModel.from_pretrained(tmp_path).encode(["a cat sat", "dog"])
+    assert vectors.shape == (2, 16)
+    assert not torch.allclose(vectors[0], vectors[1])
+
+
+def test_mistakes_are_named(monkeypatch, prepared, tmp_path, capsys) -> None:
+    for flags, message in (
+        (("--streaming",), "take turns"),
+        (("--objective_options", "tasks=<fr>"), "no task '<fr>'"),
+        (("--objective_options", "relations=same,other"), "is none of same, other"),
+    ):
+        assert pretrain(monkeypatch, prepared, "--max_steps", 2, *flags, "--output_dir", tmp_path) == 2
+        assert message in capsys.readouterr().err
