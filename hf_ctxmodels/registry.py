@@ -463,9 +463,9 @@ FAMILIES: dict[str, Family] = {
                 "AutoModelForSequenceClassification": gensen.CtxGenSenForSequenceClassification,
             },
             objectives={"sentence-tasks": SentenceTasks},
-            # base: the paper's larger one (its appendix); the others for a CPU
+            # base: the paper's larger one; the others for a CPU
             sizes={
-                "tiny": {"embedding_size": 128, "hidden_size": 256, "classifier_size": 128},
+                "tiny": {"embedding_size": 96, "hidden_size": 192, "classifier_size": 128},
                 "small": {"embedding_size": 256, "hidden_size": 1024},
                 "base": {},
             },

@@ -66,7 +66,7 @@ class Turns(Dataset):
 
 class DrawnTurns(Turns):
     """Several lists of examples, of which every optimizer step has one kind alone: drawn anew for each, all equally
-    likely (Subramanian et al. 2018, section 4), but for those that come one in so many steps.
+    likely (Subramanian et al. 2018, arXiv 1804.00079), but for those that come one in so many steps.
 
     An epoch is as many examples as there are in all.
 

@@ -149,7 +149,7 @@ class SentenceDecoder(VectorDecoder):
 
 class ConditionalDecoder(VectorDecoder):
     """One task's decoder: a GRU whose gates and candidate read the sentence's vector at every step beside the token
-    before, and whose first state it is; and the task's own softmax (Subramanian et al. 2018, section 4).
+    before, and whose first state it is; and the task's own softmax (Subramanian et al. 2018, arXiv 1804.00079).
 
     Args:
         vocab_size: Target tokens.

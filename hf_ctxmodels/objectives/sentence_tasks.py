@@ -1,4 +1,4 @@
-"""Several tasks on sentences, of which every step learns one (Subramanian et al. 2018, section 4)."""
+"""Several tasks on sentences, of which every step learns one (Subramanian et al. 2018, arXiv 1804.00079)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -100,7 +100,7 @@ class SentenceTasks(Objective):
 
     A sentence or target longer than `max_length` is left out with its example, and counted.
 
-    References: Subramanian et al. 2018 (arXiv 1804.00079), section 4; the released code, where the two neighbours of a
+    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where the two neighbours of a
         sentence are both written in one step, by rows of their own here; Kiros et al. 2015 (skip-thought, arXiv
         1506.06726); Vinyals et al. 2015 (parses as sequences, arXiv 1412.7449).
 

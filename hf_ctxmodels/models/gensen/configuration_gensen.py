@@ -1,4 +1,4 @@
-"""GenSen configuration (Subramanian et al. 2018, arXiv 1804.00079, section 4)."""
+"""GenSen configuration (Subramanian et al. 2018, arXiv 1804.00079)."""
 
 from typing import Any, Literal
 
