@@ -349,7 +349,7 @@ def make_batch(
         written = [torch.Generator().manual_seed(1000 * seed + row) for row in range(len(lengths))]
         rows = [torch.randint(FIRST_WORD, TINY["target_vocab_size"], (STEPS,), generator=each) for each in written]
         batch["decoder_input_ids"] = torch.stack(rows)
-        if case.model_class.reads_languages:
+        if case.has_field("written_tasks"):  # each has a decoder of its own
             batch["target_languages"] = torch.arange(len(lengths)) % config.num_languages
     if not masked:
         del batch["attention_mask"]
@@ -477,6 +477,9 @@ def _learnable_words(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
             following[:, -1] = -100
             batch |= {"source_labels": following, "target_labels": torch.full((rows, 1), -100)}
             baseline += math.log(kinds)
+        if "relation_labels" in case.model_class.loss_targets:
+            batch |= {"relation_labels": kind % 2}
+            baseline += math.log(2)
         return batch, baseline
     for name in case.model_class.loss_targets:
         if name in SOFT_TARGETS:

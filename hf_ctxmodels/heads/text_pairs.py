@@ -46,7 +46,7 @@ class EncodesTwoTexts(_Mixin):
         aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
         given = check_words(self, input_ids, inputs_embeds, attention_mask, **aligned)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
-        if not has_second(given, token_type_ids):
+        if token_type_ids is None or not (is_traced(given) or bool(token_type_ids.any())):
             outputs = self.base_model(return_dict=True, attention_mask=attention_mask, **inputs, **kwargs)
             return outputs, outputs.pooler_output, outputs.pooler_output
         first, second = _texts(given, attention_mask, token_type_ids)
@@ -64,15 +64,9 @@ class EncodesTwoTexts(_Mixin):
         return outputs, *vectors
 
 
-def has_second(given: Tensor, token_type_ids: Tensor | None) -> bool:
-    """Whether a row may have a second text."""
-    return token_type_ids is not None and (is_traced(given) or bool(token_type_ids.any()))
-
-
-def _texts(given: Tensor, mask: Tensor | None, types: Tensor | None) -> tuple[Tensor, Tensor]:
+def _texts(given: Tensor, mask: Tensor | None, types: Tensor) -> tuple[Tensor, Tensor]:
     """Two of (batch, length) bool: where the words of either text are; a text alone is both."""
-    tokens = token_mask(given, mask)
-    second = torch.zeros_like(tokens) if types is None else types != 0
+    tokens, second = token_mask(given, mask), types != 0
     parts = (tokens & ~second, tokens & second)
     first, second = (torch.where(part.any(1, keepdim=True), part, tokens) for part in parts)
     return first, second

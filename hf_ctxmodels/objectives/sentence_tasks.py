@@ -36,9 +36,8 @@ class DataCollatorForSentenceTasks(DataCollatorMixin):
         relation: the number of how the two are related; else -100.
 
     Returns: input_ids, attention_mask (batch, width), padded on the tokenizer's side; token_type_ids (batch, width), 1
-        at the second sentences, where there is one; labels (batch, steps), -100 behind a text's end, and
-        target_languages (batch,), where a text is to be written; relation_labels (batch,), -100 for none, where there
-        is a relation.
+        at the second sentences; labels (batch, steps), -100 behind a text's end and in rows without one;
+        target_languages (batch,); relation_labels (batch,), -100 for none.
 
     Attributes:
         tokenizer: whose padding token and side are used.
@@ -56,22 +55,18 @@ class DataCollatorForSentenceTasks(DataCollatorMixin):
         firsts, seconds, targets = ([np.asarray(feature[name]) for feature in features] for name in names)
         rows = [np.concatenate(pair) for pair in zip(firsts, seconds, strict=True)]
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
-        batch = {
+        lengths = ([len(first), len(second)] for first, second in zip(firsts, seconds, strict=True))
+        languages, relations = (
+            [int(feature[name]) for feature in features] for name in ("target_language", "relation")
+        )
+        return {
             "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
+            "token_type_ids": padder.pad([np.repeat([0, 1], pair) for pair in lengths], 0),
+            "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED),
+            "target_languages": torch.tensor(languages),
+            "relation_labels": torch.tensor(relations),
         }
-        if any(map(len, seconds)):
-            types = [
-                np.repeat([0, 1], [len(first), len(second)]) for first, second in zip(firsts, seconds, strict=True)
-            ]
-            batch["token_type_ids"] = padder.pad(types, 0)
-        if any(map(len, targets)):
-            batch["labels"] = RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED)
-            batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
-        relations = torch.tensor([int(feature["relation"]) for feature in features])
-        if (relations != IGNORED).any():
-            batch["relation_labels"] = relations
-        return batch
 
 
 @dataclass(frozen=True)
@@ -261,28 +256,29 @@ class SentenceTasks(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        counts = {
-            "rows": len(batch["input_ids"]),
+        asked = batch["labels"] != IGNORED
+        writes = {
+            f"written_{name}": int((asked.any(1) & (batch["target_languages"] == number)).sum())
+            for number, name in enumerate(self.written)
+        }
+        return {
+            "rows": len(asked),
             "words": int(batch["attention_mask"].sum()),
             "places": batch["attention_mask"].numel(),
+            "targets": int(asked.sum()),
+            "target_places": asked.numel(),
+            "related": int((batch["relation_labels"] != IGNORED).sum()),
+            **writes,
         }
-        if "labels" in batch:
-            asked = batch["labels"] != IGNORED
-            counts |= {"targets": int(asked.sum()), "target_places": asked.numel()}
-            for number, name in enumerate(self.written):
-                counts[f"written_{name}"] = int((asked.any(1) & (batch["target_languages"] == number)).sum())
-        if "relation_labels" in batch:
-            counts["related"] = int((batch["relation_labels"] != IGNORED).sum())
-        return counts
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`; the shares are of the examples, not of the steps."""
         rows = max(1, counts["rows"])
         return {
             "fill": counts["words"] / max(1, counts["places"]),
-            "target_fill": counts.get("targets", 0) / max(1, counts.get("target_places", 0)),
-            **{f"share_{name}": counts.get(f"written_{name}", 0) / rows for name in self.written},
-            f"share_{RELATIONS}": counts.get("related", 0) / rows,
+            "target_fill": counts["targets"] / max(1, counts["target_places"]),
+            **{f"share_{name}": counts[f"written_{name}"] / rows for name in self.written},
+            f"share_{RELATIONS}": counts["related"] / rows,
         }
 
 

@@ -103,7 +103,7 @@ def test_relations_by_the_formula() -> None:
             there = there if there.any() else batch["attention_mask"][row] == 1  # a text alone is compared with itself
             sides.append(encoded(model.gensen, batch["input_ids"][row, there].tolist()))
         u, v = sides
-        first, second = model.relation[1], model.relation[3]
+        first, second = model.relation[0], model.relation[2]
         hidden = (first.weight @ torch.cat([u, v, (u - v).abs(), u * v]) + first.bias).clamp(min=0)
         logs.append((second.weight @ hidden + second.bias).log_softmax(0))
     logs = torch.stack(logs)

@@ -49,9 +49,9 @@ class CtxGenSenModel(RecurrentSentenceEncoder, CtxGenSenPreTrainedModel):
 
 
 def comparison(config: CtxGenSenConfig, classes: int) -> nn.Sequential:
-    """What reads u, v, |u - v| and u * v: a hidden layer with dropout before it."""
+    """What reads u, v, |u - v| and u * v, behind dropout: one hidden layer."""
     hidden = Linear(4 * config.hidden_size, config.classifier_size)
-    return nn.Sequential(Dropout(config.head_dropout), hidden, nn.ReLU(), Linear(config.classifier_size, classes))
+    return nn.Sequential(hidden, nn.ReLU(), Linear(config.classifier_size, classes))
 
 
 @dataclass
@@ -72,7 +72,7 @@ class CtxGenSenForPreTrainingOutput(heads.TranslationOutput):
 
     Attributes:
         loss: The sum of the terms whose targets are given.
-        writing_loss, relation_loss: The terms, each a mean in nats per target, detached.
+        writing_loss, relation_loss: The terms, each a mean in nats per target, detached; None where nothing is asked.
         relation_logits: (batch, relations); None where only texts are asked for.
         metrics: `relation_accuracy`, counted as `right_guesses` does.
     """
@@ -81,6 +81,11 @@ class CtxGenSenForPreTrainingOutput(heads.TranslationOutput):
     relation_loss: Tensor | None = None
     relation_logits: Tensor | None = None
     metrics: dict[str, Tensor] | None = None
+
+
+def _asks(targets: Tensor | None) -> bool:
+    """Whether one of the targets counts, or may."""
+    return targets is not None and (is_traced(targets) or bool((targets != heads.IGNORED).any()))
 
 
 class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGenSenPreTrainedModel, GenerationMixin):
@@ -100,6 +105,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         """The decoders and the classifier."""
         sizes = (config.target_vocab_size, config.embedding_size, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
+        self.relation_dropout = Dropout(config.head_dropout)
         self.decoders = nn.ModuleList(
             ConditionalDecoder(*sizes, config.pad_token_id) for _ in config.written_tasks or ()
         )
@@ -158,7 +164,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         asked = labels != heads.IGNORED
 
         def summed(given: Tensor, _: Tensor) -> Tensor:
-            total = (given * 0).sum()
+            total = (given * 0).sum()  # a loss, too, where nothing is asked
             for number, decoder in self._numbered():
                 mine = numbers == number
                 if not self._chooses_rows(ids):
@@ -177,8 +183,6 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders))
 
     def _decoder_numbers(self, ids: Tensor, languages: Tensor | None) -> Tensor:
-        if not len(self.decoders):
-            raise CtxError("The model writes no text: config.written_tasks is empty.", mend="leave labels out.")
         return ids.new_zeros(len(ids)) if languages is None else languages
 
     def _chooses_rows(self, ids: Tensor) -> bool:
@@ -216,6 +220,10 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
             given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **given, **kwargs)
         found = CtxGenSenForPreTrainingOutput(hidden_states=encoder_outputs.hidden_states)
+        if not len(self.decoders):
+            if _asks(labels):
+                raise CtxError("The model writes no text: config.written_tasks is empty.", mend="leave labels out.")
+            target_languages = None
         if labels is not None or decoder_input_ids is not None:
             written = super().forward(
                 attention_mask=attention_mask,
@@ -230,11 +238,11 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
             )
             found = CtxGenSenForPreTrainingOutput(**written)
         texts = getattr(encoder_outputs, "texts", None)
-        if relation_labels is not None:
+        if relation_labels is not None and (self.relation is not None or _asks(relation_labels)):
             self._relate(found, texts, relation_labels, num_items_in_batch)
         elif labels is None and texts is not None and self.relation is not None:
-            found["relation_logits"] = self.relation(heads.compared(*texts))
-        if labels is not None:
+            found["relation_logits"] = self.relation(self.relation_dropout(heads.compared(*texts)))
+        if _asks(labels):
             found["writing_loss"] = written.loss.detach()
         return self._with_idle_parts(found)
 
@@ -251,11 +259,11 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
                 "relation_labels are given, but there is no classifier, or not both texts' vectors.",
                 mend="have config.relations, and give the texts, not encoder_outputs.",
             )
-        logits = self.relation(heads.compared(*texts))
+        logits = self.relation(self.relation_dropout(heads.compared(*texts)))
         targets = targets.view(-1)
         loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", counts)
         found["loss"] = loss if found.loss is None else found.loss + loss
-        found["relation_loss"] = loss.detach()
+        found["relation_loss"] = loss.detach() if _asks(targets) else None
         found["relation_logits"] = logits
         found["metrics"] = {"relation_accuracy": heads.right_guesses(logits.detach(), targets)}
 
