@@ -1,5 +1,7 @@
 """GenSen's own: decoders and classifier by their equations, rows of several tasks, what generate writes, training."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -42,7 +44,7 @@ def encoded(model: torch.nn.Module, ids: list[int]) -> Tensor:
 @torch.no_grad()
 def written(model: CtxGenSenForPreTraining, sentence: Tensor, target: list[int], task: int) -> Tensor:
     """(steps, vocabulary) log-probabilities of the tokens behind each of `target`, one step at a time."""
-    decoder, state, logs = model.decoders[task], sentence, []
+    decoder, state, logs = list(model.decoders.values())[task], sentence, []
     for word in target:
         state = gru_step(decoder.layers[0], 0, torch.cat([decoder.embeddings.weight[word], sentence]), state)
         logs.append((decoder.prediction.weight @ state + decoder.prediction.bias).log_softmax(0))
@@ -120,7 +122,7 @@ def test_a_task_reaches_the_encoder_and_its_own_part_alone() -> None:
     batch["target_languages"] = torch.full((4,), 1)
     written = gradients(model, model(**batch, labels=targets["labels"]).loss)
     related = gradients(model, model(**batch, relation_labels=targets["relation_labels"]).loss)
-    for found, own in ((written, "decoders.1."), (related, "relation.")):
+    for found, own in ((written, "decoders.next."), (related, "relation.")):
         for name, gradient in found.items():
             assert bool(gradient.any()) == name.startswith(("gensen.", own)), name
 
@@ -162,6 +164,16 @@ def test_one_task_alone() -> None:
         writes(**batch | {"target_languages": torch.tensor([0, 3, 1, 1])})
 
 
+def test_a_decoder_is_found_by_its_tasks_name(tmp_path: Path) -> None:
+    model = small()
+    model.save_pretrained(tmp_path)
+    config = CtxGenSenConfig.from_pretrained(tmp_path, written_tasks=["<new>", "next"])
+    other = CtxGenSenForPreTraining.from_pretrained(tmp_path, config=config)
+    for name, weight in model.decoders["next"].state_dict().items():
+        assert torch.equal(other.decoders["next"].state_dict()[name], weight)
+    assert list(other.decoders) == ["<new>", "next"]
+
+
 def test_bad_configurations() -> None:
     for wrong in ({"hidden_size": 7}, {"classifier_size": 0}, {"relations": ["a", "a"]}):
         with pytest.raises(StrictDataclassError, match=next(iter(wrong))):
@@ -175,12 +187,12 @@ def test_processes_that_train_together_get_every_gradient(monkeypatch: pytest.Mo
     alone = model(**batch).loss
     alone.backward()
     expected = {name: each.grad for name, each in model.named_parameters()}
-    assert expected["decoders.1.prediction.weight"] is None
+    assert expected["decoders.next.prediction.weight"] is None
     model.zero_grad(set_to_none=True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     together = model(**batch).loss
     together.backward()
-    assert float(together) == float(alone)
+    assert together.item() == alone.item()
     for name, parameter in model.named_parameters():
         value = expected[name]
         assert torch.equal(parameter.grad, torch.zeros_like(parameter) if value is None else value), name

@@ -106,9 +106,8 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         sizes = (config.target_vocab_size, config.embedding_size, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.relation_dropout = Dropout(config.head_dropout)
-        self.decoders = nn.ModuleList(
-            ConditionalDecoder(*sizes, config.pad_token_id) for _ in config.written_tasks or ()
-        )
+        names = (name.replace(".", "_") for name in config.written_tasks or ())  # so that tasks can come and go
+        self.decoders = nn.ModuleDict({name: ConditionalDecoder(*sizes, config.pad_token_id) for name in names})
         self.relation = comparison(config, len(config.relations)) if config.relations else None
 
     def encode(self, **inputs: Any) -> CtxGenSenEncoded:
@@ -180,7 +179,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         return heads.vocabulary_loss(summed, vectors, labels, self.config.target_vocab_size, counts)
 
     def _numbered(self) -> Iterator[tuple[int, ConditionalDecoder]]:
-        return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders))
+        return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders.values()))
 
     def _decoder_numbers(self, ids: Tensor, languages: Tensor | None) -> Tensor:
         return ids.new_zeros(len(ids)) if languages is None else languages
