@@ -5,60 +5,74 @@ from pathlib import Path
 
 from hub_repository import PICKLES, REPO, metadata_errors, push_command
 from hub_server import HubServer
+from saved_models import save_model
 from zoo import main_head
 
 from hf_ctxmodels.hub.publish import repository_files
-from hf_ctxmodels.registry import Family
+from hf_ctxmodels.registry import FAMILIES, Family
 
-# Compares what comes from the Hub with the local directory, bit by bit.
+PUSH = """
+import json, runpy, sys
+for command in json.loads(sys.argv[1]):
+    sys.argv = command
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as stopped:
+        assert not stopped.code, command
+"""
+
+# Compares what comes from the Hub with the local directory, bit by bit; a line of JSON for every model.
 PULL = """
-import sys, torch
+import json, sys, torch
 import hf_ctxmodels, transformers
 from huggingface_hub import ModelCard
 from transformers import AutoModel, AutoTokenizer
-repo, local = sys.argv[1:3]
-for auto in (AutoModel, getattr(transformers, sys.argv[3])):
-    pulled = auto.from_pretrained(repo)
-    ours, theirs = auto.from_pretrained(local).state_dict(), pulled.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    print(type(pulled).__name__)
-tokenizer = AutoTokenizer.from_pretrained(repo)
-text = "the dog sat on a mat"
-assert tokenizer(text).input_ids == AutoTokenizer.from_pretrained(local)(text).input_ids
-print(type(tokenizer).__name__)
-card = ModelCard.load(repo)
-card.validate()
-print(card.data.library_name)
+for repo, local, head in json.loads(sys.argv[1]):
+    found = []
+    for auto in (AutoModel, getattr(transformers, head)):
+        pulled = auto.from_pretrained(repo)
+        ours, theirs = auto.from_pretrained(local).state_dict(), pulled.state_dict()
+        assert ours.keys() == theirs.keys(), repo
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), repo
+        found.append(type(pulled).__name__)
+    tokenizer = AutoTokenizer.from_pretrained(repo)
+    text = "the dog sat on a mat"
+    assert tokenizer(text).input_ids == AutoTokenizer.from_pretrained(local)(text).input_ids, repo
+    card = ModelCard.load(repo)
+    card.validate()
+    print(json.dumps([*found, type(tokenizer).__name__, card.data.library_name]))
 """
 
 # In a process that has not imported hf_ctxmodels; what it saves opens again, now without the Hub.
 OPEN_REMOTE_CODE = """
-import sys
+import json, sys
 import transformers
 from transformers import AutoConfig, AutoTokenizer
 assert "hf_ctxmodels" not in sys.modules
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
-auto = getattr(transformers, sys.argv[3])
-model = auto.from_pretrained(sys.argv[1], trust_remote_code=True)
-config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
-for part in (model, tokenizer, config):
-    part.save_pretrained(sys.argv[2])
-again = auto.from_pretrained(sys.argv[2])
-assert all((again.state_dict()[key] == value).all() for key, value in model.state_dict().items())
-print(type(model).__module__, type(tokenizer).__module__)
+for repo, again, head in json.loads(sys.argv[1]):
+    tokenizer = AutoTokenizer.from_pretrained(repo, trust_remote_code=True)
+    auto = getattr(transformers, head)
+    model = auto.from_pretrained(repo, trust_remote_code=True)
+    config = AutoConfig.from_pretrained(repo, trust_remote_code=True)
+    for part in (model, tokenizer, config):
+        part.save_pretrained(again)
+    reopened = auto.from_pretrained(again)
+    assert all((reopened.state_dict()[key] == value).all() for key, value in model.state_dict().items()), repo
+    print(json.dumps([type(model).__module__, type(tokenizer).__module__]))
 """
 
 
-def test_push_pull_and_remote_code(run, hub: HubServer, saved_model: Path, family: Family, tmp_path: Path) -> None:
-    """One test of three processes: a push takes long, and serves all that follows."""
-    repo = f"zoo/{saved_model.name}"
-    pushed = run(*push_command(saved_model, repo))
+def test_push_pull_and_remote_code(run, hub: HubServer, tmp_path: Path) -> None:
+    """Every family in one test of three processes, whose imports take longer than all that they do."""
+    saved = {family.name: save_model(family, tmp_path / f"tiny-{family.name}") for family in FAMILIES.values()}
+    repos = {name: f"zoo/{directory.name}" for name, directory in saved.items()}
+    pushed = run("-c", PUSH, json.dumps([push_command(saved[name], repo) for name, repo in repos.items()]))
     assert pushed.returncode == 0, pushed.stderr
-    assert repo in pushed.stdout
-    _check_that_everything_came_in_one_commit(hub, repo, saved_model)
-    _check_that_a_pull_is_bit_identical(run, hub, repo, saved_model, family)
-    _check_that_remote_code_opens_it(run, repo, tmp_path / "again", family)
+    for name, repo in repos.items():
+        assert repo in pushed.stdout
+        _check_that_everything_came_in_one_commit(hub, repo, saved[name])
+    _check_that_pulls_are_bit_identical(run, hub, repos, saved)
+    _check_that_remote_code_opens_them(run, repos, tmp_path / "again")
 
 
 def _check_that_everything_came_in_one_commit(hub: HubServer, repo: str, saved_model: Path) -> None:
@@ -70,20 +84,25 @@ def _check_that_everything_came_in_one_commit(hub: HubServer, repo: str, saved_m
     assert len(hub.repositories[repo].commits) == 2, "the initial commit and ours"
 
 
-def _check_that_a_pull_is_bit_identical(run, hub: HubServer, repo: str, saved_model: Path, family: Family) -> None:
-    pulled = run("-c", PULL, repo, str(saved_model), main_head(family), token=None)
+def _check_that_pulls_are_bit_identical(run, hub: HubServer, repos: dict[str, str], saved: dict[str, Path]) -> None:
+    wanted = [(repo, str(saved[name]), main_head(FAMILIES[name])) for name, repo in repos.items()]
+    pulled = run("-c", PULL, json.dumps(wanted), token=None)
     assert pulled.returncode == 0, pulled.stderr + "\n".join(hub.requests)
-    model, head = family.models["AutoModel"], family.models[main_head(family)]
-    assert pulled.stdout.split() == [model.__name__, head.__name__, family.tokenizer.__name__, "transformers"]
+    for name, line in zip(repos, pulled.stdout.splitlines(), strict=True):
+        family = FAMILIES[name]
+        model, head = family.models["AutoModel"], family.models[main_head(family)]
+        assert json.loads(line) == [model.__name__, head.__name__, family.tokenizer.__name__, "transformers"]
 
 
-def _check_that_remote_code_opens_it(run, repo: str, again: Path, family: Family) -> None:
-    opened = run("-c", OPEN_REMOTE_CODE, repo, str(again), main_head(family), token=None)
+def _check_that_remote_code_opens_them(run, repos: dict[str, str], again: Path) -> None:
+    wanted = [(repo, str(again / name), main_head(FAMILIES[name])) for name, repo in repos.items()]
+    opened = run("-c", OPEN_REMOTE_CODE, json.dumps(wanted), token=None)
     assert opened.returncode == 0, opened.stderr
-    assert all(module.startswith("hf_ctxmodels.") for module in opened.stdout.split())
-    saved = {path.name: path.read_text("utf-8", errors="replace") for path in again.iterdir()}
-    assert not [name for name in saved if name.endswith(".py")], "code stays in the installed package"
-    assert "auto_map" not in saved["config.json"] + saved["tokenizer_config.json"]
+    for name, line in zip(repos, opened.stdout.splitlines(), strict=True):
+        assert all(module.startswith("hf_ctxmodels.") for module in json.loads(line)), name
+        saved = {path.name: path.read_text("utf-8", errors="replace") for path in (again / name).iterdir()}
+        assert not [file for file in saved if file.endswith(".py")], "code stays in the installed package"
+        assert "auto_map" not in saved["config.json"] + saved["tokenizer_config.json"]
 
 
 def test_auto_map_covers_the_registry_row(saved_model: Path, family: Family) -> None:

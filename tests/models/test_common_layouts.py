@@ -1,12 +1,14 @@
 """Every family, every Auto class: the same numbers whatever the attention, the layout and the padding."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from transformers import masking_utils
 from transformers.integrations.flex_attention import WrappedFlexAttention
 from zoo import (
     LENGTHS,
@@ -35,7 +37,12 @@ FAST_PATHS = ["padded", "unpadded"]
 
 @pytest.fixture
 def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flex attention as torch's own Python reference: compiling the kernel takes half a minute per shape."""
+    """flex attention as torch's own Python reference, its mask too: compiling takes half a minute per shape."""
+
+    def block_mask(*args: Any, **kwargs: Any) -> BlockMask:
+        return create_block_mask(*args, **kwargs | {"_compile": False})
+
+    monkeypatch.setattr(masking_utils, "create_block_mask", block_mask)
     monkeypatch.setattr(WrappedFlexAttention, "__init__", lambda self, training: None)
     monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
 
