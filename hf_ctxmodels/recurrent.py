@@ -32,13 +32,16 @@ def check_words(
     input_ids: Tensor | None,
     inputs_embeds: Tensor | None,
     attention_mask: Tensor | None,
+    width: int | None = None,
+    /,
     **aligned: Tensor | None,
 ) -> Tensor:
-    """What a model is to encode, ids or embeddings of width `config.embedding_size`.
+    """What a model is to encode, ids or embeddings.
 
     Args:
         model: Whose input it is.
         input_ids, inputs_embeds, attention_mask, aligned: As in `check_encoder_input`.
+        width: Of embeddings; None for `config.embedding_size`.
 
     Raises:
         CtxError: As there, or a mask is not (batch, length), or embeddings are of another width.
@@ -46,7 +49,7 @@ def check_words(
     given = model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
     if attention_mask is not None and attention_mask.dim() != 2:
         raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
-    width = model.config.embedding_size
+    width = model.config.embedding_size if width is None else width
     if inputs_embeds is not None and inputs_embeds.shape[2] != width:
         raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
     return given

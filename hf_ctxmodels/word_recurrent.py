@@ -22,10 +22,10 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.configuration_word_recurrent import CtxWordRecurrentConfig
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
-from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.layers.prediction import summed_cross_entropy
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
 from hf_ctxmodels.modeling_base import sequence_numbers
-from hf_ctxmodels.recurrent import RecurrentPreTrainedModel, check_states, rows_of
+from hf_ctxmodels.recurrent import RecurrentPreTrainedModel, check_states, check_words, rows_of
 
 
 class WordRecurrentPreTrainedModel(RecurrentPreTrainedModel):
@@ -130,16 +130,11 @@ class WordRecurrentModel(_Mixin):
             kwargs: What other families' models read, such as `token_type_ids`.
 
         Raises:
-            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
+            CtxError: Input that does not fit together or the model, see `check_words`.
         """
-        given = self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=wanted
-        )
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
+        aligned = {"sequence_ids": sequence_ids, "wanted": wanted}
         width = self.config.layer_sizes[0]
-        if inputs_embeds is not None and inputs_embeds.shape[2] != width:
-            raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
+        given = check_words(self, input_ids, inputs_embeds, attention_mask, width, **aligned)
         if sequence_ids is not None:
             if states is not None:
                 raise CtxError("states go on from row to row, but sequence_ids say that a row is several sequences.")
@@ -307,7 +302,7 @@ class WordRecurrentForCausalLM(heads.HeadModel, GenerationMixin):
         return loss if more is None else loss + heads.mean_over_targets(more, targets, "labels", counts)
 
     def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        return chunked_cross_entropy(states, self.decoder.weight, self.decoder.bias, targets, reduction="sum")
+        return summed_cross_entropy(self.decoder, states, targets)
 
     def prepare_inputs_for_generation(
         self,

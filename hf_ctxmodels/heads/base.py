@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn import functional as F
 
 from hf_ctxmodels.errors import CtxError
@@ -143,6 +143,13 @@ class HeadModel(_Mixin):
     def build_head(self, config: Any) -> None:
         """Create the head's own modules."""
         raise NotImplementedError
+
+    def with_every_parameter(self, loss: Tensor | None) -> Tensor | None:
+        """The same loss. Among several processes that train, every parameter needs a gradient, if only zero: for heads
+        of which no kind of batch uses all."""
+        if loss is None or not self.training or not (distributed.is_available() and distributed.is_initialized()):
+            return loss
+        return loss + 0.0 * torch.stack([each.sum() for each in self.parameters() if each.requires_grad]).sum()
 
     def penalty(self) -> Tensor | None:
         """What is added to the loss in training, whatever the batch is; None for nothing."""

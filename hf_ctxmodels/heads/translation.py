@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, vocabulary_loss
-from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.layers.prediction import summed_cross_entropy
 from hf_ctxmodels.modeling_base import check_ids, is_traced
 
 
@@ -193,7 +193,7 @@ class ForTranslation(HeadModel):
         return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
 
     def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        return chunked_cross_entropy(states, self.prediction.weight, self.prediction.bias, targets, reduction="sum")
+        return summed_cross_entropy(self.prediction, states, targets)
 
     def prepare_inputs_for_generation(
         self,

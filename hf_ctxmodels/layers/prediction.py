@@ -143,6 +143,11 @@ def chunked_cross_entropy(
     return total / max(targets.numel(), 1) if reduction == "mean" else total
 
 
+def summed_cross_entropy(decoder: nn.Linear, hidden_states: Tensor, targets: Tensor) -> Tensor:
+    """`chunked_cross_entropy` of a linear decoder, not divided; arguments as there."""
+    return chunked_cross_entropy(hidden_states, decoder.weight, decoder.bias, targets, reduction="sum")
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Summed cross-entropy whose forward also makes the gradients, chunk by chunk, and draws samples if given numbers.
 

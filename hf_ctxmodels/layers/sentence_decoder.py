@@ -11,7 +11,7 @@ from hf_ctxmodels.layers.columns import until_last
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.gru import GRU, GRUState
 from hf_ctxmodels.layers.linear import Linear
-from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.layers.prediction import summed_cross_entropy
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
 
 
@@ -169,4 +169,4 @@ class ConditionalDecoder(VectorDecoder):
 
     def summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
         """The cross-entropies in nats of (targets,) ids behind (targets, hidden) states, added up."""
-        return chunked_cross_entropy(states, self.prediction.weight, self.prediction.bias, targets, reduction="sum")
+        return summed_cross_entropy(self.prediction, states, targets)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
@@ -193,7 +193,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             disagreement = mean_over_targets(total, views, "views", num_items_in_batch)
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return CtxCvtOutput(
-            loss=self._with_every_parameter(self._loss(supervised, disagreement)),
+            loss=self.with_every_parameter(self._loss(supervised, disagreement)),
             logits=logits,
             hidden_states=states if wants else None,
             supervised_loss=None if supervised is None else supervised.detach(),
@@ -232,12 +232,6 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             return supervised
         weighted = self.config.view_weight * disagreement
         return weighted if supervised is None else supervised + weighted
-
-    def _with_every_parameter(self, loss: Tensor | None) -> Tensor | None:
-        """Among several processes every parameter needs a gradient, if only zero: no kind of batch uses all."""
-        if loss is None or not self.training or not (distributed.is_available() and distributed.is_initialized()):
-            return loss
-        return loss + 0.0 * torch.stack([each.sum() for each in self.parameters() if each.requires_grad]).sum()
 
     def _disagreement(
         self, first: Tensor, sequences: Tensor, tokens: Tensor, asked: Tensor, inputs: dict[str, Any]

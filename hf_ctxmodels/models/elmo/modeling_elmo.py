@@ -19,7 +19,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
-from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.layers.prediction import summed_cross_entropy
 from hf_ctxmodels.layers.recurrent import PackedRows, State
 from hf_ctxmodels.layers.sampled_softmax import sampled_cross_entropy
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
@@ -304,7 +304,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
 
     def _summed_loss(self, states: Tensor, targets: Tensor, negatives: Tensor | None) -> Tensor:
         if negatives is None:
-            return chunked_cross_entropy(states, self.decoder.weight, self.decoder.bias, targets, reduction="sum")
+            return summed_cross_entropy(self.decoder, states, targets)
         check_ids("negatives", negatives, self.decoder.out_features, "vocab_size")
         return sampled_cross_entropy(states, self.decoder.weight, self.decoder.bias, targets, negatives.flatten())
 

@@ -243,7 +243,9 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
             found["relation_logits"] = self.relation(self.relation_dropout(heads.compared(*texts)))
         if _asks(labels):
             found["writing_loss"] = written.loss.detach()
-        return self._with_idle_parts(found)
+        if found.loss is not None:
+            found["loss"] = self.with_every_parameter(found.loss)
+        return found
 
     def _relate(
         self,
@@ -265,13 +267,6 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         found["relation_loss"] = loss.detach() if _asks(targets) else None
         found["relation_logits"] = logits
         found["metrics"] = {"relation_accuracy": heads.right_guesses(logits.detach(), targets)}
-
-    def _with_idle_parts(self, found: CtxGenSenForPreTrainingOutput) -> CtxGenSenForPreTrainingOutput:
-        """Processes that train together wait for all gradients: those of parts that a batch leaves out are zero."""
-        together = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if found.loss is not None and self.training and together:
-            found["loss"] = found.loss + sum((each * 0).sum() for each in self.parameters())
-        return found
 
 
 class CtxGenSenForSequenceClassification(heads.ForTextPairClassification, CtxGenSenPreTrainedModel):

@@ -11,7 +11,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.columns import until_last
-from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.layers.prediction import summed_cross_entropy
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration
 
@@ -131,7 +131,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         head = self.source_prediction if name == "source_labels" else self.prediction
 
         def summed(rows: Tensor, targets: Tensor) -> Tensor:
-            return chunked_cross_entropy(rows, head.weight, head.bias, targets, reduction="sum")
+            return summed_cross_entropy(head, rows, targets)
 
         return heads.vocabulary_loss(summed, self.dropout(states[asked]), labels, head.out_features, counts, name)
 

@@ -19,7 +19,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.layers.columns import first_columns, last_columns, states_at
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.prediction import chunked_cross_entropy
+from hf_ctxmodels.layers.prediction import summed_cross_entropy
 from hf_ctxmodels.models.xlnet.checks_xlnet import check_target_labels
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_SUMMARY_EXPORT
@@ -178,7 +178,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         )
 
     def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        return chunked_cross_entropy(states, self.lm_head.weight, self.lm_head.bias, targets, reduction="sum")
+        return summed_cross_entropy(self.lm_head, states, targets)
 
     def prepare_inputs_for_generation(
         self,
