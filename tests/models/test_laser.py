@@ -157,9 +157,7 @@ def test_translates_into_the_language_that_is_named(files: list[str]) -> None:
     tokenizer = train(files)
     size = {"vocab_size": len(tokenizer), "target_vocab_size": len(tokenizer), "num_languages": 2, "pad_token_id": 1}
     model = small(decoder_start_token_id=tokenizer.target_start_id, **size)
-    with (
-        torch.no_grad()
-    ):  # far apart: what an untrained model writes may else be alike in both
+    with torch.no_grad():  # far apart: what an untrained model writes may else be alike in both
         model.decoder.languages.weight.mul_(20)
     texts = [pair[0] for pair in PAIRS]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
