@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
+from hf_ctxmodels.layers.row_norm import RowNorm
 
 
 class Biattention(nn.Module):
@@ -88,17 +89,6 @@ def _read(layer: nn.Module, states: Tensor, rows: PackedRows) -> Tensor:
     """(rows, length, width) -> (rows, length, 2 * output), both directions behind each other."""
     outputs = rows.unpack(layer(rows.pack(states), rows)[0])
     return torch.cat([outputs[0], outputs[1]], -1)
-
-
-class RowNorm(nn.BatchNorm1d):
-    """Batch normalisation that takes a single row too, by the running statistics: one row has no spread."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(rows, width) -> (rows, width)."""
-        if self.training and len(input) == 1:
-            spread = (self.running_mean, self.running_var, self.weight, self.bias)
-            return F.batch_norm(input, *spread, training=False, eps=self.eps)
-        return super().forward(input)
 
 
 class Maxout(nn.Module):

@@ -84,11 +84,13 @@ class TestClassifier:
         assert (found[0].abs().sum(1) > 0).equal(found[1].abs().sum(1) > 0), "every word is reached"
 
     def test_the_papers_normalisation(self) -> None:
-        model = CLASSIFIER.model(classifier_norm="batch").train()
+        model = CLASSIFIER.model().train()
         batch = make_batch(CLASSIFIER)
         model(**batch, labels=torch.tensor([0, 1, 2, 0])).loss.backward()
         assert isinstance(model.classifier[0], torch.nn.BatchNorm1d)
         assert model.classifier[0].running_mean.any()
+        assert model(**make_batch(CLASSIFIER, (4,)), labels=torch.tensor([0])).loss.isfinite(), "a batch may have one row"
+        assert isinstance(CLASSIFIER.model(classifier_norm="layer").classifier[0], torch.nn.LayerNorm)
 
 
 def test_tied() -> None:

@@ -15,6 +15,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.layers.dropout import Dropout, shared_dropout
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
+from hf_ctxmodels.layers.row_norm import RowNorm
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.word_recurrent import WordRecurrentForCausalLM, WordRecurrentModel, WordRecurrentPreTrainedModel
 
@@ -91,7 +92,7 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
 
     def build_head(self, config: CtxUlmfitConfig) -> None:
         """Two blocks, each of a normalisation, dropout and a linear map."""
-        norm = nn.BatchNorm1d if config.classifier_norm == "batch" else nn.LayerNorm
+        norm = RowNorm if config.classifier_norm == "batch" else nn.LayerNorm
         self.dropout = Dropout(0.0)  # it stands behind the normalisation
         self.classifier = nn.Sequential(
             norm(config.pooled_size),
