@@ -1,13 +1,14 @@
-"""The suite `recurrent`: the LSTM against torch's own, and the encoder against one that goes word by word.
+"""The suite `recurrent`: recurrent layers, encoders and pretraining steps against plain torch.
 
-torch's LSTM projects, but clips nothing, so it has less to do. The other peer is what the equations say when they are
-written down as they stand: for each direction and each step the characters of that step's words, then every layer's
-input and state multiplied within the step.
+torch's LSTM projects, but clips nothing, so it has less to do. The peer of the case `encoder` is what the equations say
+when they are written down as they stand: for each direction and each step the characters of that step's words, then
+every layer's input and state multiplied within the step. Those of whole families are in `sentence_encoders` and
+`recurrent_pretraining`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.benchmarks.measure import Measurement, measure
-from hf_ctxmodels.data.demo import demo_documents
-from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.benchmarks.recurrent_cases import CASES, Case, Sides
+from hf_ctxmodels.benchmarks.recurrent_peers import demo_lengths, demo_sentences, pack, torch_layers, unpack
+from hf_ctxmodels.benchmarks.recurrent_pretraining import autoencoder_sides, translator_sides
+from hf_ctxmodels.benchmarks.sentence_encoders import encoder_sides
 from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
 from hf_ctxmodels.recurrent import run_both_ways, side_by_side
@@ -31,48 +34,19 @@ SETTING = (
     "layers), in training with half of the weights from step to step dropped, against three `torch.nn.LSTM` whose "
     "weights are set to dropped ones before each pass; sentences are those of the demo text, as long as they are, in "
     "two layers of both directions with the MT-LSTM's sizes (300 in, 300 cells), against `torch.nn.LSTM` on "
-    "`pack_padded_sequence`. Same weights; the outputs are compared first; in turn."
+    "`pack_padded_sequence`. infersent, laser and gensen are these families' encoders at the papers' sizes, from ids "
+    "to a sentence's vector, against the lookup, `torch.nn.LSTM` or `torch.nn.GRU` on `pack_padded_sequence`, and the "
+    "family's pooling (48 rows are GenSen's batch; InferSent's 64 and LASER's 128,000 tokens are more than a CPU does "
+    "in seconds). seqae and lmseq2seq, with the losses of its two language models, are a pretraining step at the size "
+    "`small`, loss and gradients, against `torch.nn.LSTM`: an encoder on `pack_padded_sequence`, a teacher-forced "
+    "decoder on padded targets, and a softmax at all of their places. These five read random ids, one for each word of "
+    "the demo text's sentences, as long as they are, without dropout; the translator's target is another sentence. "
+    "Same weights; gradients are added to those of the step before; the outputs are compared first; in turn."
 )
 _HEADER = (
     "| what | ours | peer | peer / ours | expected at least | peak memory, ours | peer |\n|---|---|---|---|---|---|---|"
 )
 _TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True)
-class Case:
-    """One line of the table.
-
-    Attributes:
-        what: "lstm", "encoder", "stack" or "sentences".
-        rows, length: Of the batch; the rows of the encoder and of sentences have at most so many words.
-        trains: Whether there is a backward pass.
-        speed: Least ratio of the peer's time to ours that was demanded before the run.
-    """
-
-    what: str
-    rows: int
-    length: int
-    trains: bool
-    speed: float
-
-    @property
-    def name(self) -> str:
-        """What is run, for the table."""
-        work = "forward and backward" if self.trains else "inference"
-        return f"{self.what}, {work}, B={self.rows}, T={self.length}"
-
-
-CASES = [
-    Case("lstm", 8, 128, False, 1 / 1.3),
-    Case("lstm", 8, 128, True, 1 / 1.3),
-    Case("encoder", 16, 40, False, 2.0),
-    Case("encoder", 16, 40, True, 2.0),
-    Case("stack", 16, 70, False, 0.9),
-    Case("stack", 16, 70, True, 1.0),
-    Case("sentences", 64, 60, False, 1.0),
-    Case("sentences", 64, 60, True, 1.0),
-]
 SIZES: dict[str, Any] = {"input_size": 512, "cell_size": 4096, "projection_size": 512}
 
 
@@ -102,8 +76,7 @@ def run(
     for case in CASES:
         if only is None or only in case.name:
             torch.manual_seed(0)
-            build = {"lstm": _lstm, "encoder": _encoder, "stack": _stack, "sentences": _sentences}[case.what]
-            ours, peer = build(case, device, dtype)
+            ours, peer = _BUILDERS[case.what](case, device, dtype)
             with torch.no_grad():
                 difference = float((ours() - peer()).abs().max())
             if difference > (_TOLERANCE if dtype is torch.float32 else 0.1):
@@ -119,12 +92,10 @@ def _step(forward: Callable[[], Tensor], trains: bool) -> Callable[[], object]:
     return torch.inference_mode()(forward)
 
 
-def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
     layer = LSTM(**SIZES, cell_clip=3.0, projection_clip=3.0).to(device, dtype)
-    inputs, cells, outputs = SIZES.values()
-    peer = nn.LSTM(inputs, cells, proj_size=outputs, bidirectional=True, batch_first=True).to(device, dtype)
-    _give_weights([layer], peer)
-    batch = 0.5 * torch.randn(case.rows, case.length, inputs, device=device, dtype=dtype)
+    peer = torch_layers([layer])
+    batch = 0.5 * torch.randn(case.rows, case.length, SIZES["input_size"], device=device, dtype=dtype)
 
     def ours() -> Tensor:
         rows = PackedRows.build(torch.ones(batch.shape[:2], dtype=torch.bool, device=device))
@@ -133,50 +104,24 @@ def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callabl
     return ours, lambda: peer(batch)[0]
 
 
-@torch.no_grad()
-def _give_weights(layers: Iterable[Any], peer: nn.LSTM) -> None:
-    """Copy ours into torch's."""
-    for depth, layer in enumerate(layers):
-        for direction in range(len(layer.bias)):
-            name = f"l{depth}{'_reverse' if direction else ''}"
-            getattr(peer, f"weight_ih_{name}").copy_(layer.input_weight[direction])
-            getattr(peer, f"weight_hh_{name}").copy_(layer.state_weight[direction])
-            getattr(peer, f"bias_ih_{name}").copy_(layer.bias[direction])
-            getattr(peer, f"bias_hh_{name}").copy_(layer.state_bias[direction] if layer.state_bias is not None else 0)
-            if layer.projection is not None:
-                getattr(peer, f"weight_hr_{name}").copy_(layer.projection[direction])
-
-
-def _sentences(
-    case: Case, device: torch.device, dtype: torch.dtype
-) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+def _sentences(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
     width = 300
     layers = nn.ModuleList(LSTM(size, width, state_bias=True) for size in (width, 2 * width)).to(device, dtype)
-    peer = nn.LSTM(width, width, num_layers=2, bidirectional=True, batch_first=True).to(device, dtype)
-    _give_weights(layers, peer)
-    lengths = torch.tensor([min(len(each.split()), case.length) for each in islice(_demo_sentences(), case.rows)])
+    peer = torch_layers(layers)
+    lengths = demo_lengths(case.rows, case.length)
     tokens = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
     batch = 0.5 * torch.randn(*tokens.shape, width, device=device, dtype=dtype)
 
     def ours() -> Tensor:
         return run_both_ways(layers, batch, PackedRows.build(tokens), nn.Identity())[0][-1]
 
-    def theirs() -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(batch, lengths, batch_first=True, enforce_sorted=False)
-        return nn.utils.rnn.pad_packed_sequence(peer(packed)[0], batch_first=True)[0]
-
-    return ours, theirs
+    return ours, lambda: unpack(peer(pack(batch, lengths))[0])
 
 
-def _demo_sentences() -> Iterator[str]:
-    paragraphs = (paragraph for document in demo_documents() for paragraph in document)
-    return (sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
-
-
-def _encoder(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+def _encoder(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
     family = get_family(FAMILY)
     tokenizer_class: Any = family.tokenizer
-    sentences = list(islice(_demo_sentences(), case.rows))
+    sentences = list(islice(demo_sentences(), case.rows))
     batch = tokenizer_class.from_words([])(
         sentences, padding=True, truncation=True, max_length=case.length, return_tensors="pt"
     ).to(device)
@@ -185,18 +130,14 @@ def _encoder(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Call
     return lambda: model(**batch).last_hidden_state[mask], lambda: word_by_word(model, **batch)[mask]
 
 
-def _stack(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+def _stack(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
     """Weights are dropped where there are gradients, so the outputs can be compared without."""
     family, share = get_family(STACK_FAMILY), 0.5
     rates = {"dropout_scale": 1.0, "weight_dropout_prob": share}
     rates |= {f"{kind}_dropout_prob": 0.0 for kind in ("embedding", "input", "hidden", "output")}
     model = family.models["AutoModel"](family.config(**family.sizes["base"], **rates, vocab_size=10_000))
     model = model.to(device, dtype)
-    sizes = pairwise(model.config.layer_sizes)
-    peers: Any = nn.ModuleList(nn.LSTM(*each, batch_first=True) for each in sizes)
-    peers = peers.to(device, dtype)
-    for layer, alone in zip(model.layers, peers, strict=True):
-        _give_weights([layer], alone)
+    peers = [torch_layers([layer]) for layer in model.layers]
     ids = torch.randint(10_000, (case.rows, case.length), device=device)
 
     def ours() -> Tensor:
@@ -211,6 +152,19 @@ def _stack(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callab
         return values
 
     return ours, theirs
+
+
+_BUILDERS: dict[str, Callable[[Case, torch.device, torch.dtype], Sides]] = {
+    "lstm": _lstm,
+    "encoder": _encoder,
+    "stack": _stack,
+    "sentences": _sentences,
+    "infersent": encoder_sides,
+    "laser": encoder_sides,
+    "gensen": encoder_sides,
+    "seqae": autoencoder_sides,
+    "lmseq2seq": translator_sides,
+}
 
 
 def word_by_word(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
