@@ -1,4 +1,4 @@
-r"""Test the sentence vectors of a model as they are: similarity, linear classifiers on them, retrieval of translations.
+r"""Test the sentence vectors of a model as they are: similarity, linear maps of them, retrieval of translations.
 
     python scripts/evaluate_sentences.py --model runs/infersent --similarity stsb-en-test.csv=1,2,3 \
         --classification SST-2/train.tsv.gz,SST-2/test.tsv=sentence,label
@@ -14,7 +14,15 @@ from typing import get_args
 from transformers import AutoModel
 
 import hf_ctxmodels  # noqa: F401 - registers the families
-from hf_ctxmodels.analysis import Criterion, Encode, classification, retrieval, similarity
+from hf_ctxmodels.analysis import (
+    Criterion,
+    Encode,
+    SentenceSimilarity,
+    classification,
+    relatedness,
+    retrieval,
+    similarity,
+)
 from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.errors import CtxError, run_script
 from hf_ctxmodels.flags import flag
@@ -38,12 +46,13 @@ class EvaluationArguments:
         },
     )
     similarity: list[str] = flag((), "FILE=FIRST,SECOND,SCORE: a table, and its columns of two texts and a judgement.")
+    relatedness: list[str] = flag((), "TRAIN,TEST=FIRST,SECOND,SCORE: tables of that kind; what judges is trained.")
     classification: list[str] = flag(
         (), "TRAIN,TEST=TEXT,LABEL or TRAIN,TEST=FIRST,SECOND,LABEL: tables, and their columns."
     )
     retrieval: list[str] = flag((), "FILE,FILE: texts and their translations, line by line.")
     batch_size: int = flag(64, "Sentences at a time.")
-    seed: int = flag(0, "Of which training examples choose the classifier's penalty.")
+    seed: int = flag(0, "Of which training examples choose a penalty.")
 
 
 def parts_of(text: str, name: str, files: int) -> tuple[list[str], list[str]]:
@@ -57,6 +66,11 @@ def parts_of(text: str, name: str, files: int) -> tuple[list[str], list[str]]:
     if len(found) != files or (name != "retrieval") != bool(equals):
         raise CtxError(f"{text!r} is not of that form.", where=f"--{name}", mend="--help shows it.")
     return found, columns.split(",")
+
+
+def correlation_line(name: str, found: SentenceSimilarity) -> str:
+    """What is printed of a test of similarity."""
+    return f"{name:<44} spearman {found.spearman:.4f}  pearson {found.pearson:.4f}  {found.pairs} pairs"
 
 
 def retrieval_lines(encode: Encode, files: Sequence[str]) -> list[str]:
@@ -81,8 +95,10 @@ def main() -> None:
     encode = partial(encode_sentences, model, tokenizer, **options)
     for text in arguments.similarity:
         (file,), columns = parts_of(text, "similarity", 1)
-        found = similarity(encode, file, columns)
-        print(f"{Path(file).name:<44} spearman {found.spearman:.4f}  pearson {found.pearson:.4f}  {found.pairs} pairs")
+        print(correlation_line(Path(file).name, similarity(encode, file, columns)))
+    for text in arguments.relatedness:
+        (train, test), columns = parts_of(text, "relatedness", 2)
+        print(correlation_line(test, relatedness(encode, train, test, columns, arguments.seed)))
     for text in arguments.classification:
         (train, test), columns = parts_of(text, "classification", 2)
         result = classification(encode, train, test, columns, arguments.seed)

@@ -7,6 +7,7 @@ from hf_ctxmodels.analysis.sentence_tests import (
     SentenceSimilarity,
     classification,
     probe,
+    relatedness,
     retrieval,
     similarity,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "probe",
     "read_analogies",
     "read_similarities",
+    "relatedness",
     "retrieval",
     "similarity",
 ]

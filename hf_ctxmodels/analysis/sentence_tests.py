@@ -18,17 +18,18 @@ Encode = Callable[[Sequence[str]], Tensor]
 Criterion = Literal["cosine", "margin"]
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+RIDGE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _HELD_OUT = 10  # one in so many training examples chooses the penalty
 _SCORES_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
 class SentenceSimilarity:
-    """Correlation of cosines with people's judgements.
+    """Correlation of cosines, or of what a linear map makes of two vectors, with people's judgements.
 
     Attributes:
-        spearman, pearson: -1 to 1; NaN where all cosines are the same.
-        pairs: Number of them.
+        spearman, pearson: -1 to 1; NaN where all predictions are the same.
+        pairs: Number of those tested.
     """
 
     spearman: float
@@ -64,6 +65,38 @@ def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSim
     Raises:
         CtxError: The file or a line of it cannot be read.
     """
+    texts, scores = _judged_pairs(file, columns)
+    return _correlation(F.cosine_similarity(*_encode_columns(encode, texts)), scores)
+
+
+def relatedness(
+    encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0
+) -> SentenceSimilarity:
+    """Train a ridge regression on |u - v| and u * v of two texts, and test it.
+
+    Args:
+        encode: Makes the vectors.
+        train_file, test_file: As `data.tasks.readers.read_table` reads them.
+        columns: Of the two sentences and of the number.
+        seed: Of which training examples choose the penalty.
+
+    Raises:
+        CtxError: A file or a line of it cannot be read.
+    """
+    sides = [_judged_pairs(file, columns) for file in (train_file, test_file)]
+    features = _standardised(*(pair_features(*_encode_columns(encode, texts)) for texts, _ in sides))
+    wanted = torch.tensor(sides[0][1], dtype=features[0].dtype)
+    held_out = _held_out(len(wanted), seed)
+    errors = {}
+    for penalty in RIDGE_PENALTIES:
+        weight, bias = fit_ridge(features[0][~held_out], wanted[~held_out], penalty)
+        errors[penalty] = float((features[0][held_out] @ weight + bias - wanted[held_out]).square().mean())
+    weight, bias = fit_ridge(features[0], wanted, min(errors, key=lambda penalty: errors[penalty]))
+    return _correlation(features[1] @ weight + bias, sides[1][1])
+
+
+def _judged_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
+    """The pairs of a table, and their numbers."""
     if len(columns) != 3:
         raise CtxError(
             f"{len(columns)} columns: {', '.join(columns)}.", where=file, mend="give two texts' and a number's."
@@ -75,9 +108,12 @@ def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSim
             scores.append(float(row.values[columns[2]]))
         except (TypeError, ValueError) as error:
             raise CtxError(f"{row.values[columns[2]]!r} is not a number.", where=row.where) from error
-    first, second = _encode_columns(encode, [text_of(row, columns[:2]) for row in rows])
-    sides = {"predictions": F.cosine_similarity(first, second).tolist(), "references": scores}
-    return SentenceSimilarity(spearmanr(**sides)["spearmanr"], pearsonr(**sides)["pearsonr"], len(rows))
+    return [text_of(row, columns[:2]) for row in rows], scores
+
+
+def _correlation(predictions: Tensor, scores: list[float]) -> SentenceSimilarity:
+    sides = {"predictions": predictions.tolist(), "references": scores}
+    return SentenceSimilarity(spearmanr(**sides)["spearmanr"], pearsonr(**sides)["pearsonr"], len(scores))
 
 
 def classification(encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0) -> Probe:
@@ -131,11 +167,8 @@ def probe(
     if len(names) < 2 or unknown:
         raise CtxError(f"Training has the labels {names}" + (f", but the test {unknown[0]!r} too." if unknown else "."))
     targets, wanted = (torch.tensor([names.index(each) for each in side]) for side in (labels, test_labels))
-    mean, spread = features.double().mean(0), features.double().std(0).clamp(min=1e-6)
-    features, test_features = ((each.double() - mean) / spread for each in (features, test_features))
-    held_out = torch.zeros(len(features), dtype=torch.bool)
-    shuffled = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
-    held_out[shuffled[: max(1, len(features) // _HELD_OUT)]] = True
+    features, test_features = _standardised(features, test_features)
+    held_out = _held_out(len(features), seed)
     scores = {}
     for penalty in PENALTIES:
         weights = fit_classifier(features[~held_out], targets[~held_out], len(names), penalty)
@@ -149,6 +182,31 @@ def probe(
         (len(labels), len(test_labels)),
         best,
     )
+
+
+def _standardised(features: Tensor, test_features: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in double precision, with means of 0 and spreads of 1 on the first."""
+    mean, spread = features.double().mean(0), features.double().std(0).clamp(min=1e-6)
+    first, second = ((each.double() - mean) / spread for each in (features, test_features))
+    return first, second
+
+
+def _held_out(examples: int, seed: int) -> Tensor:
+    """(examples,) True for those that choose the penalty."""
+    held_out = torch.zeros(examples, dtype=torch.bool)
+    shuffled = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
+    held_out[shuffled[: max(1, examples // _HELD_OUT)]] = True
+    return held_out
+
+
+def fit_ridge(features: Tensor, wanted: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Weight (width,) and bias () with the least mean squared error + penalty * |weight|^2."""
+    mean, bias = features.mean(0), wanted.mean()
+    centred = features - mean
+    gram = centred.T @ centred / len(centred)
+    gram.diagonal().add_(penalty)
+    weight = torch.linalg.solve(gram, centred.T @ (wanted - bias) / len(centred))
+    return weight, bias - mean @ weight
 
 
 def fit_classifier(features: Tensor, targets: Tensor, classes: int, penalty: float) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import pearsonr, spearmanr
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from torch import Tensor
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.analysis import classification, probe, retrieval, similarity
-from hf_ctxmodels.analysis.sentence_tests import fit_classifier, pair_features
+from hf_ctxmodels.analysis import classification, probe, relatedness, retrieval, similarity
+from hf_ctxmodels.analysis.sentence_tests import fit_classifier, fit_ridge, pair_features
 
 LETTERS = "abcdefgh"
 
@@ -39,6 +39,35 @@ def test_classifier_is_scikit_learns(classes: int, penalty: float) -> None:
     strength = 1 / (penalty * len(features)) * (2 if classes == 2 else 1)
     theirs = LogisticRegression(C=strength, tol=1e-8, max_iter=5000).fit(features.numpy(), targets.numpy())
     np.testing.assert_allclose(got, theirs.predict_proba(features.numpy()), atol=2e-4)
+
+
+@pytest.mark.parametrize("penalty", [1e-3, 1.0])
+def test_ridge_is_scikit_learns(penalty: float) -> None:
+    features, targets = blobs(200)
+    wanted = 3 + features.double() @ torch.tensor([1.0, -2, 0, 1], dtype=torch.double) + targets
+    weight, bias = fit_ridge(features.double() + 5, wanted, penalty)
+    theirs = Ridge(alpha=penalty * len(features)).fit(features.double().numpy() + 5, wanted.numpy())
+    np.testing.assert_allclose(weight, theirs.coef_)
+    assert float(bias) == pytest.approx(theirs.intercept_)
+
+
+def test_relatedness_is_learned(tmp_path: Path) -> None:
+    """A judgement that cosines do not tell: by how much one word has more of a letter."""
+    generator = np.random.default_rng(0)
+    words = [["".join(generator.choice(list(LETTERS), 6)) for _ in range(2)] for _ in range(300)]
+    lines = [f"{a}\t{b}\t{abs(a.count('a') - b.count('a'))}" for a, b in words]
+    files = []
+    for name, part in (("train.tsv", lines[:200]), ("test.tsv", lines[200:])):
+        files.append(str(tmp_path / name))
+        Path(files[-1]).write_text("\n".join(["one\ttwo\tscore", *part]) + "\n")
+    columns = ["one", "two", "score"]
+    found = relatedness(letters, *files, columns)
+    assert found.pearson > 0.99
+    assert found.pairs == 100
+    assert abs(similarity(letters, files[1], columns).pearson) < 0.6
+    Path(files[0]).write_text("one\ttwo\tscore\na\tb\tmuch\n")
+    with pytest.raises(CtxError, match=r"'much' is not a number[\s\S]*train.tsv:2"):
+        relatedness(letters, *files, columns)
 
 
 def test_probe_of_unseen_examples() -> None:

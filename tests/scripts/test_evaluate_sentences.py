@@ -26,7 +26,7 @@ def run(*flags: object) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, SCRIPT, *map(str, flags)], capture_output=True, text=True, check=False)
 
 
-def test_three_kinds_of_tests(checkpoint: Path, tmp_path: Path) -> None:
+def test_four_kinds_of_tests(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("cat,katze,5\ncat dog,dog,3\ncat,tree,0\n")
     rows = [f"{word} {other}\t{word}" for word in WORDS[:3] for other in WORDS[3:]]
     (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows * 4]) + "\n")
@@ -35,6 +35,7 @@ def test_three_kinds_of_tests(checkpoint: Path, tmp_path: Path) -> None:
     rows_file = tmp_path / "rows.tsv"
     done = run(
         *("--model", checkpoint, "--similarity", f"{tmp_path / 'pairs.csv'}=1,2,3"),
+        *("--relatedness", f"{tmp_path / 'pairs.csv'},{tmp_path / 'pairs.csv'}=1,2,3"),
         *("--classification", f"{rows_file},{rows_file}=text,label"),
         *("--retrieval", f"{tmp_path / 'text.en.txt'},{tmp_path / 'text.de.txt'}"),
     )
@@ -42,15 +43,17 @@ def test_three_kinds_of_tests(checkpoint: Path, tmp_path: Path) -> None:
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert lines[0].startswith("pairs.csv spearman 1.0000")
     assert lines[0].endswith("3 pairs")
-    assert "majority 0.33" in lines[1]
-    assert lines[2] == "text.en.txt -> text.de.txt cosine 1.0000 margin 1.0000 3 pairs"
-    assert lines[3].startswith("text.de.txt -> text.en.txt cosine 1.0000")
+    assert "pairs.csv spearman 1.0000 pearson 0.99" in lines[1], "by three judgements, which are tested too"
+    assert "majority 0.33" in lines[2]
+    assert lines[3] == "text.en.txt -> text.de.txt cosine 1.0000 margin 1.0000 3 pairs"
+    assert lines[4].startswith("text.de.txt -> text.en.txt cosine 1.0000")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--similarity", "pairs.csv"), "'pairs.csv' is not of that form"),
+        (("--relatedness", "one.csv=1,2,3"), "is not of that form"),
         (("--classification", "one.tsv=text,label"), "is not of that form"),
         (("--retrieval", "one.txt"), "is not of that form"),
         (("--similarity", "nothing.csv=1,2,3"), "No such file"),
