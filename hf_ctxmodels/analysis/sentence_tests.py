@@ -66,7 +66,8 @@ def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSim
         CtxError: The file or a line of it cannot be read.
     """
     texts, scores = _judged_pairs(file, columns)
-    return _correlation(F.cosine_similarity(*_encode_columns(encode, texts)), scores)
+    first, second = _encode_columns(encode, texts)
+    return _correlation(F.cosine_similarity(first, second), scores)
 
 
 def relatedness(
