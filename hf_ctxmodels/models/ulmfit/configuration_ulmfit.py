@@ -31,8 +31,8 @@ class CtxUlmfitConfig(CtxWordRecurrentConfig):
         stateful: Return the LSTM's state, from which the next batch may go on, unless `use_states=False` is given.
         bptt: Steps through which a classifier's gradient goes back (section 3.3); the text before is read all the same.
         classifier_size: Width of the classifier's hidden layer.
-        classifier_norm: Of the classifier's two blocks: "batch" is the paper's, and learns from long texts; "layer"
-            gives the same loss in any division into batches.
+        classifier_norm: Of the classifier's two blocks: "batch" is the paper's, and bears higher rates; "layer" gives
+            the same loss in any division into batches.
         classifier_dropout: Dropout before the hidden layer; behind it are 0.1.
         initializer_range: The words' vectors are drawn from -this to this.
         pad_token_id, bos_token_id, eos_token_id: Ids of padding, of a text's first token, and of the one that ends a
