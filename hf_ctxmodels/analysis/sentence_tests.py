@@ -85,15 +85,15 @@ def relatedness(
         CtxError: A file or a line of it cannot be read.
     """
     sides = [_judged_pairs(file, columns) for file in (train_file, test_file)]
-    features = _standardised(*(pair_features(*_encode_columns(encode, texts)) for texts, _ in sides))
-    wanted = torch.tensor(sides[0][1], dtype=features[0].dtype)
+    features, tested = _standardised(*(pair_features(*_encode_columns(encode, texts)) for texts, _ in sides))
+    wanted = torch.tensor(sides[0][1], dtype=features.dtype)
     held_out = _held_out(len(wanted), seed)
     errors = {}
     for penalty in RIDGE_PENALTIES:
-        weight, bias = fit_ridge(features[0][~held_out], wanted[~held_out], penalty)
-        errors[penalty] = float((features[0][held_out] @ weight + bias - wanted[held_out]).square().mean())
-    weight, bias = fit_ridge(features[0], wanted, min(errors, key=lambda penalty: errors[penalty]))
-    return _correlation(features[1] @ weight + bias, sides[1][1])
+        weight, bias = fit_ridge(features[~held_out], wanted[~held_out], penalty)
+        errors[penalty] = float((features[held_out] @ weight + bias - wanted[held_out]).square().mean())
+    weight, bias = fit_ridge(features, wanted, min(errors, key=lambda penalty: errors[penalty]))
+    return _correlation(tested @ weight + bias, sides[1][1])
 
 
 def _judged_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
@@ -187,9 +187,9 @@ def probe(
 
 def _standardised(features: Tensor, test_features: Tensor) -> tuple[Tensor, Tensor]:
     """Both in double precision, with means of 0 and spreads of 1 on the first."""
-    mean, spread = features.double().mean(0), features.double().std(0).clamp(min=1e-6)
-    first, second = ((each.double() - mean) / spread for each in (features, test_features))
-    return first, second
+    features = features.double()
+    mean, spread = features.mean(0), features.std(0).clamp(min=1e-6)
+    return (features - mean) / spread, (test_features.double() - mean) / spread
 
 
 def _held_out(examples: int, seed: int) -> Tensor:
