@@ -25,7 +25,7 @@ QUICK = {"bert": 200, "electra": 200, "word2vec": 600, "glove": 200, "elmo": 130
 # ... and for the others, which need all of it, 1000 tokens, 32 rows and 300 steps, to leave the plateau of how
 # frequent words are.
 SLOW = {"xlnet": 450}
-# In so few steps a generator that shares all weights learns little beside many times the other loss. ULMFiT needs only
+# In so few steps a generator that shares all weights learns little beside fifty times the other loss. ULMFiT needs only
 # half its width.
 OPTIONS = {
     "electra": ("embedding_size=128", "generator_size=0.25", "initializer_range=0.05"),
