@@ -132,7 +132,7 @@ def test_pretraining_beats_guessing_by_frequency(family: Family, demo_text: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
 def test_the_recipe_reaches_what_is_demanded(family: Family, shared_data: Path, tmp_path) -> None:
-    """The whole recipe, up to an hour: every demand of scripts/learning.py on pretraining is met."""
+    """The whole recipe, up to three hours: every demand of scripts/learning.py on pretraining is met."""
     if next(iter(family.objectives.values())).reads_translations:
         pytest.skip(f"{family.name} translates, whose figure is BLEU: see its card")
     if not next(iter(family.objectives.values())).evaluates or hasattr(
