@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_ctxmodels import CtxElmoTokenizer
-from hf_ctxmodels.errors import CtxError, run_script
+from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.models.elmo.conversion_elmo import read_allennlp
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -36,7 +36,7 @@ def read_vocabulary(file: str) -> list[str]:
     try:
         words = Path(file).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
-        raise CtxError(f"Cannot read the vocabulary: {error}.", where=file) from error
+        raise CtxError(f"Cannot read the vocabulary: {error}.", location=file) from error
     return [word for word in words if word not in {*CtxElmoTokenizer.special_tokens, "<UNK>"}]
 
 

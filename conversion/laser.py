@@ -5,7 +5,7 @@ python conversion/laser.py --encoder bilstm.93langs.2018-12-26.pt --codes 93lang
 
 from dataclasses import dataclass, field
 
-from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_codes, read_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
 

@@ -5,8 +5,8 @@ python conversion/ulmfit.py --weights wt103-fwd/lstm_fwd.pth --vocabulary itos.j
 
 from dataclasses import dataclass, field
 
-from hf_ctxmodels.errors import CtxError, run_script
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_fastai, read_words, tokenizer_of_words
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -31,8 +31,8 @@ def main() -> None:
     if len(words) != model.config.vocab_size:
         raise CtxError(
             f"{len(words)} words for vectors of {model.config.vocab_size}.",
-            where=arguments.vocabulary,
-            mend="give the words and the weights of one model.",
+            location=arguments.vocabulary,
+            hint="give the words and the weights of one model.",
         )
     tokenizer = tokenizer_of_words(words)
     model.config.pad_token_id, model.config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from transformers import AutoModel
 
-from hf_ctxmodels.errors import CtxError, run_script
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.io.word_files import READERS, WRITERS
+from hf_ctxmodels.io.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
-from hf_ctxmodels.word_files import READERS, WRITERS
-from hf_ctxmodels.word_vectors import WordVectors, gensim_models
 
 GENSIM = "gensim"
 
@@ -46,8 +46,8 @@ def read(arguments: ConversionArguments) -> WordVectors:
     if not arguments.allow_pickle:
         raise CtxError(
             "A file saved by gensim is a pickle, and opening it runs what code it holds.",
-            where=arguments.input,
-            mend="give --allow_pickle if you trust it, or save it in gensim with save_word2vec_format.",
+            location=arguments.input,
+            hint="give --allow_pickle if you trust it, or save it in gensim with save_word2vec_format.",
         )
     opened = gensim_models().KeyedVectors.load(arguments.input)
     return WordVectors.of_gensim(getattr(opened, "wv", opened))
@@ -57,12 +57,12 @@ def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     if (arguments.read is None) == (arguments.write is None):
-        raise CtxError("Nothing or too much to do.", mend="give exactly one of --read and --write.")
+        raise CtxError("Nothing or too much to do.", hint="give exactly one of --read and --write.")
     if arguments.read is not None:
         vectors = read(arguments)
         vectors.lower_case = arguments.lower_case
         if arguments.family is None:
-            raise CtxError("Whose model shall it be?", where="--family", mend="give --family.")
+            raise CtxError("Whose model shall it be?", location="--family", hint="give --family.")
         for part in vectors.to_model(arguments.family):
             part.save_pretrained(arguments.output)
     else:

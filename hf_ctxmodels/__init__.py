@@ -1,6 +1,6 @@
 """Contextual-embedding systems as Hugging Face models; importing the package registers them with the Auto classes."""
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
 from hf_ctxmodels.models.albert.modeling_albert import (
     CtxAlbertForMaskedLM,

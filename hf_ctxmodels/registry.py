@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightTransform
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.models.albert import modeling_albert as albert
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
 from hf_ctxmodels.models.albert.conversion_albert import ALBERT_CONVERSION
@@ -512,10 +512,10 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> Family:
     if isinstance(key, PreTrainedConfig):
         raise CtxError(
             f"{type(key).__name__} (model_type {key.model_type!r}) is no configuration of this package.",
-            where=key.name_or_path or None,
-            mend=f"open the model with a class of one of its families: {', '.join(FAMILIES)}.",
+            location=key.name_or_path or None,
+            hint=f"open the model with a class of one of its families: {', '.join(FAMILIES)}.",
         )
-    raise CtxError(f"There is no family {key!r} in this zoo.", mend=f"use one of: {', '.join(FAMILIES)}.")
+    raise CtxError(f"There is no family {key!r} in this zoo.", hint=f"use one of: {', '.join(FAMILIES)}.")
 
 
 def register() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks import encoders, pretraining, recurrent, report, sharing, words
-from hf_ctxmodels.errors import run_script
+from benchmarks import encoders, pretraining, recurrent, report, sharing, words
+from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

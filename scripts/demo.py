@@ -23,11 +23,11 @@ from transformers import (
 )
 
 import hf_ctxmodels  # noqa: F401 - registers the families
-from hf_ctxmodels.benchmarks.stages import run_stage
+from benchmarks.stages import run_stage
+from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.data.tasks.demo import demo_rows
-from hf_ctxmodels.errors import CtxError, run_script
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.recipe import parse_arguments
-from hf_ctxmodels.training.summary import TrainingSummary
 
 SCRIPTS = Path(__file__).parent
 FAMILY = "bert"
@@ -113,7 +113,7 @@ def reload(output: Path) -> str:
     with torch.no_grad():
         predicted = [model.config.id2label[index] for index in model(**batch).logits.argmax(-1).tolist()]
     if predicted != saved:
-        raise CtxError("The reloaded classifier does not predict what it predicted before.", where=str(directory))
+        raise CtxError("The reloaded classifier does not predict what it predicted before.", location=str(directory))
     filled = pipeline("fill-mask", str(output / "bert"))(SENTENCE, top_k=3)
     return ", ".join(guess["token_str"] for guess in filled)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from transformers import AutoModelForSequenceClassification
 
 import hf_ctxmodels  # noqa: F401 - registers the families
+from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.tasks import SequenceClassification, TaskArguments
-from hf_ctxmodels.downstream import score_ensemble
-from hf_ctxmodels.errors import run_script
-from hf_ctxmodels.flags import flag
-from hf_ctxmodels.tokenization_base import check_fit
+from hf_ctxmodels.inference import score_ensemble
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -34,7 +34,7 @@ def main() -> None:
     classifiers = []
     for source in arguments.models:
         config, tokenizer = load_config(source), load_tokenizer(source)
-        check_fit(tokenizer, config, task_arguments.max_length, where=source)
+        check_fit(tokenizer, config, task_arguments.max_length, location=source)
         classifiers.append((load_model(source, AutoModelForSequenceClassification.__name__, config), tokenizer))
     scores = score_ensemble(classifiers, examples, task, arguments.batch_size)
     width = max(map(len, [*arguments.models, "together"]))

@@ -23,12 +23,12 @@ from hf_ctxmodels.analysis import (
     retrieval,
     similarity,
 )
+from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.errors import CtxError, run_script
-from hf_ctxmodels.flags import flag
 from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.sentences import encode_sentences
-from hf_ctxmodels.tokenization_base import check_fit
+from hf_ctxmodels.models._shared.sentence_encoder import encode_sentences
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -64,7 +64,7 @@ def parts_of(text: str, name: str, files: int) -> tuple[list[str], list[str]]:
     sources, equals, columns = text.partition("=")
     found = sources.split(",")
     if len(found) != files or (name != "retrieval") != bool(equals):
-        raise CtxError(f"{text!r} is not of that form.", where=f"--{name}", mend="--help shows it.")
+        raise CtxError(f"{text!r} is not of that form.", location=f"--{name}", hint="--help shows it.")
     return found, columns.split(",")
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     """Evaluate and print."""
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
-    check_fit(tokenizer, config, where=arguments.model)
+    check_fit(tokenizer, config, location=arguments.model)
     model = load_model(arguments.model, AutoModel.__name__, config)
     options = {"pooling": arguments.pooling, "batch_size": arguments.batch_size}
     encode = partial(encode_sentences, model, tokenizer, **options)

@@ -18,11 +18,11 @@ from hf_ctxmodels.analysis import (
     read_analogies,
     read_similarities,
 )
-from hf_ctxmodels.errors import CtxError, run_script
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.io.word_vectors import WordVectors
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
-from hf_ctxmodels.word_vectors import WordVectors
 
 
 @dataclass
@@ -41,7 +41,7 @@ def main() -> None:
     """Evaluate and print."""
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     if len(arguments.analogy) not in (0, 3):
-        raise CtxError("An analogy takes three words.", where="--analogy", mend="give three.")
+        raise CtxError("An analogy takes three words.", location="--analogy", hint="give three.")
     model = load_model(arguments.model, AutoModel.__name__, load_config(arguments.model))
     space = WordSpace(WordVectors.of_model(model, load_tokenizer(arguments.model)), arguments.most_frequent)
     for path in arguments.similarity:

@@ -15,16 +15,15 @@ from typing import Any, Literal
 import transformers
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_ctxmodels.data import Turns, UnlabelledCollator, without_labels
+from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
 from hf_ctxmodels.data.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.data.tasks.base import Collator
-from hf_ctxmodels.errors import CtxError, run_script
-from hf_ctxmodels.flags import flag
 from hf_ctxmodels.registry import FAMILIES, get_family
-from hf_ctxmodels.tokenization_base import check_fit
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.counted_loss import count_loss_targets
 from hf_ctxmodels.training.loading import (
     load_config,
     load_model,
@@ -33,8 +32,9 @@ from hf_ctxmodels.training.loading import (
     parse_config_options,
 )
 from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.loss_normalization import count_loss_targets
+from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.recipe import parse_arguments
-from hf_ctxmodels.training.task_evaluation import TaskEvaluation
 
 
 @dataclass
@@ -91,12 +91,12 @@ def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTraine
         CtxError: both --model and --family are given, or neither; or they cannot be opened.
     """
     if (arguments.model is None) == (arguments.family is None):
-        raise CtxError("A model is to be fine-tuned, but which one?", mend="give either --model or --family.")
+        raise CtxError("A model is to be fine-tuned, but which one?", hint="give either --model or --family.")
     if arguments.model is not None:
         config = load_config(arguments.model, changes=parse_config_options(arguments.config_options))
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
     if arguments.tokenizer is None:
-        raise CtxError("A new model needs a tokenizer.", mend="train one, and name it by --tokenizer.")
+        raise CtxError("A new model needs a tokenizer.", hint="train one, and name it by --tokenizer.")
     tokenizer = load_tokenizer(arguments.tokenizer, split_words=task.split_words)
     family = get_family(arguments.family or "")
     return new_config(family, tokenizer, arguments.config, arguments.config_options), tokenizer
@@ -115,11 +115,11 @@ def training_set(
     if "views" not in getattr(model, "loss_targets", ()):
         raise CtxError(
             f"{type(model).__name__} learns from labels alone.",
-            where=f"--unlabelled_file {file}",
-            mend="leave it out, or take a family that learns without them, such as cvt.",
+            location=f"--unlabelled_file {file}",
+            hint="leave it out, or take a family that learns without them, such as cvt.",
         )
     unlabelled = task.encode(task.read_unlabelled(file), tokenizer).features
-    return Turns([encoded.features, without_labels(unlabelled)]), UnlabelledCollator(collate)
+    return RoundRobinMixture([encoded.features, without_labels(unlabelled)]), UnlabelledCollator(collate)
 
 
 def write_predictions(file: str, task: Task[Any], examples: list[Any], predictions: list[Any]) -> None:
@@ -140,8 +140,8 @@ def sample(examples: list[Any], size: int | None) -> list[Any]:
     if not 0 < size <= len(examples):
         raise CtxError(
             f"There are {len(examples)} training examples.",
-            where=f"--train_examples {size}",
-            mend="give a number from 1 to that.",
+            location=f"--train_examples {size}",
+            hint="give a number from 1 to that.",
         )
     return random.Random(0).sample(examples, size)
 
@@ -162,7 +162,7 @@ def main() -> None:
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
     config, tokenizer = open_parts(arguments, task)
-    check_fit(tokenizer, config, task_arguments.max_length, where=arguments.model or arguments.config)
+    check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
     task.configure(config, training, validation)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))

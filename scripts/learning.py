@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import hf_ctxmodels  # noqa: F401 - registers the families
-from hf_ctxmodels.benchmarks.learning import (
+from benchmarks.learning import (
     Claim,
     Transfer,
     finetuning_recipe,
@@ -26,12 +26,12 @@ from hf_ctxmodels.benchmarks.learning import (
     save_random_model,
     transfer_claims,
 )
-from hf_ctxmodels.benchmarks.stages import run_stage
-from hf_ctxmodels.errors import CtxError, run_script
-from hf_ctxmodels.flags import flag
+from benchmarks.stages import run_stage
+from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.recipe import parse_arguments
-from hf_ctxmodels.training.summary import TrainingSummary
 
 SCRIPTS = Path(__file__).parent
 RECIPES = Path(os.path.relpath(SCRIPTS)) / "recipes"  # relative, as it stands in the commands that are shown
@@ -116,7 +116,7 @@ def main() -> None:
     (arguments,) = parse_arguments(LearningArguments, description=__doc__)
     if arguments.seeds < 1 or not arguments.learning_rates:
         given = f"--seeds {arguments.seeds} --learning_rates {' '.join(map(str, arguments.learning_rates))}"
-        raise CtxError("Nothing is to be fine-tuned.", where=given, mend="give 1 or more of either.")
+        raise CtxError("Nothing is to be fine-tuned.", location=given, hint="give 1 or more of either.")
     output = Path(arguments.output_dir)
     made = [path for name in ("random", "stage") for path in output.glob(f"{name}-[0-9]*")]
     for path in [*made, *(output / name for name in ("tokenizer", "pretrained", "finetuned"))]:

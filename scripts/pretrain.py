@@ -7,7 +7,7 @@ Runs as well under `accelerate launch`. After an interruption the same command w
 last checkpoint was saved.
 """
 
-from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import hf_ctxmodels  # noqa: F401 - registers the families
-from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.hub import publish
 from hf_ctxmodels.training.recipe import parse_arguments
 

@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, text_of
-from hf_ctxmodels.errors import CtxError, run_script
 from hf_ctxmodels.objectives.base import TranslatedText
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -56,7 +56,7 @@ class CountedTexts:
 def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
     """`["min_frequency=5"]` -> `{"min_frequency": 5}`, checked against what the class's `train` takes."""
     if not hasattr(tokenizer_class, "train"):
-        raise CtxError(f"{tokenizer_class.__name__} cannot be trained.", mend="load it with AutoTokenizer instead.")
+        raise CtxError(f"{tokenizer_class.__name__} cannot be trained.", hint="load it with AutoTokenizer instead.")
     defaults: dict[str, Any] = {}
     for kind in tokenizer_class.__mro__:  # a class may hand on what it does not name itself
         if "train" in vars(kind):
@@ -70,15 +70,15 @@ def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
         if not equals or name not in defaults:
             raise CtxError(
                 f"No such option of {tokenizer_class.__name__}.",
-                where=f"--options {pair}",
-                mend=f"use some of: {', '.join(f'{known}={default}' for known, default in defaults.items())}.",
+                location=f"--options {pair}",
+                hint=f"use some of: {', '.join(f'{known}={default}' for known, default in defaults.items())}.",
             )
         options[name] = yaml.safe_load(value)
         if defaults[name] is not None and type(options[name]) is not type(defaults[name]):
             raise CtxError(
                 f"The option {name} takes a value like {defaults[name]!r}, not {options[name]!r}.",
-                where=f"--options {pair}",
-                mend="give a value of that kind.",
+                location=f"--options {pair}",
+                hint="give a value of that kind.",
             )
     return options
 

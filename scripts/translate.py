@@ -10,11 +10,11 @@ from pathlib import Path
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_ctxmodels  # noqa: F401 - registers the families
+from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.downstream import score_translations, translate
-from hf_ctxmodels.errors import run_script
-from hf_ctxmodels.flags import flag
-from hf_ctxmodels.tokenization_base import check_fit
+from hf_ctxmodels.inference import score_translations, translate
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -39,7 +39,7 @@ def main() -> None:
     """Translate, write, print the score."""
     (arguments,) = parse_arguments(TranslationArguments, description=__doc__)
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
-    check_fit(tokenizer, config, where=arguments.model)
+    check_fit(tokenizer, config, location=arguments.model)
     texts = [line.strip() for line in read_lines(Path(arguments.input))]
     model = load_model(arguments.model, AutoModelForSeq2SeqLM.__name__, config)
     beams = {} if arguments.num_beams == 1 else {"length_penalty": arguments.length_penalty}

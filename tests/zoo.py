@@ -15,10 +15,10 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_ctxmodels.layers.gru import GRU
-from hf_ctxmodels.layers.recurrent import LSTM
+from hf_ctxmodels.layers.recurrent.gru import GRU
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.models._shared.static import StaticPreTrainedModel
 from hf_ctxmodels.registry import FAMILIES, Family
-from hf_ctxmodels.static import StaticPreTrainedModel
 
 PAD, CLS, SEP, MASK, UNKNOWN, FIRST_WORD = 0, 1, 2, 3, 4, 5
 CHOICES = 3

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.tasks.base import read_rows, text_of
 from hf_ctxmodels.data.tasks.metrics import pearsonr, spearmanr
-from hf_ctxmodels.errors import CtxError
 
 Encode = Callable[[Sequence[str]], Tensor]
 """Sentences -> (sentences, width)."""
@@ -86,13 +86,13 @@ def relatedness(
     """
     sides = [_judged_pairs(file, columns) for file in (train_file, test_file)]
     features, tested = _standardised(*(pair_features(*_encode_columns(encode, texts)) for texts, _ in sides))
-    wanted = torch.tensor(sides[0][1], dtype=features.dtype)
-    held_out = _held_out(len(wanted), seed)
+    targets = torch.tensor(sides[0][1], dtype=features.dtype)
+    held_out = _held_out(len(targets), seed)
     errors = {}
     for penalty in RIDGE_PENALTIES:
-        weight, bias = fit_ridge(features[~held_out], wanted[~held_out], penalty)
-        errors[penalty] = float((features[held_out] @ weight + bias - wanted[held_out]).square().mean())
-    weight, bias = fit_ridge(features, wanted, min(errors, key=lambda penalty: errors[penalty]))
+        weight, bias = fit_ridge(features[~held_out], targets[~held_out], penalty)
+        errors[penalty] = float((features[held_out] @ weight + bias - targets[held_out]).square().mean())
+    weight, bias = fit_ridge(features, targets, min(errors, key=lambda penalty: errors[penalty]))
     return _correlation(tested @ weight + bias, sides[1][1])
 
 
@@ -100,7 +100,7 @@ def _judged_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ..
     """The pairs of a table, and their numbers."""
     if len(columns) != 3:
         raise CtxError(
-            f"{len(columns)} columns: {', '.join(columns)}.", where=file, mend="give two texts' and a number's."
+            f"{len(columns)} columns: {', '.join(columns)}.", location=file, hint="give two texts' and a number's."
         )
     rows = read_rows(file, columns)
     scores = []
@@ -108,7 +108,7 @@ def _judged_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ..
         try:
             scores.append(float(row.values[columns[2]]))
         except (TypeError, ValueError) as error:
-            raise CtxError(f"{row.values[columns[2]]!r} is not a number.", where=row.where) from error
+            raise CtxError(f"{row.values[columns[2]]!r} is not a number.", location=row.where) from error
     return [text_of(row, columns[:2]) for row in rows], scores
 
 
@@ -131,7 +131,7 @@ def classification(encode: Encode, train_file: str, test_file: str, columns: Seq
     """
     if len(columns) not in (2, 3):
         raise CtxError(
-            f"{len(columns)} columns: {', '.join(columns)}.", mend="give a text's or two texts', and a label's."
+            f"{len(columns)} columns: {', '.join(columns)}.", hint="give a text's or two texts', and a label's."
         )
     parts = []
     for file in (train_file, test_file):
@@ -167,7 +167,7 @@ def probe(
     unknown = sorted(set(test_labels) - set(names))
     if len(names) < 2 or unknown:
         raise CtxError(f"Training has the labels {names}" + (f", but the test {unknown[0]!r} too." if unknown else "."))
-    targets, wanted = (torch.tensor([names.index(each) for each in side]) for side in (labels, test_labels))
+    targets, test_targets = (torch.tensor([names.index(each) for each in side]) for side in (labels, test_labels))
     features, test_features = _standardised(features, test_features)
     held_out = _held_out(len(features), seed)
     scores = {}
@@ -178,8 +178,8 @@ def probe(
     weights = fit_classifier(features, targets, len(names), best)
     majority = names.index(Counter(labels).most_common(1)[0][0])
     return Probe(
-        _accuracy(test_features, wanted, *weights),
-        float((wanted == majority).double().mean()),
+        _accuracy(test_features, test_targets, *weights),
+        float((test_targets == majority).double().mean()),
         (len(labels), len(test_labels)),
         best,
     )
@@ -200,13 +200,13 @@ def _held_out(examples: int, seed: int) -> Tensor:
     return held_out
 
 
-def fit_ridge(features: Tensor, wanted: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+def fit_ridge(features: Tensor, targets: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
     """Weight (width,) and bias () with the least mean squared error + penalty * |weight|^2."""
-    mean, bias = features.mean(0), wanted.mean()
+    mean, bias = features.mean(0), targets.mean()
     centred = features - mean
     gram = centred.T @ centred / len(centred)
     gram.diagonal().add_(penalty)
-    weight = torch.linalg.solve(gram, centred.T @ (wanted - bias) / len(centred))
+    weight = torch.linalg.solve(gram, centred.T @ (targets - bias) / len(centred))
     return weight, bias - mean @ weight
 
 
@@ -244,7 +244,7 @@ def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", n
         CtxError: There are not as many targets, or none.
     """
     if len(source) != len(target) or not len(source):
-        raise CtxError(f"{len(source)} sentences and {len(target)} translations.", mend="give one for each.")
+        raise CtxError(f"{len(source)} sentences and {len(target)} translations.", hint="give one for each.")
     source, target = (F.normalize(each.float(), dim=1) for each in (source, target))
     size = max(1, _SCORES_AT_ONCE // len(target))
     nearby = min(neighbours, len(target))

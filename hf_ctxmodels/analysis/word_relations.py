@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.word_vectors import WordVectors
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.io.word_vectors import WordVectors
 
 _SCORES_AT_ONCE = 2**25
 
@@ -43,7 +43,7 @@ class WordSpace:
         """
         known = self.vectors.places.get(self._as_known(word))
         if known is None:
-            raise CtxError(f"The word {word!r} has no vector.", mend="ask `word in space` first.")
+            raise CtxError(f"The word {word!r} has no vector.", hint="ask `word in space` first.")
         return known
 
     def similarity(self, first: str, second: str) -> float:

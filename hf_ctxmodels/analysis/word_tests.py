@@ -8,9 +8,9 @@ from typing import TypeVar
 import torch
 
 from hf_ctxmodels.analysis.word_relations import WordSpace
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.data.tasks.metrics import spearmanr
-from hf_ctxmodels.errors import CtxError
 
 Pair = tuple[str, str, float]
 Question = tuple[str, str, str, str]
@@ -66,8 +66,8 @@ def read_similarities(path: str | Path) -> list[Pair]:
         if len(parts) < 3 or not _is_number(parts[2]):
             raise CtxError(
                 f"Not two words and a number, separated by tabs: {line.strip()!r}.",
-                where=f"{path}, line {number}",
-                mend="correct the line; a header has to go.",
+                location=f"{path}, line {number}",
+                hint="correct the line; a header has to go.",
             )
         pairs.append((parts[0], parts[1], float(parts[2])))
     return _not_empty(pairs, path)
@@ -90,8 +90,8 @@ def read_analogies(path: str | Path) -> dict[str, list[Question]]:
         elif parts:
             raise CtxError(
                 f"Neither four words nor `: section`: {line.strip()!r}.",
-                where=f"{path}, line {number}",
-                mend="correct the line.",
+                location=f"{path}, line {number}",
+                hint="correct the line.",
             )
     return _not_empty(sections, path)
 
@@ -102,8 +102,8 @@ def evaluate_similarity(space: WordSpace, pairs: Sequence[Pair]) -> SimilarityRe
     known = [(space.similarity(first, second), score) for first, second, score in covered]
     if len(known) < 2:
         return SimilarityResult(float("nan"), len(known), len(pairs))
-    found, wanted = zip(*known)
-    return SimilarityResult(spearmanr(predictions=found, references=wanted)["spearmanr"], len(known), len(pairs))
+    found, expected = zip(*known)
+    return SimilarityResult(spearmanr(predictions=found, references=expected)["spearmanr"], len(known), len(pairs))
 
 
 def evaluate_analogies(space: WordSpace, sections: Mapping[str, Sequence[Question]]) -> AnalogyResult:
@@ -131,5 +131,5 @@ def _is_number(text: str) -> bool:
 
 def _not_empty(found: _Tests, path: str | Path) -> _Tests:
     if not found:
-        raise CtxError("The file holds no test.", where=str(path), mend="check the path.")
+        raise CtxError("The file holds no test.", location=str(path), hint="check the path.")
     return found

@@ -4,26 +4,32 @@ from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, load_documents
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream, build_training_set
+from hf_ctxmodels.data.mixtures import (
+    MixtureBatchSampler,
+    RoundRobinMixture,
+    SampledMixture,
+    UnlabelledCollator,
+    without_labels,
+)
 from hf_ctxmodels.data.sampling import (
-    LaneBatchSampler,
-    LaneStream,
+    ContiguousBatchSampler,
+    ContiguousStream,
     ShuffledStream,
     training_loader,
 )
-from hf_ctxmodels.data.turns import DrawnTurns, TurnBatchSampler, Turns, UnlabelledCollator, without_labels
 
 __all__ = [
+    "ContiguousBatchSampler",
+    "ContiguousStream",
     "DataArguments",
     "Documents",
-    "DrawnTurns",
     "EpochBatchSampler",
     "ExampleSet",
     "ExampleStream",
-    "LaneBatchSampler",
-    "LaneStream",
+    "MixtureBatchSampler",
+    "RoundRobinMixture",
+    "SampledMixture",
     "ShuffledStream",
-    "TurnBatchSampler",
-    "Turns",
     "UnlabelledCollator",
     "build_training_set",
     "load_documents",

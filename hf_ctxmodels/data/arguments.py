@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.documents import Documents, load_documents
-from hf_ctxmodels.flags import flag
 
 
 @dataclass
@@ -23,7 +23,7 @@ class DataArguments:
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub data set.")
     dataset_split: str = flag("train", "Split of a Hub data set or directory.")
-    dataset_marks: list[str] = flag(
+    language_tags: list[str] = flag(
         (),
         "A word for each of --dataset, put in front of each of its sentences, or of its translations: `<de>`, say, "
         "where languages have one; `-` for none.",
@@ -45,7 +45,7 @@ class DataArguments:
             config_name=self.dataset_config,
             streaming=self.streaming,
             skip_empty=self.skip_empty_documents,
-            marks=self.dataset_marks,
+            marks=self.language_tags,
             translations=self.translations,
         )
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 
 NEWS = "lee_background.cor"
 WIKIPEDIA = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -27,7 +27,7 @@ def demo_documents() -> Iterator[list[str]]:
     except ImportError as error:
         raise CtxError(
             "The demo text is part of the package gensim, which is not installed.",
-            mend="pip install hf_ctxmodels[demo]",
+            hint="pip install hf_ctxmodels[demo]",
         ) from error
 
     for line in Path(datapath(NEWS)).read_text(encoding="utf-8").splitlines():

@@ -7,6 +7,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Self
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo import demo_documents
 from hf_ctxmodels.data.files import (
     FILE_KINDS,
@@ -18,9 +19,8 @@ from hf_ctxmodels.data.files import (
 )
 from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.data.tasks.readers import read_table
-from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.objectives.base import LabelledPair, TranslatedText
-from hf_ctxmodels.objectives.seeding import Stream, generator
+from hf_ctxmodels.objectives.common.seeding import Stream, generator
 
 NONE = "-"
 """What stands for a data set without translations, or without a mark, among others that have them."""
@@ -88,14 +88,14 @@ class Documents:
             elif not self.skip_empty:
                 raise CtxError(
                     f"Document {number} (counted from 0) has no text.",
-                    where=self.name,
-                    mend="remove it from the data, or pass over such ones: --skip_empty_documents (skip_empty).",
+                    location=self.name,
+                    hint="remove it from the data, or pass over such ones: --skip_empty_documents (skip_empty).",
                 )
         if empty:
             raise NoDocumentError(
                 "The data set is empty: it holds no document with text.",
-                where=self.name if self.part == "all" else f"{self.name}, {self.part} part",
-                mend="check the source, and the share of it that is held out.",
+                location=self.name if self.part == "all" else f"{self.name}, {self.part} part",
+                hint="check the source, and the share of it that is held out.",
             )
 
     def texts(self) -> "DocumentTexts":
@@ -109,7 +109,7 @@ class Documents:
         """
         if not 0 < validation_fraction <= 0.5:
             raise CtxError(
-                f"validation_fraction={validation_fraction} is out of range.", mend="use more than 0 and at most 0.5."
+                f"validation_fraction={validation_fraction} is out of range.", hint="use more than 0 and at most 0.5."
             )
         held_out = HeldOut(round(1 / validation_fraction), seed)
         return replace(self, held_out=held_out, part="training"), replace(self, held_out=held_out, part="held-out")
@@ -166,10 +166,10 @@ def load_documents(
     if translations and (len(translations) != len(datasets) or len(marks) not in (0, len(datasets))):
         raise CtxError(
             f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(marks)} marks.",
-            mend="give one file of translations for each data set, and one mark for each or none.",
+            hint="give one file of translations for each data set, and one mark for each or none.",
         )
     if len(marks) not in (0, len(datasets)):
-        raise CtxError(f"{len(marks)} marks for {len(datasets)} data sets.", mend="give one mark for each, or none.")
+        raise CtxError(f"{len(marks)} marks for {len(datasets)} data sets.", hint="give one mark for each, or none.")
     sources = []
     nothing = [NONE] * len(datasets)
     for dataset, translation, mark in zip(datasets, translations or nothing, marks or nothing, strict=True):
@@ -212,8 +212,8 @@ def _open_pairs(file: str, columns: Sequence[str]) -> tuple[str, Callable[[], It
     if len(columns) != 3:
         raise CtxError(
             f"{len(columns)} columns: {', '.join(columns)}.",
-            where=file,
-            mend="give those of two texts and of their label: FILE=FIRST,SECOND,LABEL.",
+            location=file,
+            hint="give those of two texts and of their label: FILE=FIRST,SECOND,LABEL.",
         )
     path = Path(file).expanduser()
     check_file(path)
@@ -232,8 +232,8 @@ def _check_document_file(path: Path) -> None:
     if path.is_dir() or file_kind(path) not in FILE_KINDS:
         raise CtxError(
             f"Cannot read text from a file of kind {file_kind(path)!r}.",
-            where=str(path),
-            mend=f"give one of {', '.join(FILE_KINDS)} (also with .gz), a directory, a Hub id, or `demo`.",
+            location=str(path),
+            hint=f"give one of {', '.join(FILE_KINDS)} (also with .gz), a directory, a Hub id, or `demo`.",
         )
     check_file(path)
 
@@ -272,8 +272,8 @@ def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: 
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CtxError(
             f"The data set cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
-            where=f"{dataset} (configuration {config_name}, split {split})",
-            mend="give the path of a text file, `demo`, or a Hub id that exists and can be reached.",
+            location=f"{dataset} (configuration {config_name}, split {split})",
+            hint="give the path of a text file, `demo`, or a Hub id that exists and can be reached.",
         ) from error
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Sampler
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.objectives.seeding import Stream, generator
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.objectives.common.seeding import Stream, generator
 
 
 class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
@@ -28,7 +28,7 @@ class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
         if num_examples < 1 or batch_size < 1 or start_batch < 0:
             raise CtxError(
                 f"Cannot draw batches of {batch_size} from {num_examples} examples, starting at batch {start_batch}.",
-                mend="give at least one example, a batch size of at least 1, and a start of at least 0.",
+                hint="give at least one example, a batch size of at least 1, and a start of at least 0.",
             )
         self.num_examples, self.batch_size, self.seed, self.start_batch = num_examples, batch_size, seed, start_batch
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives.base import Example, Objective
 
 ROWS_PER_BLOCK = 8192  # examples gathered as small arrays before they are joined
@@ -67,7 +67,7 @@ class ExampleSet(torch.utils.data.Dataset):
         if not blocks:
             raise CtxError(
                 "The documents gave no example: none of them holds a token.",
-                mend="check the data set and the tokenizer.",
+                hint="check the data set and the tokenizer.",
             )
         columns = {name: _join([stored.pop(name) for stored in blocks]) for name in list(blocks[0])}
         return cls(columns, length, statistics or {})

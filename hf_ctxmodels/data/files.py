@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 
 FILE_KINDS = (".txt", ".jsonl", ".parquet")
 
@@ -26,7 +26,7 @@ def file_kind(path: Path) -> str:
 def check_file(path: Path) -> None:
     """Raise CtxError unless there is such a file."""
     if not path.is_file():
-        raise CtxError("No such file.", where=str(path), mend="give the path of a data file, or `demo`.")
+        raise CtxError("No such file.", location=str(path), hint="give the path of a data file, or `demo`.")
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -51,12 +51,12 @@ def read_lines(path: Path) -> Iterator[str]:
         place = offset + error.start + len(line) - len(error.object)  # error.object lacks the byte order mark
         raise CtxError(
             f"Not UTF-8: byte {place} is 0x{error.object[error.start]:02x}.",
-            where=f"{path}, byte {place}{' of what it unpacks to' if packed else ''}",
-            mend="convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW.",
+            location=f"{path}, byte {place}{' of what it unpacks to' if packed else ''}",
+            hint="convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW.",
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CtxError(
-            f"Not a whole gzip file: {error}.", where=str(path), mend="fetch it or pack it again."
+            f"Not a whole gzip file: {error}.", location=str(path), hint="fetch it or pack it again."
         ) from error
 
 
@@ -68,7 +68,7 @@ def read_text(file: str | Path) -> str:
     """
     text = "".join(read_lines(Path(file)))
     if not text.strip():
-        raise CtxError("The file is empty.", where=str(file), mend="give a file with at least one example.")
+        raise CtxError("The file is empty.", location=str(file), hint="give a file with at least one example.")
     return text
 
 
@@ -85,12 +85,12 @@ def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise CtxError(f"Not JSON: {error}.", where=where, mend="write one JSON object a line.") from error
+            raise CtxError(f"Not JSON: {error}.", location=where, hint="write one JSON object a line.") from error
         if not isinstance(row, dict):
             raise CtxError(
                 f"Expected a JSON object, got {type(row).__name__}.",
-                where=where,
-                mend='write {"column": value, ...}.',
+                location=where,
+                hint='write {"column": value, ...}.',
             )
         yield row, where
 
@@ -125,8 +125,8 @@ def read_translated(path: Path, translation: Path) -> Iterator[list[str]]:
             short, long = (path, translation) if line is None else (translation, path)
             raise CtxError(
                 f"The file has {number - 1} lines, but {long} has more.",
-                where=str(short),
-                mend="give files of which each line of one is the translation of the other's.",
+                location=str(short),
+                hint="give files of which each line of one is the translation of the other's.",
             )
         if line.strip() and other.strip():
             yield [line.strip(), other.strip()]
@@ -154,15 +154,15 @@ def column_paragraphs(row: dict[str, Any], text_column: str, where: str) -> list
     if text_column not in row:
         raise CtxError(
             f"No column {text_column!r}; the columns are {', '.join(map(repr, row))}.",
-            where=where,
-            mend="name the column that holds the text with text_column.",
+            location=where,
+            hint="name the column that holds the text with text_column.",
         )
     text = row[text_column]
     if text is not None and not isinstance(text, str):
         raise CtxError(
             f"Column {text_column!r} holds a {type(text).__name__}, not text.",
-            where=where,
-            mend="name a column of strings with text_column.",
+            location=where,
+            hint="name a column of strings with text_column.",
         )
     return paragraphs_of(text)
 
@@ -186,5 +186,5 @@ def _parquet_documents(path: Path, text_column: str) -> Iterator[list[str]]:
                 number += 1
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise CtxError(
-            f"Not a whole Parquet file: {error}.", where=str(path), mend="fetch it or write it again."
+            f"Not a whole Parquet file: {error}.", location=str(path), hint="fetch it or write it again."
         ) from error

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
-from hf_ctxmodels.data.turns import TurnBatchSampler, Turns
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.objectives.seeding import Stream, generator
+from hf_ctxmodels.data.mixtures import MixtureBatchSampler, RoundRobinMixture
+from hf_ctxmodels.objectives.common.seeding import Stream, generator
 
 
-class LaneBatchSampler(Sampler[list[tuple[int, int]]]):
+class ContiguousBatchSampler(Sampler[list[tuple[int, int]]]):
     """Endless batches of `(epoch, index)` in contiguous lanes: row r of a batch is followed by row r of the next.
 
     Every epoch the examples, in their order, are cut into as many equal lanes as a step has rows, from an example drawn
@@ -36,7 +36,7 @@ class LaneBatchSampler(Sampler[list[tuple[int, int]]]):
         if num_examples < lanes:
             raise CtxError(
                 f"{num_examples} examples cannot fill {lanes} lanes, which is the number of rows of a step.",
-                mend="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
+                hint="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
             )
         self.num_examples, self.batch_size, self.lanes = num_examples, batch_size, lanes
         self.seed, self.start_batch = seed, start_batch
@@ -108,12 +108,12 @@ class ShuffledStream(EndlessStream):
             yield buffer[place]
             buffer[place] = example
         if empty:
-            raise CtxError("The documents gave no example: none of them holds a token.", mend="check the data set.")
+            raise CtxError("The documents gave no example: none of them holds a token.", hint="check the data set.")
         yield from (buffer[place] for place in rng.permutation(len(buffer)))
 
 
-class LaneStream(EndlessStream):
-    """Endless examples in contiguous lanes, as `LaneBatchSampler` gives them, of text that exceeds memory.
+class ContiguousStream(EndlessStream):
+    """Endless examples in contiguous lanes, as `ContiguousBatchSampler` gives them, of text that exceeds memory.
 
     The stream is read in blocks of `stretch` examples a lane, so a lane continues for `stretch` steps and then begins
     anew elsewhere. Fewer examples than there are lanes are left out at the end of a pass.
@@ -141,12 +141,12 @@ class LaneStream(EndlessStream):
         if read < self.lanes:
             raise CtxError(
                 f"{read} examples cannot fill {self.lanes} lanes, which is the number of rows of a step.",
-                mend="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
+                hint="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
             )
 
 
 def training_loader(
-    examples: ExampleSet | ExampleStream | Turns,
+    examples: ExampleSet | ExampleStream | RoundRobinMixture,
     collate: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]],
     *,
     batch_size: int,
@@ -166,21 +166,21 @@ def training_loader(
         seed: of the order.
         start_batch: the first batch to give.
         workers: background processes; 0 makes batches in this one.
-        lanes: rows of a step, for batches in contiguous lanes (see `LaneBatchSampler`); None for a shuffle.
+        lanes: rows of a step, for batches in contiguous lanes (see `ContiguousBatchSampler`); None for a shuffle.
         batches_per_step: micro-batches of an optimizer step, which share a turn where turns are drawn.
     """
     if isinstance(examples, ExampleStream):
         stream: EndlessStream = (
             ShuffledStream(examples, batch_size, seed, start_batch)
             if lanes is None
-            else LaneStream(examples, batch_size, lanes, start_batch)
+            else ContiguousStream(examples, batch_size, lanes, start_batch)
         )
         return DataLoader(stream, batch_size=batch_size, collate_fn=collate, num_workers=workers)
     sampler: Sampler[list[tuple[int, int]]]
-    if isinstance(examples, Turns):
-        sampler = TurnBatchSampler(examples, batch_size, seed, start_batch, batches_per_step)
+    if isinstance(examples, RoundRobinMixture):
+        sampler = MixtureBatchSampler(examples, batch_size, seed, start_batch, batches_per_step)
     elif lanes is None:
         sampler = EpochBatchSampler(len(examples), batch_size, seed, start_batch)
     else:
-        sampler = LaneBatchSampler(len(examples), batch_size, lanes, seed, start_batch)
+        sampler = ContiguousBatchSampler(len(examples), batch_size, lanes, seed, start_batch)
     return DataLoader(examples, batch_sampler=sampler, collate_fn=collate, num_workers=workers)

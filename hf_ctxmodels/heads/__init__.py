@@ -4,13 +4,12 @@ from hf_ctxmodels.heads.base import (
     IGNORED,
     HeadModel,
     ItemCounts,
+    accuracy_counts,
     check_classes,
     cross_entropy_over_targets,
     mean_over_targets,
-    right_guesses,
     vocabulary_loss,
 )
-from hf_ctxmodels.heads.beam_span import ForBeamQuestionAnswering
 from hf_ctxmodels.heads.downstream import (
     ForMultipleChoice,
     ForQuestionAnswering,
@@ -18,14 +17,14 @@ from hf_ctxmodels.heads.downstream import (
     ForTokenClassification,
     sequence_loss,
 )
-from hf_ctxmodels.heads.pretraining import ForMaskedLM, ForMaskedLMWithPair
-from hf_ctxmodels.heads.text_pairs import EncodesTwoTexts, ForTextPairClassification, compared
-from hf_ctxmodels.heads.translation import ForTranslation, TranslationOutput
+from hf_ctxmodels.heads.masked_lm import ForMaskedLM, ForMaskedLMWithPair
+from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, ForConditionalGeneration
+from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEncoder, pair_features
 
 __all__ = [
     "IGNORED",
-    "EncodesTwoTexts",
-    "ForBeamQuestionAnswering",
+    "ConditionalGenerationOutput",
+    "ForConditionalGeneration",
     "ForMaskedLM",
     "ForMaskedLMWithPair",
     "ForMultipleChoice",
@@ -33,15 +32,14 @@ __all__ = [
     "ForSequenceClassification",
     "ForTextPairClassification",
     "ForTokenClassification",
-    "ForTranslation",
     "HeadModel",
     "ItemCounts",
-    "TranslationOutput",
+    "SiameseEncoder",
+    "accuracy_counts",
     "check_classes",
-    "compared",
     "cross_entropy_over_targets",
     "mean_over_targets",
-    "right_guesses",
+    "pair_features",
     "sequence_loss",
     "vocabulary_loss",
 ]

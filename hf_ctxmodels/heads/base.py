@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional as F
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel
 
 IGNORED = -100
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def vocabulary_loss(
     return mean_over_targets(summed_loss(states, targets), labels, name, counts)
 
 
-def right_guesses(logits: Tensor, targets: Tensor) -> Tensor:
+def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
     """(2,): how many targets have the largest logit, and how many targets there are: an accuracy, as outputs hold it.
 
     A pretraining head reports what it counts in its output field `metrics`, name -> (numerator, denominator), both

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
@@ -39,7 +39,7 @@ class SequenceHead(HeadModel):
             if attention_mask is not None and attention_mask.dim() != 2:
                 raise CtxError(
                     f"The mean over tokens takes an attention_mask (batch, length); got {tuple(attention_mask.shape)}.",
-                    mend="give one, or use classifier_pooling=None.",
+                    hint="give one, or use classifier_pooling=None.",
                 )
             tokens = token_mask(outputs.last_hidden_state, attention_mask, sequence_ids)
             outputs.pooler_output = pool_rows(outputs.last_hidden_state, tokens, self.pooling)
@@ -54,7 +54,7 @@ class SequenceHead(HeadModel):
         if self.pooling is not None:
             raise CtxError(
                 f"transformers' peer of {type(self).__name__} cannot read the mean of a sequence's tokens.",
-                mend="use save_pretrained, or fine-tune with classifier_pooling=None.",
+                hint="use save_pretrained, or fine-tune with classifier_pooling=None.",
             )
         return super().reference_config()
 

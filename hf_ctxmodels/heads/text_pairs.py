@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import is_traced
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.downstream import ForSequenceClassification
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.modeling_base import is_traced
-from hf_ctxmodels.recurrent import check_words
+from hf_ctxmodels.models._shared.recurrent import check_words
 
 if TYPE_CHECKING:
     _Mixin = HeadModel
@@ -20,12 +20,12 @@ else:
     _Mixin = object
 
 
-def compared(first: Tensor, second: Tensor) -> Tensor:
+def pair_features(first: Tensor, second: Tensor) -> Tensor:
     """(rows, width) vectors u and v -> (rows, 4 * width): u, v, |u - v| and u * v."""
     return torch.cat([first, second, (first - second).abs(), first * second], -1)
 
 
-class EncodesTwoTexts(_Mixin):
+class SiameseEncoder(_Mixin):
     """A head that has the encoder read both texts of a row, told apart by `token_type_ids`, each by itself."""
 
     def encode_texts(
@@ -72,7 +72,7 @@ def _texts(given: Tensor, mask: Tensor | None, types: Tensor) -> tuple[Tensor, T
     return first, second
 
 
-class ForTextPairClassification(EncodesTwoTexts, ForSequenceClassification):
+class ForTextPairClassification(SiameseEncoder, ForSequenceClassification):
     """How two texts are related: a classifier of (u, v, |u - v|, u * v).
 
     A text alone is compared with itself; with `config.text_pairs` off, a linear classifier reads its vector.
@@ -98,8 +98,8 @@ class ForTextPairClassification(EncodesTwoTexts, ForSequenceClassification):
         """
         if self.config.text_pairs:
             outputs, first, second = self.encode_texts(token_type_ids=token_type_ids, **kwargs)
-            outputs.pooler_output = compared(first, second)
+            outputs.pooler_output = pair_features(first, second)
             return outputs
         if token_type_ids is not None and not is_traced(token_type_ids) and bool(token_type_ids.any()):
-            raise CtxError("There is a second text.", mend="set text_pairs=true, and train the classifier anew.")
+            raise CtxError("There is a second text.", hint="set text_pairs=true, and train the classifier anew.")
         return super().encode(**kwargs)

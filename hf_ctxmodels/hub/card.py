@@ -10,8 +10,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from hf_ctxmodels.hub.stub import stub_name
 from hf_ctxmodels.registry import Family, get_family
-from hf_ctxmodels.training.curve import plot_curve
-from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.metrics.curve import plot_curve
+from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 
 CURVE_FILE = "training_curve.png"
 _TABLE_ROWS = 10

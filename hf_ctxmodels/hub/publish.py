@@ -8,13 +8,13 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import PreTrainedConfig
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
 from hf_ctxmodels.hub.stub import stub_files
 from hf_ctxmodels.registry import Family, get_family
-from hf_ctxmodels.tokenization_base import check_fit
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
-from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 _TRAINER_ARGUMENTS = "training_args.bin"  # transformers' Trainer leaves it beside the weights; it is never pushed
@@ -62,14 +62,14 @@ def publish(
             revision=revision,
         )
     except HFValidationError as error:
-        raise CtxError(str(error), where=f"--repo_id {repo_id}", mend='give "organisation/name".') from error
+        raise CtxError(str(error), location=f"--repo_id {repo_id}", hint='give "organisation/name".') from error
     except HfHubHTTPError as error:
         raise _refusal(error, repo_id, api.endpoint) from error
     except (HTTPError, OSError, RuntimeError) as error:  # HTTPError: what the client of huggingface_hub raises
         raise CtxError(
             f"The Hub was not reached, or the upload broke off: {error}",
-            where=f"{repo_id} on {api.endpoint}",
-            mend="see to the connection and run the same command again; the repository is unchanged, and finished "
+            location=f"{repo_id} on {api.endpoint}",
+            hint="see to the connection and run the same command again; the repository is unchanged, and finished "
             "files are not sent twice.",
         ) from error
 
@@ -107,8 +107,8 @@ def _refuse_incomplete(directory: Path) -> None:
         if not any(directory.glob(pattern)):
             raise CtxError(
                 f"{pattern} is missing, so this is no saved {call}.",
-                where=str(directory),
-                mend=f"write it with {call}.save_pretrained({str(directory)!r}).",
+                location=str(directory),
+                hint=f"write it with {call}.save_pretrained({str(directory)!r}).",
             )
 
 
@@ -117,14 +117,14 @@ def _refuse_pickles(directory: Path) -> None:
     if pickles:
         raise CtxError(
             f"Pickles are never published, since opening one runs its code: {', '.join(sorted(pickles))}.",
-            where=str(directory),
-            mend="save the weights as safetensors (model.save_pretrained does) and remove these files.",
+            location=str(directory),
+            hint="save the weights as safetensors (model.save_pretrained does) and remove these files.",
         )
 
 
 def _open_all(directory: Path, family: Family, config: PreTrainedConfig) -> None:
     """Open tokenizer and model once, so that nothing damaged is pushed."""
-    check_fit(load_tokenizer(directory), config, where=str(directory))
+    check_fit(load_tokenizer(directory), config, location=str(directory))
     load_model(directory, auto_class_of(family, config)[1], config)
 
 
@@ -140,7 +140,7 @@ def _refusal(error: HfHubHTTPError, repo_id: str, endpoint: str) -> CtxError:
     if error.response is not None and error.response.status_code in (401, 403):
         return CtxError(
             f"The Hub refused the token: {error.server_message or 'no right to write there'}.",
-            where=where,
-            mend="give --token one with the right to write to this name, set HF_TOKEN, or run `hf auth login`.",
+            location=where,
+            hint="give --token one with the right to write to this name, set HF_TOKEN, or run `hf auth login`.",
         )
-    return CtxError(f"The Hub refused the push: {error}", where=where, mend="see the Hub's own words above.")
+    return CtxError(f"The Hub refused the push: {error}", location=where, hint="see the Hub's own words above.")

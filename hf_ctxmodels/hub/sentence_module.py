@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.sentences import encode_sentences, longest_input, sentence_vectors, tokenise
+from hf_ctxmodels.models._shared.sentence_encoder import encode_sentences, longest_input, sentence_vectors, tokenise
 
 try:
     from sentence_transformers.base.modules import InputModule
 except ImportError as missing:
     raise CtxError(
-        "sentence-transformers is not installed.", mend="pip install 'hf_ctxmodels[sentences]'."
+        "sentence-transformers is not installed.", hint="pip install 'hf_ctxmodels[sentences]'."
     ) from missing
 
 
@@ -102,7 +102,7 @@ class CtxSentenceEncoder(InputModule):
             CtxError: Asked for a pickle.
         """
         if not safe_serialization:
-            raise CtxError("Weights are saved as safetensors only.", mend="leave safe_serialization as it is.")
+            raise CtxError("Weights are saved as safetensors only.", hint="leave safe_serialization as it is.")
         self.model.save_pretrained(output_path)
         self.tokenizer.save_pretrained(output_path)
         self.save_config(output_path)

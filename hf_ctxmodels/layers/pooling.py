@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.layers.columns import first_columns, last_columns, states_at
+from hf_ctxmodels.layers.positions import first_columns, last_columns, states_at
 
 Pooling = Literal["last", "ends", "mean", "max", "mean+max", "last+max+mean", "first+max+mean"]
 

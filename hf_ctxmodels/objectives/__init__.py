@@ -3,9 +3,8 @@
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLanguageModeling
 from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForRunningText
-from hf_ctxmodels.objectives.cooccurrence import Cooccurrence, DataCollatorForCooccurrences
+from hf_ctxmodels.objectives.common.masking import MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
-from hf_ctxmodels.objectives.masking import MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.next_sentence import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
 from hf_ctxmodels.objectives.permutation_lm import (
     DataCollatorForPermutationLanguageModeling,
@@ -16,17 +15,18 @@ from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenD
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.sentence_tasks import DataCollatorForSentenceTasks, SentenceTasks
 from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding, SequenceAutoencoding
+from hf_ctxmodels.objectives.static.cooccurrence import Cooccurrence, DataCollatorForCooccurrences
+from hf_ctxmodels.objectives.static.window_prediction import (
+    ContinuousBagOfWords,
+    DataCollatorForWindowPrediction,
+    SkipGram,
+)
 from hf_ctxmodels.objectives.translation import (
     DataCollatorForTranslation,
     DataCollatorForTranslationWithLanguageModels,
     Translation,
     TranslationToLanguages,
     TranslationWithLanguageModels,
-)
-from hf_ctxmodels.objectives.window_prediction import (
-    ContinuousBagOfWords,
-    DataCollatorForWindowPrediction,
-    SkipGram,
 )
 
 __all__ = [

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 
 Example = dict[str, np.ndarray | int]
 """One tokenised example: token-wise columns as 1-D integer arrays of one length, and integers for the whole row."""
@@ -62,9 +62,9 @@ class Objective(ABC):
     reads_translations: ClassVar[bool] = False
     """Whether every document must be a `TranslatedText`."""
 
-    turn_column: ClassVar[str | None] = None
+    task_column: ClassVar[str | None] = None
     """The column of an example that says of which kind it is, a number: every step then trains on one kind alone, drawn
-    anew (`data.DrawnTurns`). None where all examples are of one kind."""
+    anew (`data.SampledMixture`). None where all examples are of one kind."""
 
     marks_languages: ClassVar[bool] = False
     """Whether every translation must begin with the mark of its language."""
@@ -88,15 +88,15 @@ class Objective(ABC):
             if name not in known:
                 raise CtxError(
                     f"{type(self).__name__} has no option {name!r}.",
-                    mend=f"use some of: {', '.join(known)}.",
+                    hint=f"use some of: {', '.join(known)}.",
                 )
         if seed < 0:
-            raise CtxError(f"seed={seed} is negative.", mend="use 0 or a positive integer.")
+            raise CtxError(f"seed={seed} is negative.", hint="use 0 or a positive integer.")
         if max_length > tokenizer.model_max_length:
             raise CtxError(
                 f"max_length={max_length} is over the tokenizer's limit of {tokenizer.model_max_length} tokens "
                 "(model_max_length in tokenizer_config.json).",
-                mend="lower max_length, or train the tokenizer for longer input.",
+                hint="lower max_length, or train the tokenizer for longer input.",
             )
         self.tokenizer = tokenizer
         self.max_length = max_length
@@ -117,12 +117,12 @@ class Objective(ABC):
         return {}
 
     @property
-    def lasting_fields(self) -> tuple[str, ...]:
+    def immutable_config_fields(self) -> tuple[str, ...]:
         """Names of those among them that cannot be changed in a model that has been trained."""
         return ()
 
     @property
-    def turn_periods(self) -> dict[int, int]:
+    def task_periods(self) -> dict[int, int]:
         """Kind of example -> one in how many steps it has, where it is not drawn like the others."""
         return {}
 

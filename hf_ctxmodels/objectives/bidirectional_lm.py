@@ -10,14 +10,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
-from hf_ctxmodels.layers.sampled_softmax import log_uniform_samples
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.layers.lm_loss.sampled import log_uniform_samples
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.features import feature_generator, require_padding_token
-from hf_ctxmodels.objectives.masking import IGNORED
-from hf_ctxmodels.objectives.padding import RowPadder
-from hf_ctxmodels.objectives.seeding import Stream
+from hf_ctxmodels.objectives.common.features import feature_generator, require_padding_token
+from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.seeding import Stream
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _BEHIND_A_WORD = 0xFF  # in no UTF-8 text
@@ -67,7 +67,7 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
         if not hasattr(self.tokenizer, "spell"):
             raise CtxError(
                 f"{type(self.tokenizer).__name__} does not spell words, which this objective reads.",
-                mend="use the tokenizer of a family that reads characters.",
+                hint="use the tokenizer of a family that reads characters.",
             )
         table = self.tokenizer.spell(range(len(self.tokenizer)), self.tokenizer.words)
         self.characters = table.astype(np.int16)
@@ -81,7 +81,7 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
             raise CtxError(
                 f"A word id is outside the tokenizer's vocabulary of {len(self.characters)}: the example was made with "
                 "another tokenizer.",
-                mend="tokenise the text again with this one.",
+                hint="tokenise the text again with this one.",
             )
         unknown = self.tokenizer.unk_token_id
         words = [word for feature in features for word in words_of(np.asarray(feature["spelling"]))]
@@ -125,7 +125,7 @@ class BidirectionalLMOptions:
 
     def __post_init__(self) -> None:
         if self.negatives < 0:
-            raise CtxError(f"negatives={self.negatives} is negative.", mend="use 0 or more.")
+            raise CtxError(f"negatives={self.negatives} is negative.", hint="use 0 or more.")
 
 
 class BidirectionalLM(Objective):
@@ -148,7 +148,7 @@ class BidirectionalLM(Objective):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if max_length < 3:
             raise CtxError(
-                f"max_length={max_length} leaves no room for a word between its marks.", mend="use 3 or more."
+                f"max_length={max_length} leaves no room for a word between its marks.", hint="use 3 or more."
             )
         self.contiguous = self.options.carry
         self.collate = DataCollatorForBidirectionalLanguageModeling(tokenizer, self.options.negatives, seed)
@@ -193,11 +193,11 @@ class BidirectionalLM(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        asked = batch["labels"] != IGNORED
+        target_mask = batch["labels"] != IGNORED
         return {
             "words": int(batch["attention_mask"].sum()),
             "places": batch["attention_mask"].numel(),
-            "targets": int(asked.sum()),
+            "targets": int(target_mask.sum()),
             "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
         }
 

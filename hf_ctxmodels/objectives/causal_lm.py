@@ -10,13 +10,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.features import require_padding_token
-from hf_ctxmodels.objectives.masking import IGNORED
-from hf_ctxmodels.objectives.padding import RowPadder
-from hf_ctxmodels.objectives.seeding import Stream, generator
+from hf_ctxmodels.objectives.common.features import require_padding_token
+from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.seeding import Stream, generator
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _HALVED = 0.05  # share of the rows that are half as long
@@ -82,7 +82,7 @@ class CausalLMOptions:
     def __post_init__(self) -> None:
         for name in ("bptt", "bptt_deviation"):
             if getattr(self, name) < 0:
-                raise CtxError(f"{name}={getattr(self, name)} is negative.", mend="use 0 or more.")
+                raise CtxError(f"{name}={getattr(self, name)} is negative.", hint="use 0 or more.")
 
 
 class CausalLM(Objective):
@@ -91,7 +91,7 @@ class CausalLM(Objective):
     A length is drawn from a normal distribution around `bptt`, in one case of twenty around its half, so that words do
     not always see equally much of the text before them through the gradient. Every row has a length of its own: the
     text is cut before it is known which rows stand in one batch. With rows of `bptt` words on average, the loop's
-    `targets_per_step` scales the learning rate by how many there are.
+    `lr_reference_targets` scales the learning rate by how many there are.
 
     With `backward` the text is cut from its end on: a row is followed by the one before it, and each word is predicted
     from those behind it.
@@ -110,7 +110,7 @@ class CausalLM(Objective):
         if max_length < 2 or self.options.bptt > max_length:
             raise CtxError(
                 f"Rows of max_length={max_length} words, usually of bptt={self.options.bptt}.",
-                mend="use a max_length of 2 or more, and a bptt of at most that, or 0.",
+                hint="use a max_length of 2 or more, and a bptt of at most that, or 0.",
             )
         self.contiguous = self.options.carry
         self.usual = self.options.bptt or max(-(-max_length // 2), round(max_length - 2 * self.options.bptt_deviation))
@@ -122,8 +122,8 @@ class CausalLM(Objective):
         return {"stateful": self.options.carry, "backward": self.options.backward}
 
     @property
-    def lasting_fields(self) -> tuple[str, ...]:
-        """See `Objective.lasting_fields`."""
+    def immutable_config_fields(self) -> tuple[str, ...]:
+        """See `Objective.immutable_config_fields`."""
         return ("backward",)
 
     @property

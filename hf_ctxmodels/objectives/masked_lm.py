@@ -9,18 +9,18 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.features import (
+from hf_ctxmodels.objectives.common.features import (
     feature_generator,
     feature_word_ids,
     padded_columns,
     require_padding_token,
 )
-from hf_ctxmodels.objectives.masking import IGNORED, MaskingRule, TokenMasker, masking_rates
-from hf_ctxmodels.objectives.packing import pack_rows
-from hf_ctxmodels.objectives.padding import RowPadder
-from hf_ctxmodels.objectives.segments import RowTemplate, TokenizedDocument, tokenized_batches
+from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, TokenMasker, masking_rates
+from hf_ctxmodels.objectives.common.packing import pack_rows
+from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument, tokenized_batches
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together; next-sentence prediction draws its random segments among them
 

@@ -10,22 +10,22 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.contiguous import ContiguousRows
-from hf_ctxmodels.objectives.features import (
+from hf_ctxmodels.objectives.common.features import (
     feature_generator,
     feature_word_ids,
     padded_columns,
     require_padding_token,
 )
+from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
+from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.segments import RowTemplate, tokenized_batches
+from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget
+from hf_ctxmodels.objectives.contiguous import ContiguousRows
 from hf_ctxmodels.objectives.masked_lm import DOCUMENTS_PER_BATCH
-from hf_ctxmodels.objectives.masking import IGNORED
-from hf_ctxmodels.objectives.ordinary import OrdinaryTokens
-from hf_ctxmodels.objectives.padding import RowPadder
-from hf_ctxmodels.objectives.segments import RowTemplate, tokenized_batches
-from hf_ctxmodels.objectives.spans import Units, harmonic, sample_spans, trim_to_budget
 
 SEEN_BY_ALL = -1
 """Rank of a token that is not predicted (in the first block of a row)."""
@@ -104,12 +104,12 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
         if self.partial_prediction < 1:
             raise CtxError(
                 f"partial_prediction={self.partial_prediction} is out of range.",
-                mend="use 1 (predict all tokens) or more; the paper has 6 or 7.",
+                hint="use 1 (predict all tokens) or more; the paper has 6 or 7.",
             )
         for name in ("max_span", "num_predictions", "reuse_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise CtxError(f"{name}={value} is out of range.", mend="use 1 or more.")
+                raise CtxError(f"{name}={value} is out of range.", hint="use 1 or more.")
         self.ordinary = OrdinaryTokens(self.tokenizer)
         self.span_lengths = harmonic(self.max_span)
         require_padding_token(self.tokenizer)
@@ -275,30 +275,30 @@ class PermutationLM(Objective):
             raise CtxError(
                 f"The text has {self.statistics['tokens']} tokens, which do not fill one row of {self.max_length}, and "
                 "with a memory no row may be short.",
-                mend="give more text, or use a smaller max_length, or memory_length=0.",
+                hint="give more text, or use a smaller max_length, or memory_length=0.",
             )
 
     def _reuse_length(self, room: int) -> int:
         """Tokens that a row shares with the next one; 0 without memory."""
         memory, reuse = self.options.memory_length, self.options.reuse_length
         if memory < 0:
-            raise CtxError(f"memory_length={memory} is negative.", mend="use 0 for no memory.")
+            raise CtxError(f"memory_length={memory} is negative.", hint="use 0 for no memory.")
         if not memory:
             if reuse is not None:
                 raise CtxError(
-                    f"reuse_length={reuse} has no meaning without a memory.", mend="give memory_length, too."
+                    f"reuse_length={reuse} has no meaning without a memory.", hint="give memory_length, too."
                 )
             return 0
         if self.template.leading:
             raise CtxError(
                 f"{type(self.tokenizer).__name__} begins rows with special tokens, so none can continue another one.",
-                mend="use a tokenizer that puts them at the end (A <sep> B <sep> <cls>), or memory_length=0.",
+                hint="use a tokenizer that puts them at the end (A <sep> B <sep> <cls>), or memory_length=0.",
             )
         reuse = self.max_length // 2 if reuse is None else reuse
         if not 0 < reuse <= room - 2:
             raise CtxError(
                 f"reuse_length={reuse} is out of range for rows of {self.max_length} tokens.",
-                mend=f"use 1 to {room - 2}, so that two segments fit behind it.",
+                hint=f"use 1 to {room - 2}, so that two segments fit behind it.",
             )
         return reuse
 
@@ -309,7 +309,7 @@ class PermutationLM(Objective):
         if token not in self.tokenizer.get_vocab():
             raise CtxError(
                 f"{type(self.tokenizer).__name__} has no token {token!r} to put after a document.",
-                mend="name another one of its special tokens, or use document_end=none.",
+                hint="name another one of its special tokens, or use document_end=none.",
             )
         return self.tokenizer.convert_tokens_to_ids(token)
 

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example
-from hf_ctxmodels.objectives.features import feature_generator
+from hf_ctxmodels.objectives.common.features import feature_generator
+from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.seeding import Stream, generator
+from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskedLMOptions
-from hf_ctxmodels.objectives.masking import IGNORED
-from hf_ctxmodels.objectives.seeding import Stream, generator
-from hf_ctxmodels.objectives.segments import RowTemplate, TokenizedDocument
 
 
 @dataclass
@@ -78,7 +78,7 @@ class ReplacedTokenDetection(MaskedLM):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         share = self.options.single_segment_share
         if not 0 <= share <= 1:
-            raise CtxError(f"single_segment_share={share} is no share.", mend="use 0 to 1.")
+            raise CtxError(f"single_segment_share={share} is no share.", hint="use 0 to 1.")
         self.pair_template = RowTemplate(tokenizer, segments=2)
         self.room = self.pair_template.room(max_length)
         self.collate = self.options.collator(DataCollatorForReplacedTokenDetection, tokenizer, seed)

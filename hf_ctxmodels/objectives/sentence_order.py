@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
-from hf_ctxmodels.objectives.masking import IGNORED, masking_rates
-from hf_ctxmodels.objectives.segments import TokenizedDocument
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
+from hf_ctxmodels.objectives.common.segments import TokenizedDocument
 from hf_ctxmodels.objectives.sentence_pairs import (
     Choice,
     DataCollatorForSentencePairs,
@@ -82,7 +82,7 @@ class MaskedLMWithSentenceOrder(SentencePairs):
         if self.options.one_segment not in ONE_SEGMENT:
             raise CtxError(
                 f"one_segment={self.options.one_segment!r} is no way to treat text of one segment.",
-                mend=f"use one of: {', '.join(ONE_SEGMENT)}.",
+                hint=f"use one of: {', '.join(ONE_SEGMENT)}.",
             )
 
     @property

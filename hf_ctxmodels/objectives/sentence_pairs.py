@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.objectives.common.seeding import Stream, generator
+from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument, tokenized_batches
 from hf_ctxmodels.objectives.masked_lm import (
     DOCUMENTS_PER_BATCH,
     DataCollatorForMaskedLanguageModeling,
     MaskingOptions,
 )
-from hf_ctxmodels.objectives.seeding import Stream, generator
-from hf_ctxmodels.objectives.segments import RowTemplate, TokenizedDocument, tokenized_batches
 
 
 @dataclass
@@ -37,7 +37,7 @@ class DataCollatorForSentencePairs(DataCollatorForMaskedLanguageModeling):
             if any(name not in feature for feature in features):
                 raise CtxError(
                     f"{type(self).__name__} needs `{name}` in every feature.",
-                    mend=f"build the pairs from documents with {self.objective}.examples(documents).",
+                    hint=f"build the pairs from documents with {self.objective}.examples(documents).",
                 )
         batch = super().torch_call(features)
         batch[self.label] = torch.tensor([int(feature[self.label]) for feature in features], dtype=torch.int64)
@@ -112,7 +112,7 @@ class SentencePairs(Objective):
         if not 0 <= self.options.short_seq_probability <= 1:
             raise CtxError(
                 f"short_seq_probability={self.options.short_seq_probability} is not a probability.",
-                mend="use 0 to 1.",
+                hint="use 0 to 1.",
             )
         self.templates = {segments: RowTemplate(tokenizer, segments) for segments in (1, 2)}
         self.room = self.templates[2].room(max_length)
@@ -145,7 +145,7 @@ class SentencePairs(Objective):
                 raise CtxError(
                     f"{type(self).__name__} draws a random second segment from another document, and there is only one "
                     "document with text.",
-                    mend="separate the documents (in a text file: by a blank line), or use the objective `mlm`.",
+                    hint="separate the documents (in a text file: by a blank line), or use the objective `mlm`.",
                 )
             for place, index in enumerate(usable):
                 rng = generator(self.seed, pass_index, number + index, Stream.PAIRING)

@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, LabelledPair, Objective, TranslatedText
-from hf_ctxmodels.objectives.features import require_padding_token
-from hf_ctxmodels.objectives.masking import IGNORED
-from hf_ctxmodels.objectives.padding import RowPadder
+from hf_ctxmodels.objectives.common.features import require_padding_token
+from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.padding import RowPadder
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
 SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
@@ -104,7 +104,7 @@ class SentenceTasks(Objective):
 
     auto_class = "AutoModelForPreTraining"
     predicted_column = "labels"
-    turn_column = "task"
+    task_column = "task"
     Options: ClassVar[type] = SentenceTasksOptions
     options: SentenceTasksOptions
     collate: DataCollatorForSentenceTasks
@@ -115,21 +115,21 @@ class SentenceTasks(Objective):
         if marks is None:
             raise CtxError(
                 f"{type(tokenizer).__name__} does not write what it reads.",
-                mend="use the tokenizer of a family whose objective this is.",
+                hint="use the tokenizer of a family whose objective this is.",
             )
         known = [SKIP_THOUGHT, *marks, RELATIONS]
         self.tasks = known if self.options.tasks == "all" else _names(self.options.tasks)
         if unknown := [task for task in self.tasks if task not in known]:
             raise CtxError(
                 f"There is no task {unknown[0]!r}.",
-                where=f"tasks={self.options.tasks}",
-                mend=f"use some of: {', '.join(known)}. Marks are those that the tokenizer was trained with.",
+                location=f"tasks={self.options.tasks}",
+                hint=f"use some of: {', '.join(known)}. Marks are those that the tokenizer was trained with.",
             )
         self.relations = _names(self.options.relations) if RELATIONS in self.tasks else []
         neighbours = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.tasks else []
         self.written = [*neighbours, *(task for task in self.tasks if task in marks)]
         if self.options.relations_every < 0:
-            raise CtxError(f"relations_every={self.options.relations_every} is negative.", mend="use 0 or more.")
+            raise CtxError(f"relations_every={self.options.relations_every} is negative.", hint="use 0 or more.")
         self.collate = DataCollatorForSentenceTasks(tokenizer)
 
     @property
@@ -144,7 +144,7 @@ class SentenceTasks(Objective):
         }
 
     @property
-    def turn_periods(self) -> dict[int, int]:
+    def task_periods(self) -> dict[int, int]:
         """That of relations."""
         every = self.options.relations_every
         return {self.tasks.index(RELATIONS): every} if every and RELATIONS in self.tasks else {}
@@ -178,8 +178,8 @@ class SentenceTasks(Objective):
         if missing := [task for number, task in enumerate(named) if not seen[number]]:
             raise CtxError(
                 f"The documents give no example of the task {missing[0]!r}.",
-                where=f"tasks={self.options.tasks}",
-                mend="give running text for skip-thought, --translations with --dataset_marks for a mark, "
+                location=f"tasks={self.options.tasks}",
+                hint="give running text for skip-thought, --translations with --language_tags for a mark, "
                 "FILE=FIRST,SECOND,LABEL for relations; or leave the task out.",
             )
 
@@ -204,7 +204,7 @@ class SentenceTasks(Objective):
                 known = ", ".join(marks) or "the tokenizer's marks, of which there is none"
                 raise CtxError(
                     f"A translation does not begin with one of {known}: {translation[:60]!r}.",
-                    mend="give a mark for each file of translations, as to the tokenizer: --dataset_marks '<de>' ...",
+                    hint="give a mark for each file of translations, as to the tokenizer: --language_tags '<de>' ...",
                 )
             if mark in self.tasks:
                 kept.append((mark, text, target))
@@ -222,7 +222,7 @@ class SentenceTasks(Objective):
             if label not in self.relations:
                 raise CtxError(
                     f"The label {document.label!r} is none of {', '.join(self.relations)}.",
-                    mend="name all that there are: --objective_options relations=...",
+                    hint="name all that there are: --objective_options relations=...",
                 )
             yield self._row(RELATIONS, first, second=second, relation=self.relations.index(label))
 
@@ -256,17 +256,17 @@ class SentenceTasks(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        asked = batch["labels"] != IGNORED
+        target_mask = batch["labels"] != IGNORED
         writes = {
-            f"written_{name}": int((asked.any(1) & (batch["target_languages"] == number)).sum())
+            f"written_{name}": int((target_mask.any(1) & (batch["target_languages"] == number)).sum())
             for number, name in enumerate(self.written)
         }
         return {
-            "rows": len(asked),
+            "rows": len(target_mask),
             "words": int(batch["attention_mask"].sum()),
             "places": batch["attention_mask"].numel(),
-            "targets": int(asked.sum()),
-            "target_places": asked.numel(),
+            "targets": int(target_mask.sum()),
+            "target_places": target_mask.numel(),
             "related": int((batch["relation_labels"] != IGNORED).sum()),
             **writes,
         }
@@ -285,5 +285,5 @@ class SentenceTasks(Objective):
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
-        raise CtxError(f"{text!r} does not list names.", mend="give different ones with commas between: a,b.")
+        raise CtxError(f"{text!r} does not list names.", hint="give different ones with commas between: a,b.")
     return names

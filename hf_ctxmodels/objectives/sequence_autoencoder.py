@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.features import require_padding_token
-from hf_ctxmodels.objectives.masking import IGNORED
-from hf_ctxmodels.objectives.padding import RowPadder
+from hf_ctxmodels.objectives.common.features import require_padding_token
+from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.padding import RowPadder
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
 
@@ -83,11 +83,11 @@ class SequenceAutoencoding(Objective):
         if self.longest < 1:
             raise CtxError(
                 f"Rows of max_length={max_length} hold no text twice, with its end.",
-                mend="use a max_length of 3 or more.",
+                hint="use a max_length of 3 or more.",
             )
         if tokenizer.eos_token_id is None:
             raise CtxError(
-                f"{type(tokenizer).__name__} has no token that ends a text.", mend="use a tokenizer with an eos_token."
+                f"{type(tokenizer).__name__} has no token that ends a text.", hint="use a tokenizer with an eos_token."
             )
         self.collate = DataCollatorForSequenceAutoencoding(tokenizer)
 
@@ -117,12 +117,12 @@ class SequenceAutoencoding(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        asked = batch["labels"] != IGNORED
+        target_mask = batch["labels"] != IGNORED
         return {
-            "rows": len(asked),
+            "rows": len(target_mask),
             "words": int(batch["attention_mask"].sum()),
             "places": batch["attention_mask"].numel(),
-            "targets": int(asked.sum()),
+            "targets": int(target_mask.sum()),
             "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
         }
 

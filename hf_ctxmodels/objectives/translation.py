@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.objectives.base import Batch, Example, Objective, TranslatedText
-from hf_ctxmodels.objectives.features import require_padding_token
-from hf_ctxmodels.objectives.masking import IGNORED
-from hf_ctxmodels.objectives.padding import RowPadder
+from hf_ctxmodels.objectives.common.features import require_padding_token
+from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.padding import RowPadder
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
 
@@ -79,8 +79,8 @@ class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
         batch["source_labels"] = padder.pad(following, IGNORED)
         batch["target_labels"] = batch["labels"].clone()
-        for name, wanted in {"source_labels": self.source, "target_labels": self.target}.items():
-            if not wanted:
+        for name, required in {"source_labels": self.source, "target_labels": self.target}.items():
+            if not required:
                 batch[name].fill_(IGNORED)
         return batch
 
@@ -109,12 +109,12 @@ class Translation(Objective):
         if not hasattr(tokenizer, "target_words"):
             raise CtxError(
                 f"{type(tokenizer).__name__} has no words of a target language.",
-                mend="use the tokenizer of a family that translates.",
+                hint="use the tokenizer of a family that translates.",
             )
         if len(tokenizer.target_words) <= 1 + tokenizer.target_end_id:
             raise CtxError(
                 "The tokenizer knows no word of the target language.",
-                mend="train it on text with translations: --translations.",
+                hint="train it on text with translations: --translations.",
             )
         self.collate = DataCollatorForTranslation(tokenizer)
 
@@ -150,7 +150,7 @@ class Translation(Objective):
                 if not isinstance(document, TranslatedText):
                     raise CtxError(
                         "A document has no translation.",
-                        mend="give a file of them: --translations FILE, line by line the translation of --dataset.",
+                        hint="give a file of them: --translations FILE, line by line the translation of --dataset.",
                     )
             texts, translations = ([document[place] for document in batch] for place in range(2))
             encoded = self.tokenizer(texts, text_target=translations, verbose=False)
@@ -168,13 +168,13 @@ class Translation(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        asked = batch["labels"] != IGNORED
+        target_mask = batch["labels"] != IGNORED
         return {
             "words": int(batch["attention_mask"].sum()),
             "places": batch["attention_mask"].numel(),
             "unknown": int((batch["input_ids"] == self.tokenizer.unk_token_id).sum()),
-            "targets": int(asked.sum()),
-            "target_places": asked.numel(),
+            "targets": int(target_mask.sum()),
+            "target_places": target_mask.numel(),
             "unknown_targets": int((batch["labels"] == self.tokenizer.target_unknown_id).sum()),
         }
 
@@ -203,7 +203,7 @@ class TranslationToLanguages(Translation):
         if not getattr(tokenizer, "languages", None):
             raise CtxError(
                 "The tokenizer knows no language.",
-                mend="train it on text whose translations have a mark for their language: --dataset_marks '<de>' ...",
+                hint="train it on text whose translations have a mark for their language: --language_tags '<de>' ...",
             )
         marks = tokenizer.convert_tokens_to_ids(tokenizer.languages)
         self._numbers = {mark: number for number, mark in enumerate(marks)}
@@ -228,7 +228,7 @@ class TranslationToLanguages(Translation):
             raise CtxError(
                 f"A translation does not begin with one of {', '.join(self.tokenizer.languages)}: "
                 f"{self.tokenizer.decode(labels)[:60]!r}.",
-                mend="give a mark for each file of translations, as to the tokenizer: --dataset_marks '<de>' ...",
+                hint="give a mark for each file of translations, as to the tokenizer: --language_tags '<de>' ...",
             )
         found = super().example(ids, labels[1:])
         return found | {"target_language": self._numbers[labels[0]]}

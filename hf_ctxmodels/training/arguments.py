@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 
 
 @dataclass
@@ -26,7 +26,7 @@ class LoopArguments:
         "from the start or (nt-asgd) from when the held-out loss falls no more.",
     )
     average_after: int = flag(5, "Evaluations for which nt-asgd waits for a better held-out loss.")
-    targets_per_step: float = flag(
+    lr_reference_targets: float = flag(
         0.0, "Targets with which a step has the learning rate; one with more or fewer has more or less; 0: it is fixed."
     )
     learning_rate: float = flag(1e-4, "Peak learning rate.")
@@ -39,7 +39,7 @@ class LoopArguments:
     )
     slant_ratio: float = flag(32.0, "By how much the lowest rate of slanted-triangular is below the peak.")
     warmup_steps: float = flag(0.0, "Steps of linear warm-up; a value below 1 is a share of all steps.")
-    layer_rate_decay: float = flag(1.0, "Divide the rate by this from each layer to the one below it; ULMFiT: 2.6.")
+    layerwise_lr_decay: float = flag(1.0, "Divide the rate by this from each layer to the one below it; ULMFiT: 2.6.")
     unfreeze_steps: float = flag(
         0.0, "Train the head first and one layer more after so many steps; below 1 a share of all; 0 trains all."
     )
@@ -51,7 +51,7 @@ class LoopArguments:
     logging_steps: int = flag(50, "Steps between two log records.")
     eval_steps: int = flag(0, "Steps between two evaluations; 0 evaluates at the end only.")
     save_steps: int = flag(500, "Steps between two checkpoints; 0 saves at the end only.")
-    keep_checkpoints: int = flag(2, "Newest checkpoints to keep.")
+    save_total_limit: int = flag(2, "Newest checkpoints to keep.")
     resume: bool = flag(False, "Continue from the newest checkpoint in --output_dir, exactly; without one, start.")
     report_to: Literal["none", "tensorboard", "trackio"] = flag("none", "Experiment tracker.")
     dataloader_workers: int = flag(1, "Background processes that make batches; 0 makes them in the training process.")
@@ -60,24 +60,24 @@ class LoopArguments:
         if (self.max_steps is None) == (self.num_train_epochs is None):
             raise CtxError(
                 f"The length of training is given {'twice' if self.max_steps is not None else 'nowhere'}.",
-                where=f"--max_steps {self.max_steps} --num_train_epochs {self.num_train_epochs}",
-                mend="give exactly one of --max_steps and --num_train_epochs.",
+                location=f"--max_steps {self.max_steps} --num_train_epochs {self.num_train_epochs}",
+                hint="give exactly one of --max_steps and --num_train_epochs.",
             )
         for name in ("max_steps", "num_train_epochs", "per_device_batch_size", "gradient_accumulation_steps"):
             self._require(name, above=0)
-        for name in ("learning_rate", "logging_steps", "average_after", "keep_checkpoints", "adam_epsilon"):
+        for name in ("learning_rate", "logging_steps", "average_after", "save_total_limit", "adam_epsilon"):
             self._require(name, above=0)
         for name in ("weight_decay", "warmup_steps", "unfreeze_steps", "max_grad_norm", "eval_steps", "save_steps"):
             self._require(name, at_least=0)
-        for name in ("slant_ratio", "layer_rate_decay"):
+        for name in ("slant_ratio", "layerwise_lr_decay"):
             self._require(name, at_least=1)
-        for name in ("dataloader_workers", "seed", "targets_per_step"):
+        for name in ("dataloader_workers", "seed", "lr_reference_targets"):
             self._require(name, at_least=0)
         if self.optimizer == "nt-asgd" and not self.eval_steps:
             raise CtxError(
                 "nt-asgd averages once the held-out loss falls no more, and there is no evaluation on the way.",
-                where="--optimizer nt-asgd --eval_steps 0",
-                mend="give --eval_steps, or use --optimizer asgd.",
+                location="--optimizer nt-asgd --eval_steps 0",
+                hint="give --eval_steps, or use --optimizer asgd.",
             )
 
     def _require(self, name: str, above: float | None = None, at_least: float | None = None) -> None:
@@ -85,7 +85,7 @@ class LoopArguments:
         if value is None or (above is not None and value > above) or (at_least is not None and value >= at_least):
             return
         expected = f"above {above}" if above is not None else f"at least {at_least}"
-        raise CtxError(f"--{name} must be {expected}.", where=f"--{name} {value}", mend=f"give a value {expected}.")
+        raise CtxError(f"--{name} must be {expected}.", location=f"--{name} {value}", hint=f"give a value {expected}.")
 
     def warmup(self, total_steps: int) -> int:
         """Steps of warm-up in a run of `total_steps`."""

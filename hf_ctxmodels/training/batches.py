@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import Dataset
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream, training_loader
-from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.interruption import ignore_signals
 
@@ -70,7 +70,7 @@ def training_batches(
     """
     if isinstance(examples, Sized) and len(examples) == 0:
         raise CtxError(
-            "The training set holds no example.", mend="give --dataset or --train_file with at least one example."
+            "The training set holds no example.", hint="give --dataset or --train_file with at least one example."
         )
     batch_size = arguments.per_device_batch_size * accelerator.num_processes
     loader = training_loader(
@@ -102,7 +102,7 @@ def take(batches: Iterator[Batch], count: int) -> list[Batch]:
         # From a worker it comes with the worker's traceback, at whose end it stands itself.
         raise CtxError(re.split(r"\n[\w.]+Error: ", str(error))[-1]) from None
     if len(taken) < count:
-        raise CtxError("The data ended before the last step.", mend="lower --max_steps or give more data.")
+        raise CtxError("The data ended before the last step.", hint="lower --max_steps or give more data.")
     return taken
 
 

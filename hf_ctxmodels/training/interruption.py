@@ -6,7 +6,7 @@ from typing import Self
 
 import torch
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -17,8 +17,8 @@ class InterruptionError(CtxError):
     def __init__(self, received: signal.Signals, step: int, checkpoint: str) -> None:
         super().__init__(
             f"Training stopped by {received.name} after step {step}; everything is saved.",
-            where=checkpoint,
-            mend="run the same command with --resume to continue exactly here.",
+            location=checkpoint,
+            hint="run the same command with --resume to continue exactly here.",
         )
         self.exit_code = 128 + received
 

@@ -16,9 +16,9 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import Family
-from hf_ctxmodels.training.checkpoint import MANIFEST_FILE, damaged_files
+from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.txt", "vocab.json"),
@@ -47,8 +47,8 @@ def load_config(
             if not hasattr(config, name):
                 raise CtxError(
                     f"{type(config).__name__} has no field {name}.",
-                    where=str(source),
-                    mend=f"use one of {', '.join(sorted(type(config).__dataclass_fields__))}.",
+                    location=str(source),
+                    hint=f"use one of {', '.join(sorted(type(config).__dataclass_fields__))}.",
                 )
             setattr(config, name, value)
         return config
@@ -57,8 +57,8 @@ def load_config(
     except (OSError, ValueError, TypeError, StrictDataclassError) as error:
         raise CtxError(
             f"No usable model configuration: {_first_line(error)}",
-            where=str(source),
-            mend="give a directory with a config.json, or a Hub id.",
+            location=str(source),
+            hint="give a directory with a config.json, or a Hub id.",
         ) from error
 
 
@@ -79,10 +79,10 @@ def load_config_file(
         fields = json.loads(Path(file).read_text(encoding="utf-8"))
         fields = {name: value for name, value in fields.items() if name != "architectures"}
     except FileNotFoundError as error:
-        raise CtxError("No such configuration file.", where=str(file), mend="check --config.") from error
+        raise CtxError("No such configuration file.", location=str(file), hint="check --config.") from error
     except (ValueError, AttributeError) as error:
         raise _no_configuration(config_class, file, error) from error
-    return make_config(config_class, {**fields, **changes}, where=str(file))
+    return make_config(config_class, {**fields, **changes}, location=str(file))
 
 
 def parse_config_options(texts: list[str]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def parse_config_options(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise CtxError(f"{text!r} is not of the form key=value.", where="--config_options", mend="write it so.")
+            raise CtxError(f"{text!r} is not of the form key=value.", location="--config_options", hint="write it so.")
         try:
             fields[name] = json.loads(value)
         except ValueError:
@@ -103,7 +103,7 @@ def parse_config_options(texts: list[str]) -> dict[str, Any]:
     return fields
 
 
-def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any], *, where: str) -> PreTrainedConfig:
+def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any], *, location: str) -> PreTrainedConfig:
     """A configuration with these fields.
 
     Raises:
@@ -114,7 +114,7 @@ def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any],
     except CtxError:
         raise
     except (ValueError, TypeError, StrictDataclassError) as error:
-        raise _no_configuration(config_class, where, error) from error
+        raise _no_configuration(config_class, location, error) from error
 
 
 def new_config(
@@ -135,19 +135,19 @@ def new_config(
     if size not in family.sizes:
         raise CtxError(
             f"The family {family.name} has no size {size!r}.",
-            where="--config",
-            mend=f"use one of {', '.join(family.sizes)}, or a .json file.",
+            location="--config",
+            hint=f"use one of {', '.join(family.sizes)}, or a .json file.",
         )
     own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     fields = {**family.sizes[size], **own, **changes}
-    return make_config(family.config, fields, where=" ".join([size, *options]))
+    return make_config(family.config, fields, location=" ".join([size, *options]))
 
 
-def _no_configuration(config_class: type, where: str | Path, error: Exception) -> CtxError:
+def _no_configuration(config_class: type, location: str | Path, error: Exception) -> CtxError:
     return CtxError(
         f"Not a configuration of {config_class.__name__}: {_first_line(error)}",
-        where=str(where),
-        mend="correct the field, or start from a named size.",
+        location=str(location),
+        hint="correct the field, or start from a named size.",
     )
 
 
@@ -167,8 +167,8 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
     if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
         raise CtxError(
             f"The directory holds no tokenizer: none of {', '.join(_TOKENIZER_FILES)}.",
-            where=str(source),
-            mend="train one with scripts/train_tokenizer.py, or copy the missing file from where the model came from.",
+            location=str(source),
+            hint="train one with scripts/train_tokenizer.py, or copy the missing file from where the model came from.",
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -179,14 +179,14 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
     except Exception as error:  # the tokenizers library raises bare Exceptions for damaged files
         raise CtxError(
             f"The tokenizer cannot be opened: {_first_line(error)}",
-            where=str(source),
-            mend="check the name; a damaged tokenizer.json has to be copied or trained again.",
+            location=str(source),
+            hint="check the name; a damaged tokenizer.json has to be copied or trained again.",
         ) from error
     if not tokenizer.is_fast:
         raise CtxError(
             f"{type(tokenizer).__name__} does not say which characters its tokens come from.",
-            where=str(source),
-            mend="use a tokenizer with a tokenizer.json.",
+            location=str(source),
+            hint="use a tokenizer with a tokenizer.json.",
         )
     return tokenizer
 
@@ -208,8 +208,8 @@ def check_weights(directory: Path) -> None:
     if damages:
         raise CtxError(
             f"The weights are damaged: {'; '.join(damages)}.",
-            where=str(directory / "model.safetensors"),
-            mend="copy or download the file again; a checkpoint-<step> directory beside it may hold good weights. "
+            location=str(directory / "model.safetensors"),
+            hint="copy or download the file again; a checkpoint-<step> directory beside it may hold good weights. "
             f"If you replaced the weights yourself, delete {directory / MANIFEST_FILE}.",
         )
 
@@ -238,16 +238,16 @@ def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
     except SafetensorError as error:
         raise CtxError(
             f"The weights are damaged: {error}.",
-            where=str(Path(source) / "model.safetensors"),
-            mend="copy or download the file again; a checkpoint-<step> directory beside it may hold good weights.",
+            location=str(Path(source) / "model.safetensors"),
+            hint="copy or download the file again; a checkpoint-<step> directory beside it may hold good weights.",
         ) from error
     except CtxError:
         raise
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CtxError(
             f"The model cannot be opened with {auto_class}: {_first_line(error)}",
-            where=str(source),
-            mend="give a directory with config.json and model.safetensors, or a Hub id, of a model with that head.",
+            location=str(source),
+            hint="give a directory with config.json and model.safetensors, or a Hub id, of a model with that head.",
         ) from error
     _check_encoder(model, report, source)
     mismatched = {name for name, *_ in report["mismatched_keys"]}
@@ -277,8 +277,8 @@ def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str |
     )
     raise CtxError(
         f"The weights do not belong to the configuration: {what}.",
-        where=str(source),
-        mend="put the model.safetensors and the config.json of one model together.",
+        location=str(source),
+        hint="put the model.safetensors and the config.json of one model together.",
     )
 
 

@@ -14,20 +14,20 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream
-from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.averaging import Averaging
 from hf_ctxmodels.training.batches import Collate, take, training_batches
-from hf_ctxmodels.training.carry import CarriedState, carried_outputs
-from hf_ctxmodels.training.depth import GradualUnfreezing, require_one_process
+from hf_ctxmodels.training.checkpoint.run_state import RunState, check_output_dir
 from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch
-from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
-from hf_ctxmodels.training.progress import Progress, Stopwatch
-from hf_ctxmodels.training.records import StepRecords, require_finite_weights
-from hf_ctxmodels.training.run_state import RunState, check_output_dir
+from hf_ctxmodels.training.metrics.progress import Progress, Stopwatch
+from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_finite_weights
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.optim.averaging import Averaging
+from hf_ctxmodels.training.optim.discriminative_lr import GradualUnfreezing, require_one_process
+from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler
+from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier, state_outputs
 from hf_ctxmodels.training.steps import Stepper
-from hf_ctxmodels.training.summary import TrainingSummary
 
 Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
 
@@ -101,8 +101,8 @@ def total_steps(arguments: LoopArguments, examples: Dataset | ExampleStream, acc
     if length is None:
         raise CtxError(
             "A stream has no known length, so its epochs cannot be counted in steps.",
-            where=f"--num_train_epochs {arguments.num_train_epochs}",
-            mend="give --max_steps instead, or leave out --streaming.",
+            location=f"--num_train_epochs {arguments.num_train_epochs}",
+            hint="give --max_steps instead, or leave out --streaming.",
         )
     return max(round(arguments.num_train_epochs * length / global_batch_size(arguments, accelerator)), 1)
 
@@ -141,8 +141,8 @@ def train(
             `evaluation.LossEvaluation` is one.
         identity: what else must be equal when a run is resumed (data set, objective, ...), as JSON values.
         contiguous: examples continue each other in the order of their numbers, and the model has a memory
-            (`carried_outputs`): batches are contiguous lanes instead of a shuffle, and each row comes with what the
-            model remembers of the row before it. See `carry.CarriedState`.
+            (`state_outputs`): batches are contiguous lanes instead of a shuffle, and each row comes with what the
+            model remembers of the row before it. See `carry.RecurrentStateCarrier`.
 
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
@@ -182,12 +182,14 @@ class _Run:
             self.unfreezing = GradualUnfreezing(model, interval)
         self.model, prepared = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
-        carried = CarriedState(carried_outputs(model) if contiguous else (), arguments.gradient_accumulation_steps)
+        carried = RecurrentStateCarrier(
+            state_outputs(model) if contiguous else (), arguments.gradient_accumulation_steps
+        )
         self.averaging = Averaging(optimizer, arguments, evaluate is not None)
         self.stepper = Stepper(
-            accelerator, self.model, prepared, arguments.max_grad_norm, carried, arguments.targets_per_step
+            accelerator, self.model, prepared, arguments.max_grad_norm, carried, arguments.lr_reference_targets
         )
-        self.records = StepRecords(accelerator, arguments.output_dir)
+        self.records = StepMetrics(accelerator, arguments.output_dir)
         self.state.attach(self.model, optimizer, self.scheduler, self.records, carried, self.averaging)
         set_seed(arguments.seed, device_specific=True)
         if checkpoint is not None:

@@ -13,17 +13,14 @@ import transformers
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.data import DataArguments, DrawnTurns, ExampleSet, ExampleStream, build_training_set
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data import DataArguments, ExampleSet, ExampleStream, SampledMixture, build_training_set
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, Family, get_family
-from hf_ctxmodels.tokenization_base import check_fit
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.baselines import FrequencyGuesser, named_guesses
 from hf_ctxmodels.training.batches import count_items
-from hf_ctxmodels.training.curve import plot_curve
-from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.loading import (
     load_config,
     load_model,
@@ -32,9 +29,12 @@ from hf_ctxmodels.training.loading import (
     parse_config_options,
 )
 from hf_ctxmodels.training.loop import make_accelerator, train
-from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.metrics.baselines import FrequencyGuesser, named_guesses
+from hf_ctxmodels.training.metrics.curve import plot_curve
+from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
-Examples = ExampleSet | ExampleStream | DrawnTurns
+Examples = ExampleSet | ExampleStream | SampledMixture
 _BATCHES_FOR_RATES = 50
 _ROWS_FOR_FREQUENCIES = 100_000
 
@@ -123,7 +123,7 @@ def tokenizer_source(arguments: PretrainingArguments) -> str:
     source = arguments.tokenizer or arguments.model
     if source is None:
         raise CtxError(
-            "No tokenizer is given.", where="--tokenizer", mend="give one that scripts/train_tokenizer.py made."
+            "No tokenizer is given.", location="--tokenizer", hint="give one that scripts/train_tokenizer.py made."
         )
     return source
 
@@ -137,7 +137,9 @@ def find_family(arguments: PretrainingArguments) -> Family:
     named = None if arguments.family is None else get_family(arguments.family)
     if arguments.model is None:
         if named is None:
-            raise CtxError("No model family is given.", where="--family", mend=f"give one of: {', '.join(FAMILIES)}.")
+            raise CtxError(
+                "No model family is given.", location="--family", hint=f"give one of: {', '.join(FAMILIES)}."
+            )
         return named
     config = load_config(arguments.model)
     if named is not None and not any(isinstance(config, family.config) for family in FAMILIES.values()):
@@ -146,8 +148,8 @@ def find_family(arguments: PretrainingArguments) -> Family:
     if named not in (None, found):
         raise CtxError(
             f"The model is of the family {found.name}, not {arguments.family}.",
-            where=f"--model {arguments.model} --family {arguments.family}",
-            mend="leave --family out.",
+            location=f"--model {arguments.model} --family {arguments.family}",
+            hint="leave --family out.",
         )
     return found
 
@@ -164,8 +166,8 @@ def make_objective(
     if name not in family.objectives:
         raise CtxError(
             f"The family {family.name} has no objective {name!r}.",
-            where="--objective",
-            mend=f"use one of: {', '.join(family.objectives)}.",
+            location="--objective",
+            hint=f"use one of: {', '.join(family.objectives)}.",
         )
     kind = family.objectives[name]
     texts = [*arguments.objective_options, *(["packing=true"] if arguments.packing else [])]
@@ -186,15 +188,15 @@ def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any
             explained = "".join(f"\n    {name}: {text}" for name, text in known.items())
             raise CtxError(
                 f"{objective.__name__} has no option {key!r}." if value else f"{key!r} is not of the form key=value.",
-                where="--objective_options",
-                mend=f"use key=value with one of:{explained}",
+                location="--objective_options",
+                hint=f"use key=value with one of:{explained}",
             )
     parser = HfArgumentParser(objective.Options, exit_on_error=False)
     try:
         flags = [part for key, value in pairs.items() for part in (f"--{key}", value)]
         (options,) = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
     except Exception as error:
-        raise CtxError(f"{error}.", where="--objective_options", mend="give a value of that type.") from error
+        raise CtxError(f"{error}.", location="--objective_options", hint="give a value of that type.") from error
     return {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name in pairs}
 
 
@@ -214,21 +216,21 @@ def make_model(
         config = new_config(family, tokenizer, arguments.config, arguments.config_options)
     else:
         config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
-    check_fit(tokenizer, config, arguments.max_length, where=source)
+    check_fit(tokenizer, config, arguments.max_length, location=source)
     for name, value in objective.config_fields.items():
         if value is False and not hasattr(config, name):
             continue
         if not hasattr(config, name):
             raise CtxError(
                 f"The objective needs the field {name} of a model's configuration; {type(config).__name__} has none.",
-                where=source,
-                mend="use another family, or leave out the objective's options that need it.",
+                location=source,
+                hint="use another family, or leave out the objective's options that need it.",
             )
-        if arguments.model is not None and name in objective.lasting_fields and getattr(config, name) != value:
+        if arguments.model is not None and name in objective.immutable_config_fields and getattr(config, name) != value:
             raise CtxError(
                 f"The model was trained with {name}={getattr(config, name)}, and the objective has {value}.",
-                where=source,
-                mend=f"give --objective_options {name}={str(getattr(config, name)).lower()}.",
+                location=source,
+                hint=f"give --objective_options {name}={str(getattr(config, name)).lower()}.",
             )
         setattr(config, name, value)
     if arguments.model is not None:
@@ -242,16 +244,16 @@ def make_examples(arguments: PretrainingArguments, objective: Objective) -> tupl
     held_out = None
     if others is not None and objective.evaluates:
         held_out = ExampleSet.build(objective.examples(others))
-    if objective.turn_column is None:
+    if objective.task_column is None:
         return build_training_set(documents, objective, streaming=arguments.streaming), held_out
     if arguments.streaming:
         raise CtxError(
             "The objective's tasks take turns, which needs all examples at hand.",
-            where="--streaming",
-            mend="leave it out.",
+            location="--streaming",
+            hint="leave it out.",
         )
     examples = ExampleSet.build(objective.examples(documents))
-    return DrawnTurns.of_kinds(examples, objective.turn_column, objective.turn_periods), held_out
+    return SampledMixture.of_kinds(examples, objective.task_column, objective.task_periods), held_out
 
 
 def realised_rates(objective: Objective, examples: Examples, batch_size: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -52,8 +52,8 @@ def parse_arguments(
         near = difflib.get_close_matches(unknown[0].removeprefix("--").replace("-", "_"), known, n=1)
         raise CtxError(
             f"Unknown on the command line: {' '.join(unknown)}.",
-            where=unknown[0],
-            mend=(f"did you mean --{near[0]}? " if near else "") + "--help lists the flags.",
+            location=unknown[0],
+            hint=(f"did you mean --{near[0]}? " if near else "") + "--help lists the flags.",
         )
     return tuple(parsed[: len(dataclass_types)])
 
@@ -68,8 +68,8 @@ def recipe_flags(path: Path, known: set[str]) -> list[str]:
         if key not in known:
             raise CtxError(
                 f"Unknown key {key!r} in the recipe.",
-                where=str(path),
-                mend=f"use one of: {', '.join(sorted(known))}.",
+                location=str(path),
+                hint=f"use one of: {', '.join(sorted(known))}.",
             )
         if value in ("", "null"):
             continue
@@ -85,16 +85,16 @@ def _read_recipe(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise CtxError(
-            f"The recipe cannot be read: {error}.", where=str(path), mend="give --recipe an existing YAML file."
+            f"The recipe cannot be read: {error}.", location=str(path), hint="give --recipe an existing YAML file."
         ) from error
     except yaml.YAMLError as error:
         raise CtxError(
-            f"The recipe is not valid YAML: {error}.", where=str(path), mend="write one `flag: value` per line."
+            f"The recipe is not valid YAML: {error}.", location=str(path), hint="write one `flag: value` per line."
         ) from error
     if not isinstance(content, dict):
         raise CtxError(
             f"A recipe is a mapping of flags to values, not {type(content).__name__}.",
-            where=str(path),
-            mend="write one `flag: value` per line.",
+            location=str(path),
+            hint="write one `flag: value` per line.",
         )
     return content

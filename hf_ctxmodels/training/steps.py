@@ -11,10 +11,10 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from transformers.utils import ModelOutput
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.training.averaging import scaled_rate
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.batches import INDEX_KEY, Batch, count_items
-from hf_ctxmodels.training.carry import CarriedState
+from hf_ctxmodels.training.optim.averaging import scaled_rate
+from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 
 def loss_targets(model: nn.Module) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def loss_targets(model: nn.Module) -> tuple[str, ...]:
     if targets is None:
         raise CtxError(
             f"{type(model).__name__} has no `loss_targets`, so its loss cannot be normalised over an optimizer step.",
-            mend="train a head of this package, or use transformers.Trainer for other models.",
+            hint="train a head of this package, or use transformers.Trainer for other models.",
         )
     return targets
 
@@ -56,9 +56,9 @@ class Stepper:
 
     Args:
         carried: what the model remembers of the step before.
-        targets_per_step: with how many targets a step has the learning rate; 0: with any number.
+        lr_reference_targets: with how many targets a step has the learning rate; 0: with any number.
 
-    A head that `descends_in_place` is given the learning rate, and follows the gradient by itself: what it returns
+    A head that `has_inplace_optimizer` is given the learning rate, and follows the gradient by itself: what it returns
     needs no backward pass. It cannot be spread over processes. AdaGrad's sums of squares are given by name.
     """
 
@@ -68,24 +68,24 @@ class Stepper:
         model: nn.Module,
         optimizer: AcceleratedOptimizer,
         max_grad_norm: float,
-        carried: CarriedState,
-        targets_per_step: float = 0.0,
+        carried: RecurrentStateCarrier,
+        lr_reference_targets: float = 0.0,
     ) -> None:
         self._accelerator = accelerator
         self._model = model
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm or float("inf")
         self._carried = carried
-        self._targets_per_step = targets_per_step
+        self._targets_per_step = lr_reference_targets
         bare = accelerator.unwrap_model(model)
         self._targets = loss_targets(bare)
-        self._in_place = hasattr(bare, "descends_in_place") and bare.descends_in_place(optimizer.optimizer)
+        self._in_place = hasattr(bare, "has_inplace_optimizer") and bare.has_inplace_optimizer(optimizer.optimizer)
         if self._in_place and accelerator.num_processes > 1:
             name = type(optimizer.optimizer).__name__
             raise CtxError(
                 f"{name} changes the vectors of {type(bare).__name__} in place, which one process has to do.",
-                where=f"--optimizer {name.lower()} on {accelerator.num_processes} processes",
-                mend="start one process, which uses all threads of the machine, or use another --optimizer.",
+                location=f"--optimizer {name.lower()} on {accelerator.num_processes} processes",
+                hint="start one process, which uses all threads of the machine, or use another --optimizer.",
             )
 
     def step(self, batches: Sequence[Batch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:

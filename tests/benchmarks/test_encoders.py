@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_ctxmodels.benchmarks import cases, encoders, report
+from benchmarks import cases, encoders, report
 
 CPU = torch.device("cpu")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hf_ctxmodels.benchmarks.learning import Claim, Detection, Transfer, pretraining_claims, report, transfer_claims
-from hf_ctxmodels.training.summary import TrainingSummary
+from benchmarks.learning import Claim, Detection, Transfer, pretraining_claims, report, transfer_claims
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 
 def summary(**metrics: float) -> TrainingSummary:

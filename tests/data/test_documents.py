@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.demo import prose_paragraphs
 from hf_ctxmodels.data.documents import NoDocumentError
 from hf_ctxmodels.data.sentences import split_sentences
-from hf_ctxmodels.errors import CtxError
 
 DOCUMENTS = [["One sentence.", "Another one!", "A second paragraph."], ["Grüße aus Köln.", "你好。", "我很好。"]]
 PARAGRAPHS = [["One sentence. Another one!", "A second paragraph."], ["Grüße aus Köln.", "你好。我很好。"]]
@@ -125,7 +125,7 @@ def test_a_broken_source_says_what_and_where(tmp_path, name, data, message):
     path = str(tmp_path / name) if data is None else write(tmp_path, name, data)
     with pytest.raises(CtxError, match=message) as caught:
         list(load_documents(path))
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_a_truncated_gzip_file(tmp_path):

@@ -10,6 +10,7 @@ from accelerate.data_loader import prepare_data_loader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import (
     EpochBatchSampler,
     ExampleSet,
@@ -19,7 +20,6 @@ from hf_ctxmodels.data import (
     training_loader,
 )
 from hf_ctxmodels.data import examples as examples_module
-from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence
 
 

@@ -9,8 +9,8 @@ from accelerate.data_loader import prepare_data_loader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ctxmodels.data import ExampleSet, ExampleStream, LaneBatchSampler, LaneStream, training_loader
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data import ContiguousBatchSampler, ContiguousStream, ExampleSet, ExampleStream, training_loader
 
 
 class Numbered(ExampleStream):
@@ -36,7 +36,7 @@ def test_lanes_of_a_set(batch_size, turns, extra, seed, start):
     lanes = batch_size * turns
     size = lanes + extra
     length = size // lanes
-    batches = list(islice(LaneBatchSampler(size, batch_size, lanes, seed), 3 * length * turns))
+    batches = list(islice(ContiguousBatchSampler(size, batch_size, lanes, seed), 3 * length * turns))
     assert all(len(batch) == batch_size for batch in batches)
     steps = [[*chain(*batches[first : first + turns])] for first in range(0, len(batches), turns)]
     for epoch in range(3):
@@ -48,19 +48,19 @@ def test_lanes_of_a_set(batch_size, turns, extra, seed, start):
         breaks = np.diff(numbers, axis=0) != 1
         assert breaks.sum() <= 1, "only where the last example is followed by the first"
         assert (numbers[1:][breaks] == 0).all()
-    later = LaneBatchSampler(size, batch_size, lanes, seed, start)
-    everything = islice(LaneBatchSampler(size, batch_size, lanes, seed), start, start + 5)
+    later = ContiguousBatchSampler(size, batch_size, lanes, seed, start)
+    everything = islice(ContiguousBatchSampler(size, batch_size, lanes, seed), start, start + 5)
     assert list(islice(later, 5)) == list(everything)
 
 
 def test_lanes_begin_elsewhere_in_every_epoch_and_with_every_seed():
     def first(seed, count=1):
-        return [batch[0][1] for batch in islice(LaneBatchSampler(1000, 10, 10, seed), 0, 100 * count, 100)]
+        return [batch[0][1] for batch in islice(ContiguousBatchSampler(1000, 10, 10, seed), 0, 100 * count, 100)]
 
     assert first(0) == first(0)
     assert first(0) != first(1)
     assert len(set(first(0, count=5))) == 5
-    seen = {index for batch in islice(LaneBatchSampler(1007, 10, 10, 0), 100) for _, index in batch}
+    seen = {index for batch in islice(ContiguousBatchSampler(1007, 10, 10, 0), 100) for _, index in batch}
     assert len(seen) == 1000
 
 
@@ -75,7 +75,7 @@ def test_lanes_begin_elsewhere_in_every_epoch_and_with_every_seed():
 def test_lanes_of_a_stream(batch_size, turns, extra, stretch, start):
     lanes = batch_size * turns
     count = lanes + extra
-    rows = LaneStream(Numbered(count), batch_size, lanes, stretch=stretch)
+    rows = ContiguousStream(Numbered(count), batch_size, lanes, stretch=stretch)
     blocks = [min(stretch, (count - first) // lanes) for first in range(0, count, lanes * stretch)]
     steps_per_pass = sum(blocks)
     drawn = list(islice(rows, 2 * steps_per_pass * lanes))
@@ -86,8 +86,8 @@ def test_lanes_of_a_stream(batch_size, turns, extra, stretch, start):
     for step in range(1, steps_per_pass):
         if step not in starts:
             assert (numbers[step] == numbers[step - 1] + 1).all()
-    later = LaneStream(Numbered(count), batch_size, lanes, start_batch=start, stretch=stretch)
-    wanted = islice(LaneStream(Numbered(count), batch_size, lanes, stretch=stretch), start * batch_size, None)
+    later = ContiguousStream(Numbered(count), batch_size, lanes, start_batch=start, stretch=stretch)
+    wanted = islice(ContiguousStream(Numbered(count), batch_size, lanes, stretch=stretch), start * batch_size, None)
     assert list(islice(later, 3 * batch_size)) == list(islice(wanted, 3 * batch_size))
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from task_files import make_task, written
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.tasks.readers import read_table
-from hf_ctxmodels.errors import CtxError
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertTokenizer
 
 from hf_ctxmodels import CtxBertTokenizer
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 
 TRICKY = [
     "",

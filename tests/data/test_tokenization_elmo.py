@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoTokenizer, CtxError
-from hf_ctxmodels.tokenization_spelled import BEGINS_WORD, ENDS_WORD, FILLS
+from hf_ctxmodels.tokenizers.characters import BEGINS_WORD, ENDS_WORD, FILLS
 
 TEXTS = ["The na\u00efve cat, it sat.", "Zw\u00f6lf!", "A   mat"]
 

@@ -18,10 +18,10 @@ from sentencepiece import SentencePieceTrainer
 from transformers import AlbertTokenizer, XLNetTokenizer
 from transformers.convert_slow_tokenizer import AlbertConverter, XLNetConverter
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
-from hf_ctxmodels.objectives.ordinary import OrdinaryTokens
+from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
 
 TRICKY = [
     "",

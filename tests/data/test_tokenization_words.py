@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxError, CtxWord2VecConfig, CtxWord2VecTokenizer
-from hf_ctxmodels.tokenization_words import CtxWordTokenizer, CtxWrittenWordTokenizer
+from hf_ctxmodels.tokenizers.words import CtxWordTokenizer, CtxWrittenWordTokenizer
 
 TEXTS = ["The cat sat on the mat, and the cat slept.", "A mat; a cat!"]
 

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.data import DrawnTurns, TurnBatchSampler, Turns, UnlabelledCollator, without_labels
+from hf_ctxmodels.data import MixtureBatchSampler, RoundRobinMixture, SampledMixture, UnlabelledCollator, without_labels
 
 LABELLED = [{"labels": number} for number in range(5)]
 OTHERS = [{"labels": 100 + number} for number in range(12)]
 MORE = [{"labels": 200 + number} for number in range(3)]
 
 
-def labels(turns: Turns, batches: list[list[tuple[int, int]]]) -> list[list[int]]:
+def labels(turns: RoundRobinMixture, batches: list[list[tuple[int, int]]]) -> list[list[int]]:
     return [[turns[key]["labels"] for key in batch] for batch in batches]
 
 
 def test_each_batch_is_of_one_kind_and_kinds_alternate() -> None:
-    turns = Turns([LABELLED, OTHERS])
-    found = labels(turns, list(islice(TurnBatchSampler(turns, 2, seed=0), 30)))
+    turns = RoundRobinMixture([LABELLED, OTHERS])
+    found = labels(turns, list(islice(MixtureBatchSampler(turns, 2, seed=0), 30)))
     assert all(label < 100 for batch in found[::2] for label in batch)
     assert all(label >= 100 for batch in found[1::2] for label in batch)
     first_pass = [label for batch in found[::2] for label in batch][:5]
@@ -29,30 +29,30 @@ def test_each_batch_is_of_one_kind_and_kinds_alternate() -> None:
 
 
 def test_an_epoch_is_a_pass_over_the_first() -> None:
-    assert len(Turns([LABELLED, OTHERS])) == 10
-    assert len(Turns([LABELLED, OTHERS, MORE], [0, 1, 2, 1])) == 20
+    assert len(RoundRobinMixture([LABELLED, OTHERS])) == 10
+    assert len(RoundRobinMixture([LABELLED, OTHERS, MORE], [0, 1, 2, 1])) == 20
 
 
 @pytest.mark.parametrize("start", [1, 2, 7, 20])
 def test_is_entered_at_any_batch(start: int) -> None:
-    turns = Turns([LABELLED, OTHERS, MORE], [0, 1, 2, 1])
-    whole = list(islice(TurnBatchSampler(turns, 2, seed=3), 40))
-    assert list(islice(TurnBatchSampler(turns, 2, seed=3, start_batch=start), 40 - start)) == whole[start:]
+    turns = RoundRobinMixture([LABELLED, OTHERS, MORE], [0, 1, 2, 1])
+    whole = list(islice(MixtureBatchSampler(turns, 2, seed=3), 40))
+    assert list(islice(MixtureBatchSampler(turns, 2, seed=3, start_batch=start), 40 - start)) == whole[start:]
 
 
 def test_parts_and_order() -> None:
     with pytest.raises(CtxError, match="empty"):
-        Turns([LABELLED, []])
+        RoundRobinMixture([LABELLED, []])
     with pytest.raises(CtxError, match="order"):
-        Turns([LABELLED, OTHERS], [0, 0])
+        RoundRobinMixture([LABELLED, OTHERS], [0, 0])
 
 
 @pytest.mark.parametrize("start", [1, 2, 7, 33])
 @pytest.mark.parametrize("per_step", [1, 3])
 def test_drawn_turns_are_entered_at_any_batch(start: int, per_step: int) -> None:
-    turns = DrawnTurns([LABELLED, OTHERS, MORE], {1: 4})
-    whole = list(islice(TurnBatchSampler(turns, 2, seed=3, batches_per_step=per_step), 60))
-    later = TurnBatchSampler(turns, 2, seed=3, start_batch=start, batches_per_step=per_step)
+    turns = SampledMixture([LABELLED, OTHERS, MORE], {1: 4})
+    whole = list(islice(MixtureBatchSampler(turns, 2, seed=3, batches_per_step=per_step), 60))
+    later = MixtureBatchSampler(turns, 2, seed=3, start_batch=start, batches_per_step=per_step)
     assert list(islice(later, 60 - start)) == whole[start:]
     kinds = [{label // 100 for label in found} for found in labels(turns, whole)]
     steps = [kinds[first : first + per_step] for first in range(0, 60, per_step)]
@@ -61,7 +61,7 @@ def test_drawn_turns_are_entered_at_any_batch(start: int, per_step: int) -> None
 
 
 def test_draws_are_uniform_and_by_the_seed() -> None:
-    turns, batches = DrawnTurns([LABELLED, OTHERS, MORE]), np.arange(6000)
+    turns, batches = SampledMixture([LABELLED, OTHERS, MORE]), np.arange(6000)
     found = turns.turns(batches, seed=5)
     assert abs(np.bincount(found) - 2000).max() < 150  # four standard deviations
     again = found[1:] == found[:-1]
@@ -73,8 +73,8 @@ def test_draws_are_uniform_and_by_the_seed() -> None:
 
 def test_periods() -> None:
     with pytest.raises(CtxError, match="One in 0 steps"):
-        DrawnTurns([LABELLED, OTHERS], {1: 0})
-    alone = DrawnTurns([LABELLED], {0: 10})
+        SampledMixture([LABELLED, OTHERS], {1: 0})
+    alone = SampledMixture([LABELLED], {0: 10})
     assert not alone.turns(np.arange(30), seed=0).any()
 
 

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.io.word_files import READERS, WRITERS
+from hf_ctxmodels.io.word_vectors import WordVectors
+from hf_ctxmodels.models._shared.static import StaticEncoder
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.static import StaticEncoder
-from hf_ctxmodels.word_files import READERS, WRITERS
-from hf_ctxmodels.word_vectors import WordVectors
 
 SCRIPT = Path(__file__).resolve().parents[2] / "conversion" / "word_vectors.py"
 STATIC = [name for name, family in FAMILIES.items() if issubclass(family.models["AutoModel"], StaticEncoder)]

@@ -6,7 +6,7 @@ import torch
 from zoo import main_head
 
 from hf_ctxmodels.registry import Family
-from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 TEXTS = ["the cat sat on the mat", "a dog ran after the cat", "cats and dogs sat and ran on a mat"] * 3
 

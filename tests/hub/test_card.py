@@ -11,7 +11,7 @@ from zoo import main_head
 
 from hf_ctxmodels.hub import loss_curve_png, model_card
 from hf_ctxmodels.registry import Family
-from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 REPO = "zoo/tiny-model"
 

@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from hf_ctxmodels.layers.attention import SelfAttention, eager_attention_forward
+from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
+from hf_ctxmodels.layers.attention.modules import SelfAttention, eager_attention_forward
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.varlen import PackedLayout, PaddedLayout
 
 WIDTH, HEADS = 12, 3
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 0]])
@@ -80,9 +80,9 @@ def test_wanted_rows_equal_all_rows(bias: bool) -> None:
     layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
     packed = layout.pack(states())
     everything, _ = module(packed, layout)
-    wanted = torch.zeros_like(MASK, dtype=torch.bool)
-    wanted[0, [1, 3]] = wanted[2, 3] = True
-    selected = layout.select(wanted, and_first=False)
+    output_mask = torch.zeros_like(MASK, dtype=torch.bool)
+    output_mask[0, [1, 3]] = output_mask[2, 3] = True
+    selected = layout.select(output_mask, and_first=False)
     some, _ = module(packed, selected)
     torch.testing.assert_close(some, selected.query_rows(everything), atol=1e-5, rtol=1e-5)
 

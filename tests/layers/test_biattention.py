@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.biattention import Biattention, Maxout, MaxoutClassifier
-from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
+from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows
+from hf_ctxmodels.models.cove.biattention import Biattention, Maxout, MaxoutClassifier
 
 WIDTH = 5
 

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
-from hf_ctxmodels.layers.cross_view import TEXT_VIEWS, WORD_VIEWS, TextPredictors, WordPredictors, summed_disagreement
+from hf_ctxmodels.models.cvt.cross_view import (
+    TEXT_VIEWS,
+    WORD_VIEWS,
+    TextPredictors,
+    WordPredictors,
+    summed_disagreement,
+)
 
 WIDTH = 3
 # Left and right padding, two sequences in a row, and a row of one word.

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from hf_ctxmodels.layers.attention.layouts import _attend_batch, _attend_each, _attend_padded
 from hf_ctxmodels.layers.dropout import Dropout, dropout
-from hf_ctxmodels.layers.varlen import _attend_batch, _attend_each, _attend_padded
 
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.layers.attention.dropped_attention import dropped_attention
 from hf_ctxmodels.layers.dropout import dropout
-from hf_ctxmodels.layers.dropped_attention import dropped_attention
 
 SCALING = 0.3
 

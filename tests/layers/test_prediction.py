@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers import prediction
-from hf_ctxmodels.layers.prediction import MaskedPredictionHead, chunked_cross_entropy
+from hf_ctxmodels.layers.lm_loss import chunked as prediction
+from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead, chunked_cross_entropy
 
 ROWS, WIDTH, WORDS = 11, 8, 20
 

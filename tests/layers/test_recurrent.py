@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
+from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows, State
 
 TOKENS = torch.tensor(
     [[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool

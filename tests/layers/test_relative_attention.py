@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.benchmarks.measure import peak_bytes
-from hf_ctxmodels.layers import relative_attention
-from hf_ctxmodels.layers.relative_attention import (
+from benchmarks.measure import peak_bytes
+from hf_ctxmodels.models.xlnet import relative_attention
+from hf_ctxmodels.models.xlnet.relative_attention import (
     Biases,
     Places,
     dense_attention,
     distance_encodings,
     eager_attention,
 )
-from hf_ctxmodels.layers.relative_pieces import Piece, Pieces, attend_pieces, hidden_scores
-from hf_ctxmodels.layers.visibility import visible_keys
+from hf_ctxmodels.models.xlnet.relative_pieces import Piece, Pieces, attend_pieces, hidden_scores
+from hf_ctxmodels.models.xlnet.visibility import visible_keys
 
 HEADS, HEAD_DIM = 3, 4
 CPU = torch.device("cpu")

@@ -5,10 +5,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers import prediction, replaced_token
-from hf_ctxmodels.layers.prediction import MaskedPredictionHead
-from hf_ctxmodels.layers.replaced_token import copy_or_predict_loss, detection_counts, detection_loss, fill_masked
-from hf_ctxmodels.layers.sampling import sample_rows, uniforms
+from hf_ctxmodels.layers.lm_loss import chunked as prediction
+from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
+from hf_ctxmodels.layers.lm_loss.sampling import sample_rows, uniforms
+from hf_ctxmodels.models.electra import replaced_token
+from hf_ctxmodels.models.electra.replaced_token import (
+    copy_or_predict_loss,
+    detection_counts,
+    detection_loss,
+    fill_masked,
+)
 
 WIDTH, WORDS = 8, 40
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hf_ctxmodels.layers import sampling
-from hf_ctxmodels.layers.sampling import sample_rows, uniforms
+from hf_ctxmodels.layers.lm_loss import sampling
+from hf_ctxmodels.layers.lm_loss.sampling import sample_rows, uniforms
 
 COUNT = 1 << 16
 

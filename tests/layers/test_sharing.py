@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedConfig
 from zoo import assert_close
 
-from hf_ctxmodels.layers.post_norm import PostNormLayer
-from hf_ctxmodels.layers.sharing import SharedLayers, casts_kept
-from hf_ctxmodels.layers.varlen import PaddedLayout
+from hf_ctxmodels.layers.attention.layouts import PaddedLayout
+from hf_ctxmodels.layers.transformer.block import PostNormLayer
+from hf_ctxmodels.models.albert.sharing import SharedLayers, cache_autocast_casts
 
 WIDTH, DEPTHS = 8, 6
 LAYOUT = PaddedLayout(None, {})
@@ -145,7 +145,7 @@ def test_autocast_casts_a_shared_parameter_once(mode: Any) -> None:
         layers = make_layers("all", depths=depths)
         shapes = {tuple(parameter.shape) for parameter in layers.parameters() if parameter.dim() == 2}
         profiled = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
-        with profiled, mode(), torch.autocast("cpu", torch.bfloat16), casts_kept(torch.device("cpu")):
+        with profiled, mode(), torch.autocast("cpu", torch.bfloat16), cache_autocast_casts(torch.device("cpu")):
             run(layers, states())
         events = [tuple(event.input_shapes[0]) for event in profiled.events() if event.name == "aten::_to_copy"]
         return Counter(shape for shape in events if shape in shapes)
@@ -156,5 +156,5 @@ def test_autocast_casts_a_shared_parameter_once(mode: Any) -> None:
 
 
 def test_inference_outside_autocast_stays_in_inference_mode() -> None:
-    with torch.inference_mode(), casts_kept(torch.device("cpu")):
+    with torch.inference_mode(), cache_autocast_casts(torch.device("cpu")):
         assert run(make_layers("all"), states()).is_inference()

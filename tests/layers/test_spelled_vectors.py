@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
+from hf_ctxmodels.models._shared.character_vectors import CharacterVectors
 
 FILLER = 260
 WORDS = ["cat", "Cat", "a", "the", "cats"]
@@ -15,9 +15,9 @@ def spelled(words: list[str], width: int = 8) -> Tensor:
     return torch.tensor([row + [FILLER] * (width - len(row)) for row in rows])
 
 
-def layer(**changes: bool) -> SpelledVectors:
+def layer(**changes: bool) -> CharacterVectors:
     options = {"padding_character": FILLER, "lower_case": False, "trainable": False, **changes}
-    module = SpelledVectors(7, 3, **options)
+    module = CharacterVectors(7, 3, **options)
     module.fill(spelled(WORDS), torch.arange(1.0, 16.0).view(5, 3))
     return module
 
@@ -54,6 +54,6 @@ def test_gradient(trainable: bool) -> None:
 
 
 def test_its_state_is_saved_whole() -> None:
-    module, again = layer(), SpelledVectors(7, 3, padding_character=FILLER, lower_case=False, trainable=False)
+    module, again = layer(), CharacterVectors(7, 3, padding_character=FILLER, lower_case=False, trainable=False)
     again.load_state_dict(module.state_dict())
     assert torch.equal(again(spelled(WORDS)), module(spelled(WORDS)))

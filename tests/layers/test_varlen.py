@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.layers.attention import eager_attention_forward
-from hf_ctxmodels.layers.varlen import PackedLayout, PaddedLayout, _attend_each, _attend_padded
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout, _attend_each, _attend_padded
+from hf_ctxmodels.layers.attention.modules import eager_attention_forward
 
 HEADS, HEAD_DIM = 2, 4
 CPU = torch.device("cpu")
@@ -81,18 +81,18 @@ def test_first_is_the_first_token_of_each_row(mask: Tensor) -> None:
 
 @given(masks_and_wanted(), st.booleans())
 def test_select(masks_and_wanted: tuple[Tensor, Tensor], and_first: bool) -> None:
-    mask, wanted = masks_and_wanted
+    mask, output_mask = masks_and_wanted
     values = numbered(mask)
     layout = build(mask)
     packed = layout.pack(values)
-    selected = layout.select(wanted, and_first=and_first)
-    computed = wanted.clone()
+    selected = layout.select(output_mask, and_first=and_first)
+    computed = output_mask.clone()
     if and_first:
         for row, present in enumerate(mask):
             computed[row, int(present.nonzero()[0])] = True
     rows = selected.query_rows(packed)
     assert torch.equal(rows, values[computed])
-    assert torch.equal(selected.output(rows), values[wanted])
+    assert torch.equal(selected.output(rows), values[output_mask])
     assert sum(selected.query_lengths or selected.lengths) == len(rows)
     if selected.query is not None:
         assert selected.query_lengths == tuple(computed.sum(1).tolist())

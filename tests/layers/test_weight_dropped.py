@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hf_ctxmodels.layers.dropout import shared_dropout
-from hf_ctxmodels.layers.recurrent import LSTM, PackedRows, State
+from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows, State
 
 TOKENS = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
 

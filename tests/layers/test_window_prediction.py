@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.layers import window_prediction
-from hf_ctxmodels.layers.window_prediction import Blocks
+from hf_ctxmodels.models.word2vec import window_prediction
+from hf_ctxmodels.models.word2vec.window_prediction import Blocks
 
 VOCABULARY, WIDTH, WINDOW, NEGATIVE, DEPTH = 23, 6, 3, 5, 4
 LENGTHS = (12, 7, 1)

@@ -9,7 +9,7 @@ import transformers
 from safetensors import safe_open
 from zoo import CASES, PEERED, Case, assert_same_outputs, make_batch, make_targets, tiny_config
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES, Family, get_family
 
 LISTED = [case for case in CASES if case.has_auto_class]

@@ -77,11 +77,11 @@ class TestInput:
         batch[name] = batch[name][..., :-1] if rows_or_columns == "columns" else batch[name][:2]
         assert_refused(case, batch, name, str(tuple(batch[name].flatten(0, -2).shape)))
 
-    @pytest.mark.parametrize("name", ["sequence_ids", "wanted"])
+    @pytest.mark.parametrize("name", ["sequence_ids", "output_mask"])
     def test_own_arguments_of_another_shape(self, base: Case, name: str) -> None:
         batch = make_batch(base)
         batch[name] = torch.ones(
-            2, base.positions(batch).shape[1], dtype=torch.bool if name == "wanted" else torch.long
+            2, base.positions(batch).shape[1], dtype=torch.bool if name == "output_mask" else torch.long
         )
         assert_refused(base, batch, name, "(2, 12)", "(4, 12)")
 

@@ -24,7 +24,7 @@ from zoo import (
     tensors_of,
 )
 
-from hf_ctxmodels.layers.varlen import PackedLayout
+from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
 # How a model can be told to compute; the first is the plain formula on padded rows.
 PATHS = {
@@ -217,9 +217,9 @@ class TestRecordedOutputs:
         expected = case.model(unpad=False)(**batch, output_hidden_states=True).hidden_states
         assert len(states) == len(expected) == case.config().num_hidden_layers + 1
         widths = getattr(case.config(), "layer_sizes", [case.config().hidden_size] * len(states))
-        for number, (got, wanted) in enumerate(zip(states, expected, strict=True)):
+        for number, (got, output_mask) in enumerate(zip(states, expected, strict=True)):
             assert got.shape == (*mask.shape, widths[number])
-            assert_close(got[mask == 1], wanted[mask == 1], f"hidden state {number}")
+            assert_close(got[mask == 1], output_mask[mask == 1], f"hidden state {number}")
             assert not got[mask == 0].any()
 
     def test_last_hidden_state_is_the_last_recorded(self, base: Case) -> None:
@@ -231,8 +231,8 @@ class TestRecordedOutputs:
         batch = make_batch(case)
         expected = model(**batch, output_hidden_states=True).hidden_states
         model.config.output_hidden_states = True
-        for got, wanted in zip(model(**batch).hidden_states, expected, strict=True):
-            assert torch.equal(got, wanted)
+        for got, output_mask in zip(model(**batch).hidden_states, expected, strict=True):
+            assert torch.equal(got, output_mask)
 
     def test_selected_hidden_states(self, base: Case) -> None:
         if not base.attends:
@@ -262,11 +262,13 @@ class TestRecordedOutputs:
         model = base.model(**PATHS[path])
         batch = make_batch(base)
         generator = torch.Generator().manual_seed(5)
-        wanted = (torch.rand(base.positions(batch).shape, generator=generator) < 0.4) & batch["attention_mask"].bool()
-        wanted[1] = False  # a row without any
-        assert wanted.any()
-        full, some = model(**batch), model(**batch, wanted=wanted)
-        assert_close(some.last_hidden_state, full.last_hidden_state[wanted])
+        output_mask = (torch.rand(base.positions(batch).shape, generator=generator) < 0.4) & batch[
+            "attention_mask"
+        ].bool()
+        output_mask[1] = False  # a row without any
+        assert output_mask.any()
+        full, some = model(**batch), model(**batch, output_mask=output_mask)
+        assert_close(some.last_hidden_state, full.last_hidden_state[output_mask])
         if full.pooler_output is not None:
             assert_close(some.pooler_output, full.pooler_output)
 

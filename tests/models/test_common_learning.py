@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
-from hf_ctxmodels.benchmarks.learning import is_token_loss, judge_pretraining, learning_recipes
+from benchmarks.learning import is_token_loss, judge_pretraining, learning_recipes
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import FAMILIES, Family
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
-from hf_ctxmodels.training.summary import TrainingSummary
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
@@ -57,7 +57,7 @@ def learn(
 def data_flags(dataset: list[str] | tuple[str, ...]) -> list[str]:
     """A list of data sets, or a file, that of its translations, and perhaps the mark of their language."""
     if isinstance(dataset, tuple):
-        names = ("dataset", "translations", "dataset_marks")
+        names = ("dataset", "translations", "language_tags")
         return [part for name, value in zip(names, dataset) for part in (f"--{name}", value)]
     return ["--dataset", *dataset]
 

@@ -55,8 +55,8 @@ def test_decoder_is_the_papers() -> None:
     for row, tokens in enumerate(batch["attention_mask"].bool()):
         expected = by_the_equations(model, batch["input_ids"][row][tokens], read[row].tolist())
         torch.testing.assert_close(logits[row], expected, atol=1e-5, rtol=1e-5)
-        asked = labels[row] != -100
-        total -= float(expected[asked].gather(1, labels[row][asked][:, None]).sum())
+        target_mask = labels[row] != -100
+        total -= float(expected[target_mask].gather(1, labels[row][target_mask][:, None]).sum())
     assert float(loss) == pytest.approx(total / int((labels != -100).sum()), rel=1e-5)
 
 

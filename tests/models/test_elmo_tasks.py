@@ -9,7 +9,7 @@ from transformers import AutoModelForTokenClassification
 from zoo import CASES, TINY, Case, learnable_batch, make_batch, make_targets
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoForTokenClassification, CtxElmoTokenizer, CtxError
-from hf_ctxmodels.word_vectors import WordVectors
+from hf_ctxmodels.io.word_vectors import WordVectors
 
 HEADS = [case for case in CASES if case.has_field("mix_decay") and "Classification" in case.auto_name]
 WORDS = ["the", "cat", "sat"]
@@ -37,7 +37,7 @@ def test_fixed_vectors_stand_behind_the_mixes_and_are_saved(vectors: str, tmp_pa
     batch = tokenizer(TEXT, padding=True, return_tensors="pt")
     plain = CtxElmoForTokenClassification(config()).eval()
     plain.elmo.save_pretrained(tmp_path / "encoder")
-    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "encoder", static_model=vectors).eval()
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "encoder", pretrained_embeddings=vectors).eval()
     assert model.classifier.in_features == 32 + 5
     matrix = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     with torch.no_grad():
@@ -53,12 +53,12 @@ def test_fixed_vectors_stand_behind_the_mixes_and_are_saved(vectors: str, tmp_pa
     Path(vectors).rename(tmp_path / "elsewhere")  # they are in the head's own weights
     again = AutoModelForTokenClassification.from_pretrained(tmp_path / "head").eval()
     assert torch.equal(again(**batch).logits, model(**batch).logits)
-    assert again.config.static_model == vectors
+    assert again.config.pretrained_embeddings == vectors
 
 
 @pytest.mark.parametrize("trainable", [False, True])
 def test_they_are_trained_or_not(vectors: str, trainable: bool) -> None:
-    model = CtxElmoForTokenClassification(config(static_model=vectors, static_trainable=trainable))
+    model = CtxElmoForTokenClassification(config(pretrained_embeddings=vectors, static_trainable=trainable))
     batch = CtxElmoTokenizer.from_words([])(TEXT, padding=True, return_tensors="pt")
     before = model.vectors.table.clone()
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=1.0)
@@ -68,13 +68,13 @@ def test_they_are_trained_or_not(vectors: str, trainable: bool) -> None:
 
 
 def test_what_cannot_be(vectors: str, tmp_path: Path) -> None:
-    model = CtxElmoForTokenClassification(config(static_model=vectors))
+    model = CtxElmoForTokenClassification(config(pretrained_embeddings=vectors))
     with pytest.raises(CtxError, match="have no characters"):
         model(inputs_embeds=torch.zeros(1, 2, 16))
-    with pytest.raises(CtxError, match="static_model is not given"):
+    with pytest.raises(CtxError, match="pretrained_embeddings is not given"):
         CtxElmoForTokenClassification(config(static_size=4, static_words=3))
     with pytest.raises(CtxError, match="Cannot open the model of the fixed vectors"):
-        CtxElmoForTokenClassification(config(static_model=str(tmp_path / "nowhere")))
+        CtxElmoForTokenClassification(config(pretrained_embeddings=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize("head", HEADS, ids=str)

@@ -87,8 +87,8 @@ def test_every_row_is_written_by_its_tasks_decoder(unpad: bool) -> None:
         sentence = encoded(model.gensen, batch["input_ids"][row, first].tolist())
         expected = written(model, sentence, read, int(batch["target_languages"][row]))
         torch.testing.assert_close(logits[row], expected, atol=1e-5, rtol=1e-5)
-        asked = labels[row] != -100
-        total -= float(expected[asked].gather(1, labels[row][asked][:, None]).sum())
+        target_mask = labels[row] != -100
+        total -= float(expected[target_mask].gather(1, labels[row][target_mask][:, None]).sum())
     assert float(loss) == pytest.approx(total / int((labels != -100).sum()), rel=1e-5)
 
 

@@ -10,7 +10,7 @@ from zoo import Case, make_batch, make_targets
 
 from hf_ctxmodels import CtxError, CtxLaserForConditionalGeneration, CtxLaserTokenizer
 from hf_ctxmodels.data import load_documents
-from hf_ctxmodels.downstream import translate
+from hf_ctxmodels.inference import translate
 from hf_ctxmodels.objectives import TranslationToLanguages
 from hf_ctxmodels.registry import FAMILIES
 
@@ -57,8 +57,8 @@ def test_decoder_is_the_papers(unpad: bool) -> None:
     for row, read in enumerate(batch["decoder_input_ids"].tolist()):
         expected = by_the_equations(model, sentences[row], read, int(languages[row]))
         torch.testing.assert_close(logits[row], expected, atol=1e-5, rtol=1e-5)
-        asked = labels[row] != -100
-        total -= float(expected[asked].gather(1, labels[row][asked][:, None]).sum())
+        target_mask = labels[row] != -100
+        total -= float(expected[target_mask].gather(1, labels[row][target_mask][:, None]).sum())
     assert float(loss) == pytest.approx(total / int((labels != -100).sum()), rel=1e-5)
     with torch.no_grad():
         first = model(**batch, target_languages=torch.zeros(4, dtype=torch.long)).logits
@@ -143,7 +143,7 @@ class TestData:
     def test_translations_without_a_mark_are_refused(self, files: list[str]) -> None:
         tokenizer = train(files)
         objective = TranslationToLanguages(tokenizer, max_length=60, seed=0)
-        with pytest.raises(CtxError, match=r"does not begin with one of <de>, <en>[\s\S]*--dataset_marks"):
+        with pytest.raises(CtxError, match=r"does not begin with one of <de>, <en>[\s\S]*--language_tags"):
             list(objective.examples(load_documents(files[0], translations=[files[1]])))
         documents = load_documents(files[0], translations=[files[1]])
         plain = CtxLaserTokenizer.train(documents.texts(), vocab_size=120)

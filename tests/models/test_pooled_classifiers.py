@@ -4,7 +4,7 @@ import pytest
 import torch
 from zoo import CASES, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets, objective
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads.downstream import SequenceHead
 
 POOLED = [case for case in CASES if case.has_field("classifier_pooling") and issubclass(case.model_class, SequenceHead)]

@@ -8,8 +8,8 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.models._shared.sentence_encoder import SentenceEncoder, encode_sentences
 from hf_ctxmodels.registry import FAMILIES, Family
-from hf_ctxmodels.sentences import SentenceEncoder, encode_sentences
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge", "the old sailor"]
 ENCODERS = [family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], SentenceEncoder)]

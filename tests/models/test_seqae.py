@@ -55,7 +55,7 @@ def test_a_dropped_word_has_no_vector() -> None:
     """Whole words, each place by itself, at the rate asked for; the others grow so that the mean stays."""
     model = BASE.model(word_dropout_prob=0.25).train()
     ids = torch.full((1, 4000), 7)
-    vectors = model.read(ids)
+    vectors = model.embed(ids)
     kept = vectors.any(-1)
     assert kept.float().mean().item() == pytest.approx(0.75, abs=0.03)
     torch.testing.assert_close(vectors[kept], model.word_embeddings(ids)[kept] / 0.75)

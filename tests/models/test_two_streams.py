@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from zoo import Batch, Case, assert_close, assert_same_gradients, gradients
 
-from hf_ctxmodels.layers import two_stream
+from hf_ctxmodels.models.xlnet import two_stream
 from hf_ctxmodels.registry import FAMILIES
 
 MODEL = Case(FAMILIES["xlnet"], "AutoModelForPreTraining")

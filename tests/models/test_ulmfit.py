@@ -19,13 +19,13 @@ def test_penalties() -> None:
     model = LM.model(activation_penalty=0.7, slowness_penalty=0.3).train()
     outputs = model(**batch, **targets)
     raw = model.base_model(**batch).last_hidden_state
-    asked = targets["labels"][:, 1:] != -100
+    target_mask = targets["labels"][:, 1:] != -100
     size = change = 0.0
-    for row, column in asked.nonzero().tolist():
+    for row, column in target_mask.nonzero().tolist():
         size += float(raw[row, column].square().mean())
         if column:
             change += float((raw[row, column] - raw[row, column - 1]).square().mean())
-    expected = (0.7 * size + 0.3 * change) / int(asked.sum())
+    expected = (0.7 * size + 0.3 * change) / int(target_mask.sum())
     plain = model.eval()(**batch, **targets).loss
     assert float(outputs.loss - plain) == pytest.approx(expected, rel=1e-4)
 

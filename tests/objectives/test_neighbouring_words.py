@@ -15,9 +15,10 @@ from hf_ctxmodels import (
     CtxWord2VecTokenizer,
     DataCollatorForWindowPrediction,
 )
-from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram, window_draws
-from hf_ctxmodels.objectives.noise import HuffmanTree, NoiseDistribution, draw_noise, kept_shares
-from hf_ctxmodels.objectives.seeding import Stream, row_keys, uniforms
+from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
+from hf_ctxmodels.objectives.common.seeding import Stream, row_keys, uniforms
+from hf_ctxmodels.objectives.static import window_draws
+from hf_ctxmodels.objectives.static.noise import HuffmanTree, NoiseDistribution, draw_noise, kept_shares
 
 COUNTS = [4000, 1000, 400, 90, 40, 9, 5, 5]
 WORDS = [f"w{number}" for number in range(len(COUNTS))]
@@ -113,7 +114,7 @@ class TestCollator:
     @pytest.mark.parametrize("block", [1, 4])
     @pytest.mark.parametrize("subsampling", [0, 1e-3, 1e-9])
     def test_compiled_draws_are_the_plain_ones(self, tokenizer, output: str, block: int, subsampling: float) -> None:
-        compiled = pytest.importorskip("hf_ctxmodels.objectives.window_kernels", reason="needs numba")
+        compiled = pytest.importorskip("hf_ctxmodels.objectives.static.window_kernels", reason="needs numba")
         rows = [next(features(rows=1, length=n)) | {"example_index": n, "epoch": n % 3} for n in (1, 40, 7, 3, 900)]
         batches = []
         for draws in (compiled, window_draws):

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numbered_text import WORDS, numbered_documents, word
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
 from hf_ctxmodels.objectives import next_sentence as module
 from hf_ctxmodels.objectives import sentence_pairs as pairs

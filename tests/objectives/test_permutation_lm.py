@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from numbered_text import numbered_documents, word
 from transformers import XLNetConfig, XLNetLMHeadModel
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import (
     DataCollatorForPermutationLanguageModeling,
     PermutationLM,
     expand_permutation,
     permutation_lm,
 )
-from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORED
 
 FIRST_WORD, SEP, CLS, EOD = 9, 4, 3, 7
 lengths_of_rows = st.lists(st.integers(1, 60), min_size=1, max_size=5)

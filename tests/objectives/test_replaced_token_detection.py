@@ -4,7 +4,7 @@ import pytest
 import torch
 from numbered_text import numbered_documents
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.replaced_token import IGNORED
 

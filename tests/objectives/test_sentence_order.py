@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numbered_text import WORDS, numbered_documents
 from transformers import AlbertConfig, AlbertForPreTraining
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
-from hf_ctxmodels.objectives.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.sentence_order import IN_ORDER, ONE_SEGMENT, SWAPPED, _chunks
 
 CLS, SEP = 2, 3

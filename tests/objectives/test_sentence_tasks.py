@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hf_ctxmodels import CtxCoveTokenizer, CtxError, CtxGenSenTokenizer
-from hf_ctxmodels.data import Documents, DrawnTurns, ExampleSet, TurnBatchSampler, load_documents
+from hf_ctxmodels.data import Documents, ExampleSet, MixtureBatchSampler, SampledMixture, load_documents
 from hf_ctxmodels.objectives import SentenceTasks
 
 TEXT = "The cat sat. It slept!\nThen a dog came.\n\nAlone.\n\nA garden. A bridge.\n"
@@ -133,9 +133,9 @@ def test_long_ones_are_left_out_and_counted(documents: Documents, tokenizer: Ctx
 def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     examples = ExampleSet.build(objective.examples(documents))
-    turns = DrawnTurns.of_kinds(examples, objective.turn_column, objective.turn_periods)
+    turns = SampledMixture.of_kinds(examples, objective.task_column, objective.task_periods)
     assert len(turns) == len(examples)
-    batches = [[turns[key] for key in batch] for batch in islice(TurnBatchSampler(turns, 3, seed=1), 400)]
+    batches = [[turns[key] for key in batch] for batch in islice(MixtureBatchSampler(turns, 3, seed=1), 400)]
     tasks = [{int(row["task"]) for row in batch} for batch in batches]
     assert all(len(task) == 1 for task in tasks)
     order = [task.pop() for task in tasks]
@@ -151,9 +151,9 @@ def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTo
 
 def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0, relations_every=0)
-    assert objective.turn_periods == {}
+    assert objective.task_periods == {}
     alone = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="relations")
-    turns = DrawnTurns.of_kinds(ExampleSet.build(alone.examples(documents)), "task", alone.turn_periods)
+    turns = SampledMixture.of_kinds(ExampleSet.build(alone.examples(documents)), "task", alone.task_periods)
     assert set(turns.turns(np.arange(50), seed=0).tolist()) == {0}
 
 

@@ -12,7 +12,7 @@ from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.data.tasks import SequenceClassification, TaskArguments
-from hf_ctxmodels.downstream import score_ensemble
+from hf_ctxmodels.inference import score_ensemble
 from hf_ctxmodels.registry import FAMILIES
 
 ENSEMBLE = Path(__file__).parents[2] / "scripts" / "ensemble.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_ctxmodels.word_vectors import WordVectors
+from hf_ctxmodels.io.word_vectors import WordVectors
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_sentences.py"
 WORDS = ["cat", "dog", "tree", "katze", "hund", "baum"]

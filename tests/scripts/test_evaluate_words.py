@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hf_ctxmodels.io.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.word_vectors import WordVectors
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_words.py"
 WORDS = ["man", "king", "woman", "queen", "apple", "pear"]

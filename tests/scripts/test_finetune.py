@@ -15,7 +15,7 @@ from zoo import Case, tiny_config
 
 from hf_ctxmodels.data.tasks import TASKS
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "finetune.py"
 GOOD, BAD = ["lovely", "great", "splendid", "charming"], ["awful", "dreadful", "boring", "silly"]
@@ -205,7 +205,7 @@ def test_fields_of_the_configuration_can_be_changed(own_checkpoint, tmp_path, mo
 
 def test_resuming_gives_the_weights_of_an_uninterrupted_run(own_checkpoint, tmp_path, monkeypatch):
     flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
-    flags += ["--max_steps", "6", "--save_steps", "2", "--max_length", "24", "--keep_checkpoints", "9"]
+    flags += ["--max_steps", "6", "--save_steps", "2", "--max_length", "24", "--save_total_limit", "9"]
     assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "whole") == 0
     stopped = tmp_path / "stopped"
     assert finetune(monkeypatch, *flags, "--output_dir", stopped) == 0

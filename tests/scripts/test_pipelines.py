@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 from zoo import tiny_config
 
-from hf_ctxmodels.downstream import WordTaggingPipeline, answer_questions
+from hf_ctxmodels.inference import WordTaggingPipeline, answer_questions
 from hf_ctxmodels.registry import FAMILIES, Family
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge"]

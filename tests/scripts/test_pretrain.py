@@ -16,7 +16,7 @@ from zoo import TINY
 
 from hf_ctxmodels import CtxUlmfitTokenizer
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain.py"
 FAMILY = next(iter(FAMILIES.values()))

@@ -101,7 +101,7 @@ def test_several_languages_by_their_marks(monkeypatch: pytest.MonkeyPatch, folde
     CtxElmoTokenizer.train(TEXT, vocab_size=99, min_count=1, languages=["en", "de"]).save_pretrained(tokenizer)
     for name, following in (("news", NEWS), ("law", LAW)):
         write(folder / f"{name}.txt", following, 2, 120, seed=0)
-    data = {"dataset": f"{folder / 'news.txt'} {folder / 'law.txt'}", "dataset_marks": "<en> <de>"}
+    data = {"dataset": f"{folder / 'news.txt'} {folder / 'law.txt'}", "language_tags": "<en> <de>"}
     alone = {"max_length": 8, "objective_options": "carry=false"}  # a row is one sentence
     out = folder / "both"
     new = {"family": "elmo", "config": folder / "tiny.json"}

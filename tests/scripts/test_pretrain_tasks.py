@@ -39,7 +39,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
     (folder / "tiny.json").write_text(json.dumps({**fields, "hidden_dropout_prob": 0.1}))
     names = [str(folder / name) for name in ("running.txt", "text.en", "text.de", "pairs.jsonl")]
     data = ["--dataset", *names[:2], f"{names[3]}=a,b,label", "--translations", "-", names[2], "-"]
-    data += ["--dataset_marks", "-", "<de>", "-"]
+    data += ["--language_tags", "-", "<de>", "-"]
     with pytest.MonkeyPatch.context() as monkeypatch:
         flags = ("--family", "gensen", "--vocab_size", 90, "--output_dir", folder / "tokenizer")
         assert run(monkeypatch, "train_tokenizer.py", *flags, *data) == 0
@@ -59,7 +59,7 @@ def records(folder: Path) -> list[dict[str, float]]:
 
 
 def test_tasks_in_turn_and_exactly_on_after_a_stop(monkeypatch, prepared, tmp_path) -> None:
-    flags = ("--max_steps", 12, "--save_steps", 5, "--gradient_accumulation_steps", 2, "--keep_checkpoints", 9)
+    flags = ("--max_steps", 12, "--save_steps", 5, "--gradient_accumulation_steps", 2, "--save_total_limit", 9)
     assert (
         pretrain(monkeypatch, prepared, *flags, "--validation_fraction", 0.1, "--output_dir", tmp_path / "whole") == 0
     )

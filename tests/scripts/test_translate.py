@@ -11,7 +11,7 @@ from sacrebleu import corpus_bleu
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.downstream import score_translations, translate
+from hf_ctxmodels.inference import score_translations, translate
 from hf_ctxmodels.registry import FAMILIES
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -45,7 +45,7 @@ def test_learns_to_translate(
     data = {"dataset": train["en"], "translations": train["de"], "family": family}
     hidden, length, demanded = 32, 250, 50
     if any(objective.marks_languages for objective in FAMILIES[family].objectives.values()):
-        data["dataset_marks"] = "<de>"
+        data["language_tags"] = "<de>"
         hidden, length, demanded = 96, 700, 20  # a sentence's vector is all that the decoder has
     tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
     assert run(monkeypatch, "train_tokenizer.py", **data, vocab_size=50, output_dir=tokenizer) == 0

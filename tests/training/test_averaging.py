@@ -9,8 +9,8 @@ from torch import nn
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.averaging import NEVER, Averaging, scaled_rate
-from hf_ctxmodels.training.optimization import make_optimizer
+from hf_ctxmodels.training.optim.averaging import NEVER, Averaging, scaled_rate
+from hf_ctxmodels.training.optim.optimization import make_optimizer
 
 
 def setup(optimizer: str, **more: Any) -> tuple[nn.Linear, torch.optim.Optimizer, Averaging]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ctxmodels.training.baselines import (
+from hf_ctxmodels.training.metrics.baselines import (
     FrequencyGuesser,
     Guess,
     TokenDetector,

@@ -12,10 +12,10 @@ from transformers.utils import ModelOutput
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.data import ExampleSet, ExampleStream
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.carry import CarriedState
-from hf_ctxmodels.training.checkpoint import checkpoint_path
-from hf_ctxmodels.training.evaluation import LossEvaluation
+from hf_ctxmodels.training.checkpoint.directory import checkpoint_path
 from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
+from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -37,7 +37,7 @@ class Remembering(PreTrainedModel):
 
     config_class = RememberingConfig
     loss_targets = ("labels",)
-    carried_outputs = ("mems",)
+    state_outputs = ("mems",)
 
     def __init__(self, config: RememberingConfig) -> None:
         super().__init__(config)
@@ -157,7 +157,7 @@ def test_a_resumed_run_remembers(rows, tmp_path, streaming):
     weights = [(tmp_path / output / "model.safetensors").read_bytes() for output in ("whole", "resumed")]
     assert weights[0] == weights[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CarriedState, "load", lambda *_: None)
+        patch.setattr(RecurrentStateCarrier, "load", lambda *_: None)
         forgotten = run(new_model(0.1), rows, tmp_path / "forgotten", max_steps=13, resume=True, **options)
     assert [r["loss"] for r in forgotten.curve] != [r["loss"] for r in whole.curve]
 
@@ -177,13 +177,13 @@ def test_the_memory_follows_its_lanes_to_another_number_of_processes(tmp_path):
     indices = torch.arange(4)
     memory = [torch.randn(4, 3, 2), torch.randn(4, 2)]
     for process in range(2):
-        state, part = CarriedState(("mems",), 1), slice(2 * process, 2 * process + 2)
+        state, part = RecurrentStateCarrier(("mems",), 1), slice(2 * process, 2 * process + 2)
         state.take(0, indices[part], RememberingOutput(mems=[tensor[part] for tensor in memory]))
         state.save(tmp_path, process)
     for processes in (1, 2, 4):
         size = 4 // processes
         for process in range(processes):
-            state, part = CarriedState(("mems",), 1), slice(process * size, (process + 1) * size)
+            state, part = RecurrentStateCarrier(("mems",), 1), slice(process * size, (process + 1) * size)
             state.load(tmp_path, process, processes, torch.device("cpu"))
             given = state.inputs(0, indices[part] + 1)["mems"]
             for tensor, expected in zip(given, memory, strict=True):
@@ -191,10 +191,10 @@ def test_the_memory_follows_its_lanes_to_another_number_of_processes(tmp_path):
 
 
 def test_many_layers_keep_their_order(tmp_path):
-    state = CarriedState(("mems",), 1)
+    state = RecurrentStateCarrier(("mems",), 1)
     state.take(0, torch.tensor([4]), RememberingOutput(mems=[torch.full((1, 2), float(n)) for n in range(12)]))
     state.save(tmp_path, 0)
-    other = CarriedState(("mems",), 1)
+    other = RecurrentStateCarrier(("mems",), 1)
     other.load(tmp_path, 0, 1, torch.device("cpu"))
     assert [tensor[0, 0].item() for tensor in other.inputs(0, torch.tensor([5]))["mems"]] == list(range(12))
 
@@ -207,7 +207,7 @@ def test_a_shuffle_carries_nothing(rows, tmp_path):
 
 
 def test_a_model_without_memory_is_refused(rows, tmp_path):
-    forgetful = type("Forgetful", (Remembering,), {"carried_outputs": ()})
+    forgetful = type("Forgetful", (Remembering,), {"state_outputs": ()})
     with pytest.raises(CtxError, match="Forgetful has no memory"):
         run(forgetful(RememberingConfig()), rows, tmp_path / "a")
     silent = new_model()

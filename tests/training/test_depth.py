@@ -11,14 +11,14 @@ from zoo import HEADS, Case, learnable_batch
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.depth import (
+from hf_ctxmodels.training.optim.discriminative_lr import (
     GradualUnfreezing,
     GradualUnfreezingCallback,
     group_rates,
     layer_groups,
     require_one_process,
 )
-from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler, slanted_triangle
+from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler, slanted_triangle
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 
@@ -70,7 +70,7 @@ def test_rates_fall_from_layer_to_layer(case: Case, tmp_path: Path) -> None:
     model = case.model()
     groups = layer_groups(model)
     assert group_rates([0, 0, 0], 1.3, 2.6) == pytest.approx([1.3 / 2.6**2, 0.5, 1.3])
-    optimizer = make_optimizer(model, arguments(tmp_path, learning_rate=0.01, layer_rate_decay=2.6))
+    optimizer = make_optimizer(model, arguments(tmp_path, learning_rate=0.01, layerwise_lr_decay=2.6))
     rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
     assert optimizer.param_groups[0]["lr"] == 0.01
     assert len(rates) == len(trainable(model))
@@ -155,6 +155,6 @@ def test_intervals(tmp_path: Path) -> None:
     assert arguments(tmp_path, unfreeze_steps=0.25).unfreezing(100) == 25
     assert arguments(tmp_path, unfreeze_steps=0.001).unfreezing(100) == 1
     assert arguments(tmp_path, unfreeze_steps=7).unfreezing(100) == 7
-    for wrong in ({"unfreeze_steps": -1}, {"layer_rate_decay": 0.5}, {"slant_ratio": 0}):
+    for wrong in ({"unfreeze_steps": -1}, {"layerwise_lr_decay": 0.5}, {"slant_ratio": 0}):
         with pytest.raises(CtxError, match=f"--{next(iter(wrong))} must be"):
             arguments(tmp_path, **wrong)

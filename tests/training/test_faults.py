@@ -20,7 +20,7 @@ KILLED_WHILE_SAVING = """
 import os, signal, sys
 sys.path.insert(0, "scripts")
 import pretrain
-from hf_ctxmodels.training import checkpoint
+from hf_ctxmodels.training.checkpoint import directory as checkpoint
 commit, saves = checkpoint.commit, []
 def killing_commit(temporary, final):
     saves.append(final)

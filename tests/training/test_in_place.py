@@ -8,8 +8,8 @@ from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.models._shared.static import is_compiled
 from hf_ctxmodels.registry import FAMILIES, Family
-from hf_ctxmodels.static import is_compiled
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -95,7 +95,7 @@ def test_without_numba_or_in_another_precision_tensors_are_updated(monkeypatch: 
     assert not is_compiled(table.double())
     assert not is_compiled(table.bfloat16())
     assert not is_compiled(table.to("meta"))
-    monkeypatch.setattr("hf_ctxmodels.static.find_spec", lambda name: None)
+    monkeypatch.setattr("hf_ctxmodels.models._shared.static.find_spec", lambda name: None)
     assert not is_compiled(table)
     model = FAMILIES["glove"].models["AutoModelForPreTraining"](FAMILIES["glove"].config(vocab_size=5, hidden_size=4))
-    assert not model.descends_in_place(torch.optim.Adagrad(model.parameters()))
+    assert not model.has_inplace_optimizer(torch.optim.Adagrad(model.parameters()))

@@ -16,13 +16,13 @@ from hf_ctxmodels.data import build_training_set, load_documents
 from hf_ctxmodels.objectives import MaskedLMWithNextSentence
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed, count_items
-from hf_ctxmodels.training.checkpoint import checkpoints
-from hf_ctxmodels.training.evaluation import LossEvaluation
+from hf_ctxmodels.training.checkpoint.directory import checkpoints
 from hf_ctxmodels.training.interruption import InterruptionError
 from hf_ctxmodels.training.loading import load_tokenizer
 from hf_ctxmodels.training.loop import make_accelerator, train
-from hf_ctxmodels.training.progress import read_log
-from hf_ctxmodels.training.records import NonFiniteError, StepRecords
+from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
+from hf_ctxmodels.training.metrics.progress import read_log
+from hf_ctxmodels.training.metrics.step_metrics import NonFiniteError, StepMetrics
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -149,7 +149,7 @@ def test_resume_in_the_middle_of_an_epoch_and_of_a_logging_interval(workspace, p
 
 def test_layers_unfreeze_at_the_same_steps_after_a_resume(workspace, problem, tmp_path):
     """Slower below, slanted triangles; the run stops while lower layers have never moved."""
-    common = {"unfreeze_steps": 2, "layer_rate_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2}
+    common = {"unfreeze_steps": 2, "layerwise_lr_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2}
     common |= {"max_steps": 7}
     run(new_model(workspace), problem, arguments(tmp_path / "a", **common))
     stopped = arguments(tmp_path / "b", save_steps=1, **common)
@@ -198,7 +198,7 @@ def test_resuming_a_finished_run_changes_nothing(workspace, problem, tmp_path):
 
 def test_keeps_the_newest_checkpoints_and_removes_half_written_ones(workspace, problem, tmp_path):
     (tmp_path / "checkpoint-9.writing").mkdir(parents=True)
-    run(new_model(workspace), problem, arguments(tmp_path, max_steps=5, save_steps=1, keep_checkpoints=2))
+    run(new_model(workspace), problem, arguments(tmp_path, max_steps=5, save_steps=1, save_total_limit=2))
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-5"]
     assert not list(tmp_path.glob("*.writing"))
 
@@ -271,7 +271,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(workspace, problem, tmp_pa
 
 def test_a_logged_metric_is_the_ratio_of_its_counts_over_the_interval(tmp_path):
     """Not the mean of the steps' ratios; a metric of which there was no case is left out."""
-    records = StepRecords(make_accelerator(arguments(tmp_path)), str(tmp_path))
+    records = StepMetrics(make_accelerator(arguments(tmp_path)), str(tmp_path))
     for step, (right, cases) in enumerate([(1, 1), (0, 3), (0, 0)]):
         metrics = {"accuracy": torch.tensor([right, cases]), "recall": torch.zeros(2)}
         scalars = {"loss": torch.tensor(step), "grad_norm": torch.ones(()), "tokens": torch.tensor(5)}

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from hf_ctxmodels import CtxBertConfig, CtxError
-from hf_ctxmodels.errors import run_script
+from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.tokenization_base import check_fit
-from hf_ctxmodels.training import checkpoint
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.curve import plot_curve
+from hf_ctxmodels.training.checkpoint import directory as checkpoint
+from hf_ctxmodels.training.checkpoint.optimizer_state import load_random_state, save_random_state
 from hf_ctxmodels.training.loading import (
     check_weights,
     load_config,
@@ -24,12 +24,12 @@ from hf_ctxmodels.training.loading import (
     load_tokenizer,
     parse_config_options,
 )
-from hf_ctxmodels.training.optimization import make_optimizer, make_scheduler
+from hf_ctxmodels.training.metrics.curve import plot_curve
+from hf_ctxmodels.training.metrics.progress import read_log
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler
 from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_options
-from hf_ctxmodels.training.progress import read_log
 from hf_ctxmodels.training.recipe import parse_arguments
-from hf_ctxmodels.training.state import load_random_state, save_random_state
-from hf_ctxmodels.training.summary import TrainingSummary
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -116,7 +116,7 @@ def test_options_of_a_configuration():
 
 def test_scripts_print_errors_on_one_screen(capsys):
     def main() -> None:
-        raise CtxError("Bad.", where="here", mend="so.")
+        raise CtxError("Bad.", location="here", hint="so.")
 
     with pytest.raises(SystemExit) as exit_:
         run_script(main)
@@ -288,14 +288,14 @@ def test_loading_guards(workspace, tmp_path):
 
     config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
-    check_fit(tokenizer, config, 32, where="here")
+    check_fit(tokenizer, config, 32, location="here")
     with pytest.raises(CtxError, match="Inputs of 33 tokens are over the model's limit of 32"):
-        check_fit(tokenizer, config, 33, where="here")
+        check_fit(tokenizer, config, 33, location="here")
     with pytest.raises(CtxError, match="Inputs of 2 tokens leave no room"):
-        check_fit(tokenizer, config, 2, where="here")
+        check_fit(tokenizer, config, 2, location="here")
     config.vocab_size = 79
     with pytest.raises(CtxError, match="the tokenizer has 80 tokens, the model embeds 79"):
-        check_fit(tokenizer, config, 32, where="here")
+        check_fit(tokenizer, config, 32, location="here")
 
     for fields, message in (
         ({"hiden_size": 3}, "has no field 'hiden_size'"),

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_kind
 from hf_ctxmodels.data.tasks.readers import Row, read_table
-from hf_ctxmodels.errors import CtxError
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Any]]
@@ -112,7 +112,7 @@ class Task(ABC, Generic[Example]):
         Raises:
             CtxError: the task has no such examples, or the file cannot be read.
         """
-        raise CtxError(f"The task {self.name} learns from labels alone.", mend="leave out --unlabelled_file.")
+        raise CtxError(f"The task {self.name} learns from labels alone.", hint="leave out --unlabelled_file.")
 
     @abstractmethod
     def configure(self, config: PreTrainedConfig, train: Sequence[Example], validation: Sequence[Example]) -> None:
@@ -145,7 +145,7 @@ class Task(ABC, Generic[Example]):
     def _columns(self, given: str | None, default: str) -> list[str]:
         columns = [column.strip() for column in (given or default).split(",")]
         if not all(columns) or len(set(columns)) < len(columns):
-            raise CtxError(f"{given!r} does not list columns.", mend="give distinct names with commas between: a,b.")
+            raise CtxError(f"{given!r} does not list columns.", hint="give distinct names with commas between: a,b.")
         return columns
 
 
@@ -169,8 +169,8 @@ class LabelledTask(Task[Example]):
             raise CtxError(
                 f"The label {label!r} does not occur in the training file, whose labels are: "
                 f"{', '.join(map(repr, self.labels))}.",
-                where=where,
-                mend="mend the label, or train on examples of it too.",
+                location=where,
+                hint="mend the label, or train on examples of it too.",
             )
         return self.labels.index(label)
 
@@ -189,12 +189,12 @@ def text_of(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
         if not isinstance(row.values[column], str):
             raise CtxError(
                 f"Expected a text in column {column!r}, got {row.values[column]!r}.",
-                where=row.where,
-                mend="mend the line, or choose other columns with --text_columns.",
+                location=row.where,
+                hint="mend the line, or choose other columns with --text_columns.",
             )
     if not any(row.values[column].strip() for column in columns):
         raise CtxError(
-            f"No text in column(s) {', '.join(columns)}.", where=row.where, mend="remove the line, or fill it in."
+            f"No text in column(s) {', '.join(columns)}.", location=row.where, hint="remove the line, or fill it in."
         )
     return tuple(row.values[column] for column in columns)
 
@@ -205,7 +205,7 @@ def read_rows(file: str, columns: Sequence[str]) -> list[Row]:
     if kind in (".json", ".conll", ".conllu"):
         raise CtxError(
             f"This task reads tables (.csv, .tsv, .txt, .jsonl), not {kind} files.",
-            where=str(file),
-            mend="choose another --task, or convert the file.",
+            location=str(file),
+            hint="choose another --task, or convert the file.",
         )
     return read_table(file, columns)

@@ -3,8 +3,8 @@
 import importlib.util
 from pathlib import Path
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.tasks.readers import Row
-from hf_ctxmodels.errors import CtxError
 
 VALIDATION_EVERY = 5  # the file is sorted by label, so every fifth sentence gives a balanced validation part
 
@@ -17,7 +17,7 @@ def demo_rows(split: str) -> list[Row]:
     package = importlib.util.find_spec("gensim")  # found, not imported: gensim itself is slow to import and not needed
     if package is None or package.origin is None:
         raise CtxError(
-            "The demo data are part of gensim, which is not installed.", mend="pip install hf_ctxmodels[demo]"
+            "The demo data are part of gensim, which is not installed.", hint="pip install hf_ctxmodels[demo]"
         )
     path = Path(package.origin).parent / "test" / "test_data" / "pang_lee_polarity.cor"
     rows = []

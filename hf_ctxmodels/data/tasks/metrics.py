@@ -210,11 +210,11 @@ def answer_f1(prediction: str, answer: str) -> float:
 def _texts_by_id(predictions: Sequence[Prediction], references: Sequence[Answer]) -> dict[str, str]:
     """Predicted text by question id; raises ValueError when a question has no prediction or the other way round."""
     texts = {prediction["id"]: prediction["prediction_text"] for prediction in predictions}
-    asked = {reference["id"] for reference in references}
-    if not asked:
+    expected = {reference["id"] for reference in references}
+    if not expected:
         raise ValueError("No references; a metric needs at least one.")
-    if texts.keys() != asked:
-        missing, foreign = sorted(asked - texts.keys()), sorted(texts.keys() - asked)
+    if texts.keys() != expected:
+        missing, foreign = sorted(expected - texts.keys()), sorted(texts.keys() - expected)
         raise ValueError(
             f"Predictions and references are about different questions: {len(missing)} without a prediction "
             f"(first: {missing[:3]}), {len(foreign)} predicted but not asked (first: {foreign[:3]})."

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Collator, Encoded, FeatureCollator, Logits, Task, read_rows, text_of
-from hf_ctxmodels.errors import CtxError
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class MultipleChoice(Task[Choice]):
     def read(self, file: str, split: str) -> list[Choice]:
         """See `Task.read`."""
         if file == "demo":
-            raise CtxError("This task has no demo data.", where=self.name, mend="give a CSV, TSV or JSONL file.")
+            raise CtxError("This task has no demo data.", location=self.name, hint="give a CSV, TSV or JSONL file.")
         text_columns = self._columns(self.arguments.text_columns, "text")
         choice_columns = self._columns(self.arguments.choice_columns, "choices")
         label_column = self.arguments.label_column or "label"
         if len(text_columns) > 2:
-            raise CtxError(f"{len(text_columns)} text columns.", where="--text_columns", mend="give one or two.")
+            raise CtxError(f"{len(text_columns)} text columns.", location="--text_columns", hint="give one or two.")
         examples: list[Choice] = []
         for row in read_rows(file, [*text_columns, *choice_columns, label_column]):
             texts = text_of(row, text_columns)
@@ -52,8 +52,8 @@ class MultipleChoice(Task[Choice]):
             if len(choices) != expected or not all(isinstance(choice, str) for choice in choices):
                 raise CtxError(
                     f"Expected {expected} choices, each a text, as in the first line; got {choices!r}.",
-                    where=row.where,
-                    mend="name the columns with --choice_columns a,b,..., or one column of a .jsonl that holds a list.",
+                    location=row.where,
+                    hint="name the columns with --choice_columns a,b,..., or one column of a .jsonl that holds a list.",
                 )
             label = _label(row.values[label_column], len(choices), row.where)
             examples.append(Choice(texts[0], texts[1] if len(texts) == 2 else "", choices, label, row.where))
@@ -104,7 +104,7 @@ def _label(value: Any, choices: int, where: str) -> int:
     if not 0 <= label < choices:
         raise CtxError(
             f"The label {value!r} is not the index of one of {choices} choices.",
-            where=where,
-            mend=f"give a whole number from 0 to {choices - 1}, or choose another column with --label_column.",
+            location=where,
+            hint=f"give a whole number from 0 to {choices - 1}, or choose another column with --label_column.",
         )
     return label

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_kind, read_text
 from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task
-from hf_ctxmodels.errors import CtxError
 
 MAX_QUESTION_TOKENS = 64  # longer questions are cut, as in BERT's own SQuAD runs (Devlin et al. 2019, released code)
 
@@ -69,12 +69,12 @@ def read_squad(file: str) -> list[Question]:
             raise
         raise CtxError(
             f"Not SQuAD's JSON: {type(error).__name__} {error}.",
-            where=file,
-            mend='write {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": '
+            location=file,
+            hint='write {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": '
             '[{"text": ..., "answer_start": ...}]}]}]}]}.',
         ) from error
     if not questions:
-        raise CtxError("No questions.", where=file, mend="give a file with at least one question.")
+        raise CtxError("No questions.", location=file, hint="give a file with at least one question.")
     _check(questions)
     return questions
 
@@ -83,15 +83,17 @@ def _check(questions: list[Question]) -> None:
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:
-            raise CtxError("Two questions have this id.", where=question.where, mend="give every question its own id.")
+            raise CtxError(
+                "Two questions have this id.", location=question.where, hint="give every question its own id."
+            )
         seen.add(question.id)
         for start, text in question.answers:
             found = question.context[max(start, 0) : start + len(text)]
             if found != text or not text:
                 raise CtxError(
                     f"The answer {text!r} does not stand at character {start} of its context, where {found!r} stands.",
-                    where=question.where,
-                    mend="mend answer_start (it counts characters, not bytes), or remove the question.",
+                    location=question.where,
+                    hint="mend answer_start (it counts characters, not bytes), or remove the question.",
                 )
 
 
@@ -131,7 +133,7 @@ class QuestionAnswering(Task[Question]):
     def read(self, file: str, split: str) -> list[Question]:
         """See `Task.read`."""
         if file == "demo" or file_kind(Path(file)) != ".json":
-            raise CtxError("This task reads SQuAD's JSON.", where=file, mend="give a .json file in that form.")
+            raise CtxError("This task reads SQuAD's JSON.", location=file, hint="give a .json file in that form.")
         return read_squad(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
@@ -149,8 +151,8 @@ class QuestionAnswering(Task[Question]):
             raise CtxError(
                 f"Windows of {max_length} tokens leave {room} for the context beside the longest question ({longest}), "
                 f"so they cannot share {stride} and move on.",
-                where="--max_length, --doc_stride",
-                mend=f"raise --max_length, or give a --doc_stride from 0 to {room - 1}.",
+                location="--max_length, --doc_stride",
+                hint=f"raise --max_length, or give a --doc_stride from 0 to {room - 1}.",
             )
         encoding = tokenizer(
             questions,

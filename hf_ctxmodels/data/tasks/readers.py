@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_kind, read_objects, read_text
-from hf_ctxmodels.errors import CtxError
 
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -62,11 +62,11 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
         raise CtxError(
             f"The name does not tell the format of a table; expected an ending {', '.join((*_DELIMITERS, '.jsonl'))}, "
             "or one of these with .gz.",
-            where=str(file),
-            mend="rename or convert the file.",
+            location=str(file),
+            hint="rename or convert the file.",
         )
     if not rows:
-        raise CtxError("No examples.", where=str(file), mend="give a file with at least one example.")
+        raise CtxError("No examples.", location=str(file), hint="give a file with at least one example.")
     return rows
 
 
@@ -93,8 +93,8 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
         if len(cells) != width:
             raise CtxError(
                 f"{len(cells)} columns, expected {width} as in the first line: {str(cells)[:200]}",
-                where=f"{file}:{first_line}",
-                mend="mend the line; in .csv a field that holds a comma stands in double quotes.",
+                location=f"{file}:{first_line}",
+                hint="mend the line; in .csv a field that holds a comma stands in double quotes.",
             )
         yield Row({column: cells[index] for column, index in position.items()}, f"{file}:{first_line}")
 
@@ -103,8 +103,8 @@ def _position(column: str, names: Sequence[str], file: str | Path) -> int:
     if column not in names:
         raise CtxError(
             f"No column {column!r}. The columns are: {', '.join(map(repr, names))}.",
-            where=str(file),
-            mend="choose with --text_columns and --label_column; numbers (1 = first) mean a file without a header.",
+            location=str(file),
+            hint="choose with --text_columns and --label_column; numbers (1 = first) mean a file without a header.",
         )
     return list(names).index(column)
 
@@ -156,15 +156,15 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
             raise CtxError(
                 f"{len(cells)} column(s) in {line[:100]!r}; expected {width} as in the first line, with the word in "
                 f"column {word_column} and its tag in column {tag_column}.",
-                where=f"{file}:{number}",
-                mend="mend the line, or choose columns with --text_columns (word) and --label_column (tag).",
+                location=f"{file}:{number}",
+                hint="mend the line, or choose columns with --text_columns (word) and --label_column (tag).",
             )
         words.append(cells[_index(word_column)])
         tags.append(cells[_index(tag_column)])
     end_sentence()
     if not sentences:
         raise CtxError(
-            "No sentences.", where=str(file), mend="write one word and its tag a line, a blank line after each."
+            "No sentences.", location=str(file), hint="write one word and its tag a line, a blank line after each."
         )
     return _to_bio(sentences)
 
@@ -201,14 +201,14 @@ def read_conllu(file: str | Path, word_column: str = "FORM", tag_column: str = "
             raise CtxError(
                 f"Not a CoNLL-U line: {line[:100]!r} has {len(cells)} tab-separated column(s); expected "
                 f"{len(CONLLU_COLUMNS)} ({', '.join(CONLLU_COLUMNS)}), the first a number.",
-                where=f"{file}:{number}",
-                mend="mend the line, or name a file in other columns .conll.",
+                location=f"{file}:{number}",
+                hint="mend the line, or name a file in other columns .conll.",
             )
         if cells[0].isdecimal():
             words.append(cells[word_index])
             tags.append(cells[tag_index])
     if not sentences:
-        raise CtxError("No sentences.", where=str(file), mend="give a file with at least one sentence.")
+        raise CtxError("No sentences.", location=str(file), hint="give a file with at least one sentence.")
     return sentences
 
 

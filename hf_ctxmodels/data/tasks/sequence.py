@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Encoded, LabelledTask, Logits, Task, read_rows, sorted_labels, text_of
 from hf_ctxmodels.data.tasks.demo import demo_rows
-from hf_ctxmodels.errors import CtxError
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def _read(task: Task, file: str, split: str) -> list[SequenceExample]:
     label_column = task.arguments.label_column or "label"
     if len(text_columns) > 2:
         raise CtxError(
-            f"{len(text_columns)} text columns.", where="--text_columns", mend="give one, or two for a pair."
+            f"{len(text_columns)} text columns.", location="--text_columns", hint="give one, or two for a pair."
         )
     rows = demo_rows(split) if file == "demo" else read_rows(file, [*text_columns, label_column])
     return [SequenceExample(text_of(row, text_columns), row.values[label_column], row.where) for row in rows]
@@ -62,8 +62,8 @@ class SequenceClassification(LabelledTask[SequenceExample]):
             if example.target is None or isinstance(example.target, (list, dict)) or str(example.target).strip() == "":
                 raise CtxError(
                     f"{example.target!r} is not a label; expected a name or a number.",
-                    where=example.where,
-                    mend="mend the line, or choose another column with --label_column.",
+                    location=example.where,
+                    hint="mend the line, or choose another column with --label_column.",
                 )
         return [SequenceExample(example.texts, str(example.target), example.where) for example in examples]
 
@@ -81,8 +81,8 @@ class SequenceClassification(LabelledTask[SequenceExample]):
         if len(labels) < 2:
             raise CtxError(
                 f"All training examples have the label {labels[0]!r}; a classifier needs two labels or more.",
-                where="--train_file",
-                mend="add examples of another label, or choose another column with --label_column.",
+                location="--train_file",
+                hint="add examples of another label, or choose another column with --label_column.",
             )
         self._set_labels(config, labels)
         config.problem_type = "single_label_classification"
@@ -135,8 +135,8 @@ class Regression(Task[SequenceExample]):
             if not np.isfinite(target):
                 raise CtxError(
                     f"{example.target!r} is not a finite number.",
-                    where=example.where,
-                    mend="mend the line, choose another --label_column, or use --task sequence-classification.",
+                    location=example.where,
+                    hint="mend the line, choose another --label_column, or use --task sequence-classification.",
                 )
             examples.append(SequenceExample(example.texts, target, example.where))
         return examples

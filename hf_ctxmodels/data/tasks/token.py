@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_kind
 from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Collator, Encoded, FeatureCollator, LabelledTask, Logits
@@ -19,7 +20,6 @@ from hf_ctxmodels.data.tasks.readers import (
     read_conllu,
     read_table,
 )
-from hf_ctxmodels.errors import CtxError
 
 IGNORED = -100  # the target that a loss skips
 
@@ -41,7 +41,9 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         """See `Task.read`."""
         word_column, tag_column = self.arguments.text_columns, self.arguments.label_column
         if file == "demo":
-            raise CtxError("This task has no demo data.", where=self.name, mend="give a CoNLL, CoNLL-U or JSONL file.")
+            raise CtxError(
+                "This task has no demo data.", location=self.name, hint="give a CoNLL, CoNLL-U or JSONL file."
+            )
         if file_kind(Path(file)) == ".conllu":
             return read_conllu(file, word_column or "FORM", tag_column or "UPOS")
         if file_kind(Path(file)) == ".jsonl":
@@ -53,8 +55,8 @@ class TokenClassification(LabelledTask[TaggedSentence]):
                 raise
             raise CtxError(
                 f"CoNLL columns have numbers, not names: got {word_column!r} and {tag_column!r}.",
-                where=str(file),
-                mend="give --text_columns and --label_column as numbers (1 = first, -1 = last).",
+                location=str(file),
+                hint="give --text_columns and --label_column as numbers (1 = first, -1 = last).",
             ) from error
 
     def read_unlabelled(self, file: str) -> list[TaggedSentence]:
@@ -63,7 +65,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             column = self.arguments.text_columns or "tokens"
             rows = [(row.values[column], row.where) for row in read_table(file, [column])]
             if bad := [where for words, where in rows if not isinstance(words, list) or not words]:
-                raise CtxError(f"Expected a list of words in {column!r}.", where=bad[0], mend="mend the line.")
+                raise CtxError(f"Expected a list of words in {column!r}.", location=bad[0], hint="mend the line.")
             found = [([str(word) for word in words], where) for words, where in rows]
         else:
             found = [(sentence.words, sentence.where) for sentence in self.read(file, "train")]
@@ -76,8 +78,8 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             if not (isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0):
                 raise CtxError(
                     f"Expected two lists of one length, got {words!r} and {tags!r}.",
-                    where=row.where,
-                    mend=f"put the words into {word_column!r} and a tag for each into {tag_column!r}.",
+                    location=row.where,
+                    hint=f"put the words into {word_column!r} and a tag for each into {tag_column!r}.",
                 )
             sentences.append(TaggedSentence([str(word) for word in words], [str(tag) for tag in tags], row.where))
         if is_bio(sorted({tag for sentence in sentences for tag in sentence.tags})):
@@ -98,8 +100,8 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         if len(self.labels) < 2:
             raise CtxError(
                 f"All training words have the tag {self.labels[0]!r}; a tagger needs two tags or more.",
-                where="--train_file",
-                mend="add sentences with other tags, or choose another column with --label_column.",
+                location="--train_file",
+                hint="add sentences with other tags, or choose another column with --label_column.",
             )
 
     def encode(self, examples: Sequence[TaggedSentence], tokenizer: PreTrainedTokenizerBase) -> Encoded:

@@ -1,7 +1,8 @@
 """ALBERT (Lan et al. 2019, arXiv 1909.11942): BERT's encoder with factorised embeddings and parameters shared by depth.
 
 Its own here: which parameters the layers share, and masked-LM with sentence-order prediction. The encoder is
-`hf_ctxmodels.encoder`; everything else comes from `hf_ctxmodels.layers` and `hf_ctxmodels.heads`.
+`hf_ctxmodels.models._shared.transformer_encoder`; everything else comes from `hf_ctxmodels.layers` and
+`hf_ctxmodels.heads`.
 """
 
 from dataclasses import dataclass
@@ -12,17 +13,17 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.encoder import Encoder, build_embeddings, build_layer
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts
-from hf_ctxmodels.layers.attention import SelfAttention
+from hf_ctxmodels.layers.attention.layouts import Layout
+from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.post_norm import FirstTokenPooler, PostNormLayer
-from hf_ctxmodels.layers.sharing import SHARED_PARTS, SharedLayers, casts_kept
-from hf_ctxmodels.layers.varlen import Layout
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel
+from hf_ctxmodels.layers.transformer.block import FirstTokenPooler, PostNormLayer
+from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
 from hf_ctxmodels.models.albert.conversion_albert import ALBERT_EXPORT
+from hf_ctxmodels.models.albert.sharing import SHARED_PARTS, SharedLayers, cache_autocast_casts
 
 
 class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
@@ -49,7 +50,7 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
         if sharing in SHARED_PARTS and self.config.num_hidden_groups != layers:
             raise CtxError(
                 f"parameter_sharing={sharing!r} has no form in transformers, whose ALBERT shares whole layers.",
-                mend="keep the model in this package's layout (save_pretrained); 'all' and 'none' can be exported.",
+                hint="keep the model in this package's layout (save_pretrained); 'all' and 'none' can be exported.",
             )
         if sharing != "all":
             values["num_hidden_groups"] = layers
@@ -79,7 +80,7 @@ class CtxAlbertModel(Encoder, CtxAlbertPreTrainedModel):
 
     def apply_layers(self, hidden_states: Tensor, layout: Layout, final_layout: Layout) -> Tensor:
         """As in every encoder; a shared layer's weights are cast once."""
-        with casts_kept(hidden_states.device):
+        with cache_autocast_casts(hidden_states.device):
             return super().apply_layers(hidden_states, layout, final_layout)
 
 
@@ -93,7 +94,7 @@ class CtxAlbertForPreTrainingOutput(ModelOutput):
         sop_logits: (batch, 2), 0 = the segments are in their order, 1 = they are swapped.
         mlm_loss: Masked-LM cross-entropy in nats, detached.
         sentence_order_loss: Sentence-order cross-entropy in nats, detached.
-        metrics: "sentence_order_accuracy", as in `right_guesses`; None without such targets.
+        metrics: "sentence_order_accuracy", as in `accuracy_counts`; None without such targets.
         hidden_states, attentions: As asked for.
     """
 

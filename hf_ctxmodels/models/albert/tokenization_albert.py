@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hf_ctxmodels.tokenization_unigram import CtxUnigramTokenizer
+from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer
 
 
 class CtxAlbertTokenizer(CtxUnigramTokenizer):

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxTransformerConfig
+from hf_ctxmodels.core.config import CtxTransformerConfig
 
 
 @strict

@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.conversion_ops import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, FirstFound, fused_projections
+from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, FirstFound, fused_projections
 
 _RENAMINGS = [
     *POST_NORM_RENAMINGS,

@@ -1,7 +1,8 @@
 """BERT (Devlin et al. 2019, arXiv 1810.04805): a bidirectional Transformer encoder trained on masked words and pairs.
 
-Its own here: masked-LM with next-sentence prediction. The encoder it founded is `hf_ctxmodels.encoder`; everything else
-comes from `hf_ctxmodels.layers` and `hf_ctxmodels.heads`.
+Its own here: masked-LM with next-sentence prediction. The encoder it founded is
+`hf_ctxmodels.models._shared.transformer_encoder`; everything else comes from `hf_ctxmodels.layers` and
+`hf_ctxmodels.heads`.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.encoder import Encoder, build_embeddings, build_layer
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts, cross_entropy_over_targets
-from hf_ctxmodels.layers.attention import SelfAttention
-from hf_ctxmodels.layers.post_norm import FirstTokenPooler, PostNormLayer
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel
+from hf_ctxmodels.layers.attention.modules import SelfAttention
+from hf_ctxmodels.layers.transformer.block import FirstTokenPooler, PostNormLayer
+from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT
 
@@ -59,7 +60,7 @@ class CtxBertForPreTrainingOutput(ModelOutput):
         loss: Sum of the two terms whose targets were given.
         mlm_loss: Masked-LM cross-entropy in nats, detached.
         next_sentence_loss: Next-sentence cross-entropy in nats, detached.
-        metrics: "next_sentence_accuracy", as in `right_guesses`; None without such targets.
+        metrics: "next_sentence_accuracy", as in `accuracy_counts`; None without such targets.
         prediction_logits: (batch, length, vocabulary); None when `labels` are given.
         seq_relationship_logits: (batch, 2), 0 = the second segment follows the first, 1 = it is a random one.
         hidden_states, attentions: As asked for.

@@ -8,8 +8,8 @@ from typing import Any, Self
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordPiece
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.tokenization_base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -115,7 +115,7 @@ class CtxBertTokenizer(CtxTokenizer):
             raise CtxError(
                 f"A vocabulary of {vocab_size} tokens cannot hold the {len(alphabet)} different characters of the text "
                 f"(each alone and as a continuation) and {len(SPECIAL_TOKENS)} special tokens.",
-                mend=f"ask for at least {needed} tokens, or keep fewer characters with limit_alphabet.",
+                hint=f"ask for at least {needed} tokens, or keep fewer characters with limit_alphabet.",
             )
         trainer = trainers.WordPieceTrainer(
             vocab_size=vocab_size,
@@ -180,11 +180,11 @@ def _read_vocabulary_file(path: str) -> dict[str, int]:
     try:
         lines = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
-        raise CtxError(f"The vocabulary cannot be read: {error.strerror}.", where=path, mend="check it.") from error
+        raise CtxError(f"The vocabulary cannot be read: {error.strerror}.", location=path, hint="check it.") from error
     except UnicodeDecodeError as error:
         raise CtxError(
             f"The vocabulary is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}.",
-            where=f"{path}, byte {error.start}",
-            mend="copy it again from its source.",
+            location=f"{path}, byte {error.start}",
+            hint="copy it again from its source.",
         ) from error
     return {line.rstrip(): number for number, line in enumerate(lines)}

@@ -2,7 +2,7 @@
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.core.config import CtxConfig
 
 
 @strict
@@ -15,8 +15,8 @@ class CtxCoveConfig(CtxConfig):
         embedding_size: Width of the fixed vectors, and of the decoder's embeddings.
         hidden_size: Width of a state of the encoder, of both directions together, and of one of the decoder.
         num_hidden_layers: LSTM layers of the encoder, and of the decoder.
-        static_model: A directory or Hub id of a family with one vector for each word, of the same vocabulary as the
-            source language's. The vectors are copied from there into a new model, and saved with it.
+        pretrained_embeddings: A directory or Hub id of a family with one vector for each word, of the same vocabulary
+            as the source language's. The vectors are copied from there into a new model, and saved with it.
         train_vectors: Train the vectors too.
         decoder_attention: Attend to the encoder's states; without, the decoder starts from the last ones and knows no
             more of the source: a plain sequence-to-sequence model, to compare with.
@@ -40,7 +40,7 @@ class CtxCoveConfig(CtxConfig):
     embedding_size: int = 300
     hidden_size: int = 600
     num_hidden_layers: int = 2
-    static_model: str | None = None
+    pretrained_embeddings: str | None = None
     train_vectors: bool = False
     decoder_attention: bool = True
     hidden_dropout_prob: float | int = 0.2

@@ -1,7 +1,7 @@
 """CoVe (McCann et al. 2017, arXiv 1708.00107): word vectors, and what a translation model's encoder makes of them.
 
-Its own here: what is read beside what, and which part learns. The arithmetic is in `hf_ctxmodels.layers.recurrent`,
-`attentional_decoder` and `biattention`.
+Its own here: what is read beside what, and which part learns. The arithmetic is in
+`hf_ctxmodels.layers.recurrent.lstm`, `attentional_decoder` and `biattention`.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,22 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.fixed_vectors import FixedVectorsEncoder, FixedVectorsPreTrainedModel
-from hf_ctxmodels.layers.attentional_decoder import reset_cell
-from hf_ctxmodels.layers.biattention import Biattention, MaxoutClassifier
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.recurrent import LSTM, State
-from hf_ctxmodels.modeling_base import is_traced
+from hf_ctxmodels.layers.recurrent.attentional_decoder import reset_cell
+from hf_ctxmodels.layers.recurrent.lstm import LSTM, State
+from hf_ctxmodels.models._shared.pretrained_embeddings import (
+    PretrainedEmbeddingEncoder,
+    PretrainedEmbeddingPreTrainedModel,
+)
+from hf_ctxmodels.models._shared.recurrent import check_words, rows_of, run_both_ways, side_by_side
+from hf_ctxmodels.models.cove.biattention import Biattention, MaxoutClassifier
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
-from hf_ctxmodels.recurrent import check_words, rows_of, run_both_ways, side_by_side
 
 
-class CtxCovePreTrainedModel(FixedVectorsPreTrainedModel):
+class CtxCovePreTrainedModel(PretrainedEmbeddingPreTrainedModel):
     """CoVe's part of the model base."""
 
     config: CtxCoveConfig
@@ -54,7 +57,7 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
     final_cell: Tensor | None = None
 
 
-class CtxCoveModel(FixedVectorsEncoder, CtxCovePreTrainedModel):
+class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
     """Fixed word vectors and the MT-LSTM; its output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4).
 
     Attributes:
@@ -79,7 +82,7 @@ class CtxCoveModel(FixedVectorsEncoder, CtxCovePreTrainedModel):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
-        wanted: Tensor | None = None,
+        output_mask: Tensor | None = None,
         use_states: bool | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
@@ -100,7 +103,7 @@ class CtxCoveModel(FixedVectorsEncoder, CtxCovePreTrainedModel):
         Raises:
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
-        aligned = {"sequence_ids": sequence_ids, "wanted": wanted, "token_type_ids": token_type_ids}
+        aligned = {"sequence_ids": sequence_ids, "output_mask": output_mask, "token_type_ids": token_type_ids}
         given = check_words(self, input_ids, inputs_embeds, attention_mask, **aligned)
         rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
         read = given if input_ids is None else self.word_embeddings(input_ids)
@@ -113,7 +116,7 @@ class CtxCoveModel(FixedVectorsEncoder, CtxCovePreTrainedModel):
             raise CtxError("use_states asks for the state behind a row, but sequence_ids say it is several sequences.")
         hidden, cell = _final(after) if use_states else (None, None)
         return CtxCoveModelOutput(
-            last_hidden_state=last if wanted is None else last[wanted],
+            last_hidden_state=last if output_mask is None else last[output_mask],
             hidden_states=(vectors, *states[1:-1], last) if wants else None,
             final_hidden=hidden,
             final_cell=cell,

@@ -1,6 +1,6 @@
 """CoVe tokenizer: words of the source language, and words of the target language in a vocabulary of their own."""
 
-from hf_ctxmodels.tokenization_translation import CtxTranslationTokenizer
+from hf_ctxmodels.tokenizers.parallel import CtxTranslationTokenizer
 
 
 class CtxCoveTokenizer(CtxTranslationTokenizer):

@@ -4,14 +4,14 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.layers.attentional_decoder import AttentionalDecoder, DecoderState
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder, DecoderState
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import CtxCoveHeadModel, CtxCoveModel, CtxCoveModelOutput
 
 
-class CtxCoveForConditionalGeneration(heads.ForTranslation, CtxCoveHeadModel, GenerationMixin):
+class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHeadModel, GenerationMixin):
     """The translation model (section 3). The decoder starts from the encoder's last states."""
 
     for_tasks = False
@@ -43,21 +43,21 @@ class CtxCoveForConditionalGeneration(heads.ForTranslation, CtxCoveHeadModel, Ge
             CtxError: They were not kept.
         """
         if encoded.final_hidden is None or encoded.final_cell is None:
-            raise CtxError("encoder_outputs have no states to start from.", mend="run it with use_states=True.")
+            raise CtxError("encoder_outputs have no states to start from.", hint="run it with use_states=True.")
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)
 
     def decode(
         self,
         ids: Tensor,
-        asked: Tensor | None,
+        target_mask: Tensor | None,
         encoded: CtxCoveModelOutput,
         attention_mask: Tensor | None,
         state: DecoderState,
         languages: Tensor | None,
     ) -> tuple[Tensor, DecoderState | None]:
-        """See `ForTranslation.decode`."""
+        """See `ForConditionalGeneration.decode`."""
         read = encoded.last_hidden_state
         memory, tokens = read[..., self.config.embedding_size :], token_mask(read, attention_mask)  # type: ignore[index]
-        if asked is None:
+        if target_mask is None:
             return self.decoder(ids, memory, tokens, state)
-        return self.decoder.asked_states(ids, asked, memory, tokens, state), None
+        return self.decoder.asked_states(ids, target_mask, memory, tokens, state), None

@@ -4,18 +4,18 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_spelled import CtxSpelledConfig
-from hf_ctxmodels.layers.cross_view import TEXT_VIEWS, WORD_VIEWS
+from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
+from hf_ctxmodels.models.cvt.cross_view import TEXT_VIEWS, WORD_VIEWS
 
 _FILTERS = [[2, 100], [3, 100], [4, 100]]
 
 
 @strict
-class CtxCvtConfig(CtxSpelledConfig):
+class CtxCvtConfig(CtxCharacterConfig):
     """Shape and regularisation of a model for cross-view training; the defaults are the paper's.
 
-    Args: those of `CtxSpelledConfig`, and
-        static_model: Its vectors are a part of every word's, the characters the rest, up to `hidden_size`.
+    Args: those of `CtxCharacterConfig`, and
+        pretrained_embeddings: Its vectors are a part of every word's, the characters the rest, up to `hidden_size`.
         prediction_size: Width of the layer between states and labels.
         word_dropout: Dropout on the words.
         hidden_dropout_prob: Dropout on the output of every LSTM layer.
@@ -30,7 +30,7 @@ class CtxCvtConfig(CtxSpelledConfig):
 
     model_type = "ctx-cvt"
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
-        *CtxSpelledConfig.keys_to_ignore_at_inference,
+        *CtxCharacterConfig.keys_to_ignore_at_inference,
         "supervised_loss",
         "cross_view_loss",
     ]

@@ -1,7 +1,7 @@
 """CVT (Clark et al. 2018, arXiv 1809.08370): predictions from parts of the input learn from that of all of it.
 
 Its own here: which layers are read, and how a batch with labels and one without teach. The views and their losses are
-in `hf_ctxmodels.layers.cross_view`, words and recurrence in `hf_ctxmodels.spelled`.
+in `hf_ctxmodels.models.cvt.cross_view`, words and recurrence in `hf_ctxmodels.models._shared.character`.
 """
 
 from collections.abc import Iterator
@@ -16,24 +16,24 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, mean_over_targets
-from hf_ctxmodels.layers.cross_view import TextPredictors, WordPredictors, summed_disagreement
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, fixed_vectors
+from hf_ctxmodels.models._shared.recurrent import rows_of, side_by_side
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
-from hf_ctxmodels.recurrent import rows_of, side_by_side
-from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors
+from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, summed_disagreement
 
 
-class CtxCvtPreTrainedModel(SpelledPreTrainedModel):
+class CtxCvtPreTrainedModel(CharacterPreTrainedModel):
     """CVT's part of the model base."""
 
     config: CtxCvtConfig
     base_model_prefix = "cvt"
 
 
-class CtxCvtModel(SpelledEncoder, CtxCvtPreTrainedModel):
+class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
     """Words from characters and fixed vectors, and layers of an LSTM of both directions, each of which reads both."""
 
     def __init__(self, config: CtxCvtConfig, add_pooling_layer: bool = False) -> None:
@@ -57,7 +57,7 @@ class CtxCvtModel(SpelledEncoder, CtxCvtPreTrainedModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
-        wanted: Tensor | None = None,
+        output_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,
         depth: int | None = None,
         **kwargs: Any,
@@ -79,9 +79,9 @@ class CtxCvtModel(SpelledEncoder, CtxCvtPreTrainedModel):
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
         given = self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=wanted
+            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=output_mask
         )
-        self.check_spelled(input_ids, inputs_embeds, attention_mask, self.config.hidden_size)
+        self.check_characters(input_ids, inputs_embeds, attention_mask, self.config.hidden_size)
         rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
         words = given if input_ids is None else self.look_up(input_ids)
         words = words * token_mask(given, attention_mask, sequence_ids)[..., None].to(words.dtype)
@@ -92,7 +92,7 @@ class CtxCvtModel(SpelledEncoder, CtxCvtPreTrainedModel):
             states.append(self.dropout(side_by_side(rows.unpack(packed))))
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPooling(
-            last_hidden_state=states[-1] if wanted is None else states[-1][wanted],
+            last_hidden_state=states[-1] if output_mask is None else states[-1][output_mask],
             hidden_states=tuple(states) if wants else None,
         )
 
@@ -108,7 +108,7 @@ class CtxCvtOutput(ModelOutput):
         supervised_loss: Cross-entropy of the primary prediction, in nats per label; None without labels.
         cross_view_loss: `view_weight` times the Kullback-Leibler divergence of the auxiliary predictions, all
             together, in nats per prediction; None where no view is asked for.
-        metrics: Of classes, how many labels the primary prediction gets right, see `heads.right_guesses`.
+        metrics: Of classes, how many labels the primary prediction gets right, see `heads.accuracy_counts`.
     """
 
     loss: Tensor | None = None
@@ -186,7 +186,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             logits = predict(torch.cat(states[1:], -1), tokens)
             if labels is not None:
                 supervised = self.supervised_loss(logits, labels, num_items_in_batch)
-                metrics = {"accuracy": heads.right_guesses(logits, labels)} if self._has_classes else None
+                metrics = {"accuracy": heads.accuracy_counts(logits, labels)} if self._has_classes else None
         if learns_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
             total = self._disagreement(states[1], sequences, tokens, views != IGNORED, inputs)
@@ -206,12 +206,12 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         expected = tuple(given.shape[: 2 if self.views_of_words else 1])
         if tuple(views.shape) != expected:
             raise CtxError(f"views is {tuple(views.shape)}, expected {expected}: (batch_size, ...) of the input.")
-        asked = views != IGNORED
-        if bool((bad := asked & ((views < 0) | (views > 1))).any()):
+        target_mask = views != IGNORED
+        if bool((bad := target_mask & ((views < 0) | (views > 1))).any()):
             raise CtxError(f"views holds {int(views[bad][0])}, outside [0, 2) and not -100 (ignored).")
-        if self.views_of_words and mask is not None and bool((misplaced := asked & (mask == 0)).any()):
-            raise CtxError(f"views asks for padding, at {misplaced.nonzero()[0].tolist()}.", mend="put -100 there.")
-        return bool(asked.any())
+        if self.views_of_words and mask is not None and bool((misplaced := target_mask & (mask == 0)).any()):
+            raise CtxError(f"views asks for padding, at {misplaced.nonzero()[0].tolist()}.", hint="put -100 there.")
+        return bool(target_mask.any())
 
     @property
     def _kind(self) -> str:
@@ -224,7 +224,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     def _task(self, task: str | None) -> str:
         name = next(iter(self.predictors)) if task is None else task
         if name not in self.predictors:
-            raise CtxError(f"There is no task {name!r}.", mend=f"use one of {', '.join(self.predictors)}.")
+            raise CtxError(f"There is no task {name!r}.", hint=f"use one of {', '.join(self.predictors)}.")
         return name
 
     def _loss(self, supervised: Tensor | None, disagreement: Tensor | None) -> Tensor | None:
@@ -234,7 +234,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         return weighted if supervised is None else supervised + weighted
 
     def _disagreement(
-        self, first: Tensor, sequences: Tensor, tokens: Tensor, asked: Tensor, inputs: dict[str, Any]
+        self, first: Tensor, sequences: Tensor, tokens: Tensor, target_mask: Tensor, inputs: dict[str, Any]
     ) -> Tensor:
         """Summed over tasks, views and what is `asked` for; `first` are the students' states of the first layer."""
         with torch.no_grad(), at_dropout(self, 0.0):
@@ -243,8 +243,8 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         total = first.new_zeros((), dtype=torch.float32)
         for name, each in self.predictors.items():
             found: dict[str, Tensor] = each.get_views(first, sequences)  # type: ignore[operator]
-            students = {view: logits[asked] for view, logits in found.items()}
-            total = total + summed_disagreement(teachers[name][asked], students, self._kind)
+            students = {view: logits[target_mask] for view, logits in found.items()}
+            total = total + summed_disagreement(teachers[name][target_mask], students, self._kind)
         return total
 
 

@@ -1,7 +1,7 @@
 """Tokenizer of CVT."""
 
-from hf_ctxmodels.tokenization_spelled import CtxSpelledTokenizer
+from hf_ctxmodels.tokenizers.characters import CtxCharacterTokenizer
 
 
-class CtxCvtTokenizer(CtxSpelledTokenizer):
-    """Words as their characters, see `CtxSpelledTokenizer`; the model reads any word, so no vocabulary is needed."""
+class CtxCvtTokenizer(CtxCharacterTokenizer):
+    """Words as their characters, see `CtxCharacterTokenizer`; the model reads any word, so no vocabulary is needed."""

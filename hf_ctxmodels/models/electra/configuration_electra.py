@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig, CtxTransformerConfig
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.config import CtxConfig, CtxTransformerConfig
+from hf_ctxmodels.core.errors import CtxError
 
 
 @strict
@@ -122,21 +122,21 @@ class CtxElectraConfig(CtxTransformerConfig):
             raise CtxError(
                 f"With generator_size={self.generator_size} the generator has a width of {values['hidden_size']} and "
                 f"{values['num_attention_heads']} attention heads, which do not divide it.",
-                mend="choose a fraction that gives whole heads (1/4, 1/3, 1/2, ...), or set both in "
+                hint="choose a fraction that gives whole heads (1/4, 1/3, 1/2, ...), or set both in "
                 'generator_overrides={"hidden_size": ..., "num_attention_heads": ...}.',
             )
         if values["vocab_size"] != self.vocab_size:
             raise CtxError(
                 f"The generator has a vocabulary of {values['vocab_size']} tokens, the discriminator one of "
                 f"{self.vocab_size}, but it reads what the generator writes.",
-                mend="use one vocabulary for both.",
+                hint="use one vocabulary for both.",
             )
         for name in {"none": (), "embeddings": _EMBEDDING_FIELDS, "all": _ENCODER_FIELDS}[self.tie_generator]:
             if values[name] != getattr(self, name):
                 raise CtxError(
                     f"The generator's {name}={values[name]} is not the discriminator's {getattr(self, name)}, but "
                     f"tie_generator={self.tie_generator!r} makes them share weights of that shape.",
-                    mend='set tie_generator="none", or give both the same ("all" needs generator_size=1).',
+                    hint='set tie_generator="none", or give both the same ("all" needs generator_size=1).',
                 )
         config = type(self)(**values)
         config._attn_implementation = self._attn_implementation

@@ -6,7 +6,7 @@ names follow a `generator.` that no pattern matches.
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.conversion_ops import POST_NORM_RENAMINGS, fused_projections
+from hf_ctxmodels.core.weights import POST_NORM_RENAMINGS, fused_projections
 
 ELECTRA_CONVERSION: list[WeightTransform] = [
     *POST_NORM_RENAMINGS,

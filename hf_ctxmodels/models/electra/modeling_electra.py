@@ -1,7 +1,8 @@
 """ELECTRA (Clark et al. 2020, arXiv 2003.10555): an encoder trained to tell which tokens a small generator replaced.
 
 Its own here: the discriminator's head and the heads that read its first token. The pair is in `pretraining_electra`,
-the encoder in `hf_ctxmodels.encoder`; everything else comes from `hf_ctxmodels.layers` and `hf_ctxmodels.heads`.
+the encoder in `hf_ctxmodels.models._shared.transformer_encoder`; everything else comes from `hf_ctxmodels.layers` and
+`hf_ctxmodels.heads`.
 """
 
 from dataclasses import dataclass
@@ -13,18 +14,18 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.encoder import Encoder, build_embeddings, build_layer
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
-from hf_ctxmodels.layers.attention import SelfAttention
+from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
-from hf_ctxmodels.layers.post_norm import PostNormLayer
-from hf_ctxmodels.layers.prediction import MaskedPredictionHead, ProjectedHead
-from hf_ctxmodels.layers.replaced_token import DetectionHead, detection_counts, detection_loss
-from hf_ctxmodels.modeling_base import CtxPreTrainedModel
+from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead, ProjectedHead
+from hf_ctxmodels.layers.transformer.block import PostNormLayer
+from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
+from hf_ctxmodels.models.electra.replaced_token import DetectionHead, detection_counts, detection_loss
 
 
 class CtxElectraPreTrainedModel(CtxPreTrainedModel):

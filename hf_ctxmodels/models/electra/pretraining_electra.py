@@ -12,23 +12,23 @@ from transformers import AutoTokenizer
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import check_ids
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
-from hf_ctxmodels.layers.replaced_token import (
-    DetectionHead,
-    Filled,
-    copy_or_predict_loss,
-    detection_counts,
-    detection_loss,
-    fill_masked,
-)
-from hf_ctxmodels.modeling_base import check_ids
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.modeling_electra import (
     CtxElectraForMaskedLM,
     CtxElectraForReplacedTokenDetection,
     CtxElectraHeadModel,
     masked_prediction_head,
+)
+from hf_ctxmodels.models.electra.replaced_token import (
+    DetectionHead,
+    Filled,
+    copy_or_predict_loss,
+    detection_counts,
+    detection_loss,
+    fill_masked,
 )
 
 logger = logging.get_logger(__name__)
@@ -171,9 +171,11 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if token_labels is None:
             token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
         masked_only = self.config.discriminator_task in ("detection_masked", "replace_mlm")
-        wanted = (labels if masked_only else token_labels) != IGNORED
-        outputs = self.encode(input_ids=filled.input_ids, wanted=wanted, **inputs, **kwargs)
-        total, metrics = self._discriminate(outputs.last_hidden_state, filled.input_ids[wanted], token_labels[wanted])
+        output_mask = (labels if masked_only else token_labels) != IGNORED
+        outputs = self.encode(input_ids=filled.input_ids, output_mask=output_mask, **inputs, **kwargs)
+        total, metrics = self._discriminate(
+            outputs.last_hidden_state, filled.input_ids[output_mask], token_labels[output_mask]
+        )
         mlm_loss = mean_over_targets(filled.loss, labels, "labels", num_items_in_batch)
         name, targets = ("labels", labels) if masked_only else ("token_labels", token_labels)
         rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
@@ -192,7 +194,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         self, input_ids: Tensor, labels: Tensor, sampling_seed: Tensor | None, inputs: dict[str, Tensor | None]
     ) -> Filled:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
-            outputs = self.generator.encode(input_ids=input_ids, wanted=labels != IGNORED, **inputs)
+            outputs = self.generator.encode(input_ids=input_ids, output_mask=labels != IGNORED, **inputs)
             return fill_masked(outputs.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed)
 
     def _discriminate(self, states: Tensor, read_ids: Tensor, original_ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -285,8 +287,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             if tie_generator is not None:
                 raise CtxError(
                     f"{what}, but tie_generator={tie_generator!r} makes them one.",
-                    where=f"{generator}, {discriminator}",
-                    mend='set tie_generator="none", or give the two checkpoints of one training.',
+                    location=f"{generator}, {discriminator}",
+                    hint='set tie_generator="none", or give the two checkpoints of one training.',
                 )
             logger.warning(f"{what}; the pair shares nothing (tie_generator='none').")
             config = _pair_config(writer.config, reader.config, "none", changes)
@@ -326,8 +328,8 @@ def _open(kind: type[CtxElectraHeadModel], source: str | PathLike[str], *needed:
     if missing or report["mismatched_keys"]:
         raise CtxError(
             f"This does not open as {kind.__name__}: it has no {missing[0] if missing else 'weights of that shape'}.",
-            where=str(source),
-            mend="a generator is what ElectraForMaskedLM saves; a joint checkpoint of this package gives one by "
+            location=str(source),
+            hint="a generator is what ElectraForMaskedLM saves; a joint checkpoint of this package gives one by "
             "export_generator(directory).",
         )
     return model
@@ -341,13 +343,13 @@ def _check_same_vocabulary(
 ) -> None:
     """Raise a `CtxError` where the vocabularies differ, by their size or by the tokenizers saved beside the weights."""
     where = f"{generator}, {discriminator}"
-    mend = "use a generator and a discriminator that were trained with one tokenizer."
+    hint = "use a generator and a discriminator that were trained with one tokenizer."
     if writer.vocab_size != reader.vocab_size:
         raise CtxError(
             f"The generator has a vocabulary of {writer.vocab_size} tokens, the discriminator one of "
             f"{reader.vocab_size}, but it reads what the generator writes.",
-            where=where,
-            mend=mend,
+            location=where,
+            hint=hint,
         )
     folders = [Path(generator), Path(discriminator)]
     if all((folder / "tokenizer.json").exists() or (folder / "vocab.txt").exists() for folder in folders):
@@ -357,8 +359,8 @@ def _check_same_vocabulary(
             raise CtxError(
                 f"The vocabularies differ: {word!r} is token {first.get(word)} of the generator and "
                 f"{second.get(word)} of the discriminator.",
-                where=where,
-                mend=mend,
+                location=where,
+                hint=hint,
             )
 
 

@@ -4,17 +4,17 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig
-from hf_ctxmodels.configuration_spelled import CtxSpelledConfig
+from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
 
 _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
 
 @strict
-class CtxElmoConfig(CtxSpelledConfig):
+class CtxElmoConfig(CtxCharacterConfig):
     """Shape and regularisation of an ELMo; the defaults are the original model.
 
-    Args: those of `CtxSpelledConfig`, and
+    Args: those of `CtxCharacterConfig`, and
         vocab_size: Number of words that the language model predicts; the encoder reads any.
         residual: Every LSTM layer but the first adds its input to its output.
         stateful: Return the LSTM's state, from which the next batch may go on, unless `use_states=False` is given.
@@ -23,7 +23,7 @@ class CtxElmoConfig(CtxSpelledConfig):
         num_mixes: How many mixes of the layers a task head reads, one behind the other.
         mix_layer_norm: Normalise every layer before it is mixed.
         mix_decay: What multiplies the squared distance of the mixes from the average in the loss of a task head (3.4).
-        static_model: Task heads read its vectors behind the mixes (section 3.3).
+        pretrained_embeddings: Task heads read its vectors behind the mixes (section 3.3).
         pooling: What stands for a sequence: the "mean" of its words' states, or "mean+max", twice as wide.
     """
 

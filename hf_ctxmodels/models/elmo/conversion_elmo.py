@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
 
@@ -27,7 +27,7 @@ def config_of_options(options: Mapping[str, Any], where: str | None = None) -> C
         lstm, cnn = options["lstm"], options["char_cnn"]
         if cnn["n_characters"] not in _CHARACTERS:
             raise CtxError(
-                f"n_characters={cnn['n_characters']}; expected 261 or 262: bytes and six marks.", where=where
+                f"n_characters={cnn['n_characters']}; expected 261 or 262: bytes and six marks.", location=where
             )
         return CtxElmoConfig(
             hidden_size=2 * lstm["projection_dim"],
@@ -44,7 +44,7 @@ def config_of_options(options: Mapping[str, Any], where: str | None = None) -> C
         )
     except (KeyError, TypeError) as error:
         raise CtxError(
-            f"No options of an ELMo: {error} is missing.", where=where, mend="give the model's options.json."
+            f"No options of an ELMo: {error} is missing.", location=where, hint="give the model's options.json."
         ) from error
 
 
@@ -57,7 +57,7 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
     try:
         options = json.loads(Path(options_file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CtxError(f"Cannot read the options: {error}.", where=str(options_file)) from error
+        raise CtxError(f"Cannot read the options: {error}.", location=str(options_file)) from error
     model = CtxElmoModel(config_of_options(options, str(options_file)))
     weights = _arrays(weights_file)
     given = model.state_dict()
@@ -66,8 +66,8 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
         if value.shape != given[name].shape:
             raise CtxError(
                 f"{name} is {tuple(value.shape)}, but the options say {tuple(given[name].shape)}.",
-                where=str(weights_file),
-                mend="give the options.json and the weights of one model.",
+                location=str(weights_file),
+                hint="give the options.json and the weights of one model.",
             )
     model.load_state_dict(converted)
     return model.eval()
@@ -78,7 +78,7 @@ def _arrays(file: str | Path) -> dict[str, np.ndarray]:
     try:
         import h5py
     except ImportError as error:
-        raise CtxError("h5py is not installed.", mend="pip install 'hf_ctxmodels[hdf5]'.") from error
+        raise CtxError("h5py is not installed.", hint="pip install 'hf_ctxmodels[hdf5]'.") from error
     arrays: dict[str, np.ndarray] = {}
 
     def keep(name: str, entry: Any) -> None:
@@ -89,7 +89,9 @@ def _arrays(file: str | Path) -> dict[str, np.ndarray]:
         with h5py.File(file, "r") as opened:
             opened.visititems(keep)
     except OSError as error:
-        raise CtxError(f"Cannot read the weights: {error}.", where=str(file), mend="give a whole HDF5 file.") from error
+        raise CtxError(
+            f"Cannot read the weights: {error}.", location=str(file), hint="give a whole HDF5 file."
+        ) from error
     return arrays
 
 
@@ -100,8 +102,8 @@ def _converted(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, where: s
         if name not in arrays:
             raise CtxError(
                 f"The file has no {name!r}; it has {', '.join(sorted(arrays)[:6])}, ...",
-                where=where,
-                mend="give the weights of an ELMo, and the options that belong to them.",
+                location=where,
+                hint="give the weights of an ELMo, and the options that belong to them.",
             )
         return torch.from_numpy(np.array(arrays[name], dtype=np.float32))
 

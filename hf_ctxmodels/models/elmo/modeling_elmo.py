@@ -16,21 +16,21 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import check_ids
 from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
+from hf_ctxmodels.layers.lm_loss.sampled import sampled_cross_entropy
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
-from hf_ctxmodels.layers.prediction import summed_cross_entropy
-from hf_ctxmodels.layers.recurrent import PackedRows, State
-from hf_ctxmodels.layers.sampled_softmax import sampled_cross_entropy
+from hf_ctxmodels.layers.recurrent.lstm import PackedRows, State
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
-from hf_ctxmodels.layers.spelled_vectors import SpelledVectors
-from hf_ctxmodels.modeling_base import check_ids
+from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, fixed_vectors
+from hf_ctxmodels.models._shared.character_vectors import CharacterVectors
+from hf_ctxmodels.models._shared.recurrent import check_states, rows_of, side_by_side
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
-from hf_ctxmodels.recurrent import check_states, rows_of, side_by_side
-from hf_ctxmodels.spelled import SpelledEncoder, SpelledPreTrainedModel, fixed_vectors
 
 
-class CtxElmoPreTrainedModel(SpelledPreTrainedModel):
+class CtxElmoPreTrainedModel(CharacterPreTrainedModel):
     """ELMo's part of the model base."""
 
     config: CtxElmoConfig
@@ -51,7 +51,7 @@ class CtxElmoModelOutput(BaseModelOutputWithPooling):
     states: list[Tensor] | None = None
 
 
-class CtxElmoModel(SpelledEncoder, CtxElmoPreTrainedModel):
+class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
     """Characters, and an LSTM of each direction.
 
     A row is read as it is: the words that mark beginning and end of a sentence are in `input_ids`.
@@ -76,7 +76,7 @@ class CtxElmoModel(SpelledEncoder, CtxElmoPreTrainedModel):
         sequence_ids: Tensor | None = None,
         states: Sequence[Tensor] | None = None,
         use_states: bool | None = None,
-        wanted: Tensor | None = None,
+        output_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CtxElmoModelOutput:
@@ -98,9 +98,9 @@ class CtxElmoModel(SpelledEncoder, CtxElmoPreTrainedModel):
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
         given = self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, wanted=wanted
+            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=output_mask
         )
-        self.check_spelled(input_ids, inputs_embeds, attention_mask, self.config.projection_size)
+        self.check_characters(input_ids, inputs_embeds, attention_mask, self.config.projection_size)
         rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
         if sequence_ids is not None:
             if states is not None:
@@ -120,7 +120,7 @@ class CtxElmoModel(SpelledEncoder, CtxElmoPreTrainedModel):
         last = recorded[-1] if recorded is not None else side_by_side(rows.unpack(layers[-1]))
         wants_states = self.config.stateful if use_states is None else use_states
         return CtxElmoModelOutput(
-            last_hidden_state=last if wanted is None else last[wanted],
+            last_hidden_state=last if output_mask is None else last[output_mask],
             hidden_states=recorded,
             states=carried if wants_states else None,
         )
@@ -158,7 +158,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
 
     encoder_class = CtxElmoModel
     mixes_layers: ClassVar[bool] = True
-    vectors: SpelledVectors
+    vectors: CharacterVectors
 
     def build_encoder(self, config: CtxElmoConfig) -> CtxElmoModel:
         """The encoder; what mixes and pools stands beside it."""
@@ -202,7 +202,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         if input_ids is None:
             raise CtxError(
                 "inputs_embeds have no characters, by which this head finds the words' fixed vectors.",
-                mend="give input_ids, or use a head without static_model.",
+                hint="give input_ids, or use a head without pretrained_embeddings.",
             )
         return self.vectors(input_ids)
 
@@ -232,7 +232,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
     mixes_layers = False
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     label_axes: ClassVar[tuple[str, ...]] = ("directions",)
-    carried_outputs: ClassVar[tuple[str, ...]] = ("states",)
+    state_outputs: ClassVar[tuple[str, ...]] = ("states",)
 
     def build_head(self, config: CtxElmoConfig) -> None:
         """Dropout and the softmax's weights."""
@@ -271,23 +271,23 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         Raises:
             CtxError: Input that does not fit together or the model.
         """
-        asked = None if labels is None else self._asked(labels)
+        target_mask = None if labels is None else self._asked(labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             states=states,
             use_states=use_states,
-            wanted=None if asked is None else asked.any(-1),
+            output_mask=None if target_mask is None else target_mask.any(-1),
             **kwargs,
         )
         top = self.dropout(outputs.last_hidden_state).unflatten(-1, (2, self.config.projection_size))
-        if labels is None or asked is None:
+        if labels is None or target_mask is None:
             loss, logits = None, self.decoder(top)
         else:
             loss = heads.vocabulary_loss(
                 partial(self._summed_loss, negatives=negatives if self.training else None),
-                top[asked[asked.any(-1)]],
+                top[target_mask[target_mask.any(-1)]],
                 labels,
                 self.decoder.out_features,
                 num_items_in_batch,

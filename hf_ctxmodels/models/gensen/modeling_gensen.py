@@ -1,7 +1,9 @@
 """GenSen (Subramanian et al. 2018, arXiv 1804.00079): one encoder of sentences, learned from several tasks at once.
 
-Its own here: the tasks and what each has of its own. The encoder is in `hf_ctxmodels.recurrent_sentences`, a decoder in
-`hf_ctxmodels.layers.sentence_decoder`; which task is learned when is the objective's (`objectives.sentence_tasks`).
+Its own here: the tasks and what each has of its own. The encoder is in
+`hf_ctxmodels.models._shared.recurrent_sentence_encoder`, a decoder in
+`hf_ctxmodels.layers.recurrent.sentence_decoder`; which task is learned when is the objective's
+(`objectives.sentence_tasks`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,15 +17,15 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.gru import GRU
 from hf_ctxmodels.layers.linear import Linear
-from hf_ctxmodels.layers.sentence_decoder import ConditionalDecoder, SentenceDecoderState
-from hf_ctxmodels.modeling_base import is_traced
+from hf_ctxmodels.layers.recurrent.gru import GRU
+from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder, SentenceDecoderState
+from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
-from hf_ctxmodels.recurrent import RecurrentPreTrainedModel
-from hf_ctxmodels.recurrent_sentences import RecurrentSentenceEncoder
 
 
 class CtxGenSenPreTrainedModel(RecurrentPreTrainedModel):
@@ -67,14 +69,14 @@ class CtxGenSenEncoded(BaseModelOutputWithPooling):
 
 
 @dataclass
-class CtxGenSenForPreTrainingOutput(heads.TranslationOutput):
-    """Output of `CtxGenSenForPreTraining`, see `TranslationOutput`.
+class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
+    """Output of `CtxGenSenForPreTraining`, see `ConditionalGenerationOutput`.
 
     Attributes:
         loss: The sum of the terms whose targets are given.
         writing_loss, relation_loss: The terms, each a mean in nats per target, detached; None where nothing is asked.
         relation_logits: (batch, relations); None where only texts are asked for.
-        metrics: `relation_accuracy`, counted as `right_guesses` does.
+        metrics: `relation_accuracy`, counted as `accuracy_counts` does.
     """
 
     writing_loss: Tensor | None = None
@@ -88,7 +90,9 @@ def _asks(targets: Tensor | None) -> bool:
     return targets is not None and (is_traced(targets) or bool((targets != heads.IGNORED).any()))
 
 
-class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGenSenPreTrainedModel, GenerationMixin):
+class CtxGenSenForPreTraining(
+    heads.SiameseEncoder, heads.ForConditionalGeneration, CtxGenSenPreTrainedModel, GenerationMixin
+):
     """All tasks: a decoder for each kind of text that is written, and a classifier of how two texts are related.
 
     Rows of a batch may be of several tasks; training by the paper gives it batches of one.
@@ -132,7 +136,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         state: SentenceDecoderState,
         languages: Tensor | None,
     ) -> tuple[Tensor, SentenceDecoderState]:
-        """See `ForTranslation.predict`; each row by its own decoder."""
+        """See `ForConditionalGeneration.predict`; each row by its own decoder."""
         numbers, unpad = self._decoder_numbers(ids, languages), self._chooses_rows(ids)
         found: list[tuple[Tensor, Tensor]] = []
         places = []
@@ -158,22 +162,22 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         languages: Tensor | None,
         counts: heads.ItemCounts,
     ) -> Tensor:
-        """See `ForTranslation.written_loss`; each row by its own decoder, and of that the softmax."""
+        """See `ForConditionalGeneration.written_loss`; each row by its own decoder, and of that the softmax."""
         numbers, vectors = self._decoder_numbers(ids, languages), encoded.pooler_output
-        asked = labels != heads.IGNORED
+        target_mask = labels != heads.IGNORED
 
         def summed(given: Tensor, _: Tensor) -> Tensor:
             total = (given * 0).sum()  # a loss, too, where nothing is asked
             for number, decoder in self._numbered():
                 mine = numbers == number
                 if not self._chooses_rows(ids):
-                    there = asked & mine[:, None]
+                    there = target_mask & mine[:, None]
                     states = decoder(ids, given, state, unpad=False)[0][there]
                     total = total + decoder.summed_loss(states, labels[there])
-                elif bool((asked & mine[:, None]).any()):
+                elif bool((target_mask & mine[:, None]).any()):
                     vector = given[mine]
-                    states = decoder.asked_states(ids[mine], asked[mine], vector, decoder.start(vector))
-                    total = total + decoder.summed_loss(states, labels[mine][asked[mine]])
+                    states = decoder.asked_states(ids[mine], target_mask[mine], vector, decoder.start(vector))
+                    total = total + decoder.summed_loss(states, labels[mine][target_mask[mine]])
             return total
 
         return heads.vocabulary_loss(summed, vectors, labels, self.config.target_vocab_size, counts)
@@ -205,7 +209,8 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         num_items_in_batch: heads.ItemCounts = None,
         **kwargs: Any,
     ) -> CtxGenSenForPreTrainingOutput:
-        """The losses of the targets that are given, else logits. Other arguments as in `ForTranslation.forward`.
+        """The losses of the targets that are given, else logits. Other arguments as in
+        `ForConditionalGeneration.forward`.
 
         Args:
             token_type_ids: (batch, length) 1 at a second text; texts are written from the first alone.
@@ -221,7 +226,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         found = CtxGenSenForPreTrainingOutput(hidden_states=encoder_outputs.hidden_states)
         if not len(self.decoders):
             if _asks(labels):
-                raise CtxError("The model writes no text: config.written_tasks is empty.", mend="leave labels out.")
+                raise CtxError("The model writes no text: config.written_tasks is empty.", hint="leave labels out.")
             target_languages = None
         if labels is not None or decoder_input_ids is not None:
             written = super().forward(
@@ -240,7 +245,7 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         if relation_labels is not None and (self.relation is not None or _asks(relation_labels)):
             self._relate(found, texts, relation_labels, num_items_in_batch)
         elif labels is None and texts is not None and self.relation is not None:
-            found["relation_logits"] = self.relation(self.relation_dropout(heads.compared(*texts)))
+            found["relation_logits"] = self.relation(self.relation_dropout(heads.pair_features(*texts)))
         if _asks(labels):
             found["writing_loss"] = written.loss.detach()
         if found.loss is not None:
@@ -258,15 +263,15 @@ class CtxGenSenForPreTraining(heads.EncodesTwoTexts, heads.ForTranslation, CtxGe
         if self.relation is None or texts is None:
             raise CtxError(
                 "relation_labels are given, but there is no classifier, or not both texts' vectors.",
-                mend="have config.relations, and give the texts, not encoder_outputs.",
+                hint="have config.relations, and give the texts, not encoder_outputs.",
             )
-        logits = self.relation(self.relation_dropout(heads.compared(*texts)))
+        logits = self.relation(self.relation_dropout(heads.pair_features(*texts)))
         targets = targets.view(-1)
         loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", counts)
         found["loss"] = loss if found.loss is None else found.loss + loss
         found["relation_loss"] = loss.detach() if _asks(targets) else None
         found["relation_logits"] = logits
-        found["metrics"] = {"relation_accuracy": heads.right_guesses(logits.detach(), targets)}
+        found["metrics"] = {"relation_accuracy": heads.accuracy_counts(logits.detach(), targets)}
 
 
 class CtxGenSenForSequenceClassification(heads.ForTextPairClassification, CtxGenSenPreTrainedModel):

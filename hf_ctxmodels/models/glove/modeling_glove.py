@@ -1,6 +1,7 @@
 """GloVe (Pennington et al. 2014): weighted least squares on the logarithms of co-occurrence counts.
 
-Its own here: two tables whose sum is the vector of a word, and their loss. The rest is `hf_ctxmodels.static`.
+Its own here: two tables whose sum is the vector of a word, and their loss. The rest is
+`hf_ctxmodels.models._shared.static`.
 """
 
 import importlib
@@ -15,11 +16,11 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import check_ids
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
-from hf_ctxmodels.modeling_base import check_ids
+from hf_ctxmodels.models._shared.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
-from hf_ctxmodels.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 
 
 class CtxGlovePreTrainedModel(StaticPreTrainedModel):
@@ -90,13 +91,13 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         if not config.context_vectors:
             raise CtxError(
                 "Vectors without context vectors cannot be trained on: a file holds the sum of the two alone.",
-                where="context_vectors=false in config.json",
-                mend="pretrain a new model, or fine-tune this one on a task.",
+                location="context_vectors=false in config.json",
+                hint="pretrain a new model, or fine-tune this one on a task.",
             )
         self.word_bias = WordTable(config.vocab_size, 1, config.hidden_size)
         self.context_bias = WordTable(config.vocab_size, 1, config.hidden_size)
 
-    def descends_in_place(self, optimizer: torch.optim.Optimizer) -> bool:
+    def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """AdaGrad, where numba has compiled it."""
         return type(optimizer) is torch.optim.Adagrad and is_compiled(self.get_input_embeddings().weight)
 
@@ -126,23 +127,23 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         """
         model: Any = self.base_model
         if input_ids is None:
-            raise CtxError("Co-occurrences are predicted of words, not of inputs_embeds.", mend="give input_ids.")
+            raise CtxError("Co-occurrences are predicted of words, not of inputs_embeds.", hint="give input_ids.")
         if labels is None:
             encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
             logits = model.word_embeddings(input_ids) @ model.context_embeddings.weight.T
             logits = logits + self.word_bias(input_ids) + self.context_bias.weight[:, 0]
             return CtxGloveForPreTrainingOutput(logits=logits, hidden_states=encoded.hidden_states)
-        wanted = labels != IGNORED
-        model.check_encoder_input(input_ids, None, attention_mask, None, wanted=wanted)
-        check_ids("labels", labels.masked_fill(~wanted, 0), self.config.vocab_size, "vocab_size")
+        output_mask = labels != IGNORED
+        model.check_encoder_input(input_ids, None, attention_mask, None, output_mask=output_mask)
+        check_ids("labels", labels.masked_fill(~output_mask, 0), self.config.vocab_size, "vocab_size")
         values = torch.ones_like(input_ids, dtype=torch.float32) if cooccurrences is None else cooccurrences
         if values.shape != labels.shape:
             raise CtxError(f"cooccurrences is {tuple(values.shape)}, but the input is {tuple(labels.shape)}.")
-        cells = input_ids[wanted], labels[wanted], values[wanted].float()
+        cells = input_ids[output_mask], labels[output_mask], values[output_mask].float()
         if learning_rate is None:
             loss = self._summed_loss(*cells)
         elif squares is None:
-            raise CtxError("AdaGrad needs its sums of squared gradients.", mend="give `squares`.")
+            raise CtxError("AdaGrad needs its sums of squared gradients.", hint="give `squares`.")
         else:
             loss = self._descend(learning_rate, squares, *cells)
         loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
@@ -159,7 +160,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
     @torch.no_grad()
     def _descend(self, learning_rate: float, squares: Mapping[str, Tensor], *cells: Tensor) -> Tensor:
         """AdaGrad on the cells (words, contexts, values) one by one; their summed loss."""
-        kernels = importlib.import_module("hf_ctxmodels.layers.cell_kernels")  # numba takes a second to import
+        kernels = importlib.import_module("hf_ctxmodels.models.glove.adagrad_kernel")  # numba takes a second to import
         tables = dict(self.named_parameters())
         names = [f"{self.base_model_prefix}.{kind}_embeddings.weight" for kind in ("word", "context")]
         names += ["word_bias.weight", "context_bias.weight"]
@@ -168,7 +169,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         def follow(*part: Tensor) -> Tensor:
             given = [each.numpy() for each in part]
             weighting = float(self.config.x_max), float(self.config.alpha)
-            loss = kernels.follow_cells(*arrays, *given, *weighting, np.float32(learning_rate))
+            loss = kernels.glove_adagrad_kernel(*arrays, *given, *weighting, np.float32(learning_rate))
             return torch.tensor(loss, dtype=torch.float32)
 
         return in_threads(self.config.update_threads, follow, *cells)

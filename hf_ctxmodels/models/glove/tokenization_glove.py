@@ -1,6 +1,6 @@
 """Word tokenizer of GloVe."""
 
-from hf_ctxmodels.tokenization_words import CtxWordTokenizer
+from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 
 
 class CtxGloveTokenizer(CtxWordTokenizer):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.core.config import CtxConfig
 
 
 @strict
@@ -17,8 +17,8 @@ class CtxInferSentConfig(CtxConfig):
         hidden_size: Width of a word's state and of a sentence's vector: that of both directions together.
         num_hidden_layers: LSTM layers; the paper has one.
         pooling: What stands for a sentence: the largest value ("max") or the "mean" of its words' states.
-        static_model: A directory or Hub id of a family with one vector for each word, of the same vocabulary. The
-            vectors are copied from there into a new model, and saved with it.
+        pretrained_embeddings: A directory or Hub id of a family with one vector for each word, of the same vocabulary.
+            The vectors are copied from there into a new model, and saved with it.
         train_vectors: Train the vectors too.
         skip_unknown: Leave unknown words out, as the released code does, unless there is no other in the text; else
             they are read as zero vectors.
@@ -40,7 +40,7 @@ class CtxInferSentConfig(CtxConfig):
     hidden_size: int = 4096
     num_hidden_layers: int = 1
     pooling: Literal["max", "mean"] = "max"
-    static_model: str | None = None
+    pretrained_embeddings: str | None = None
     train_vectors: bool = False
     skip_unknown: bool = True
     hidden_dropout_prob: float | int = 0.0

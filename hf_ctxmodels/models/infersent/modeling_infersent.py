@@ -1,28 +1,32 @@
 """InferSent (Conneau et al. 2017, arXiv 1705.02364): sentence vectors that tell how two sentences are related.
 
-Its own here: what of two vectors is compared. The encoder is in `hf_ctxmodels.recurrent_sentences`, its words' vectors
-in `hf_ctxmodels.fixed_vectors`.
+Its own here: what of two vectors is compared. The encoder is in
+`hf_ctxmodels.models._shared.recurrent_sentence_encoder`, its words' vectors in
+`hf_ctxmodels.models._shared.pretrained_embeddings`.
 """
 
 import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.fixed_vectors import FixedVectorsEncoder, FixedVectorsPreTrainedModel
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.models._shared.pretrained_embeddings import (
+    PretrainedEmbeddingEncoder,
+    PretrainedEmbeddingPreTrainedModel,
+)
+from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentConfig
-from hf_ctxmodels.recurrent_sentences import RecurrentSentenceEncoder
 
 
-class CtxInferSentPreTrainedModel(FixedVectorsPreTrainedModel):
+class CtxInferSentPreTrainedModel(PretrainedEmbeddingPreTrainedModel):
     """InferSent's part of the model base."""
 
     config: CtxInferSentConfig
     base_model_prefix = "infersent"
 
 
-class CtxInferSentModel(RecurrentSentenceEncoder, FixedVectorsEncoder, CtxInferSentPreTrainedModel):
+class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, CtxInferSentPreTrainedModel):
     """Fixed word vectors, an LSTM of both directions, and the largest value of every dimension (section 3.2.3)."""
 
     def __init__(self, config: CtxInferSentConfig, add_pooling_layer: bool = True) -> None:

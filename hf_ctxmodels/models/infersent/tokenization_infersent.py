@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hf_ctxmodels.tokenization_words import CtxWordTokenizer
+from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 
 
 class CtxInferSentTokenizer(CtxWordTokenizer):

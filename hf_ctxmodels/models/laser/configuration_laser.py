@@ -4,7 +4,7 @@ from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_base import CtxConfig
+from hf_ctxmodels.core.config import CtxConfig
 
 
 @strict

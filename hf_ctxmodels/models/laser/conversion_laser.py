@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.models._shared.torch_lstm import layers_of, read_torch_file, shape_of
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
 from hf_ctxmodels.models.laser.tokenization_laser import END_OF_WORD, SPECIAL_TOKENS, CtxLaserTokenizer
-from hf_ctxmodels.torch_lstm import layers_of, read_torch_file, shape_of
 
 _GOES_ON = "@@"  # ends a subword that does not end a word
 
@@ -27,8 +27,8 @@ def read_encoder(file: str | Path) -> dict[str, Any]:
     if not isinstance(found, Mapping) or not all(isinstance(found.get(part), Mapping) for part in parts):
         raise CtxError(
             f"The file is not an encoder: {', '.join(parts)} are not all there.",
-            where=str(file),
-            mend="give the file as it was released.",
+            location=str(file),
+            hint="give the file as it was released.",
         )
     return dict(found)
 
@@ -43,7 +43,7 @@ def read_codes(file: str | Path) -> list[tuple[str, str]]:
     for number, line in enumerate(read_lines(Path(file)), start=1):
         parts = line.split()
         if len(parts) not in (2, 3):
-            raise CtxError(f"Not two subwords and a count: {line.strip()!r}.", where=f"{file}, line {number}")
+            raise CtxError(f"Not two subwords and a count: {line.strip()!r}.", location=f"{file}, line {number}")
         merges.append((parts[0], parts[1]))
     return merges
 
@@ -95,7 +95,7 @@ def laser_of_encoder(
         raise CtxError(
             f"The embeddings are {None if table is None else tuple(table.shape)}, expected "
             f"{(known, shape['embedding_size'])}: a row for each of the dictionary's subwords.",
-            where=where,
+            location=where,
         )
     numbers = {name: encoder["dictionary"][token] for name, token in zip(("start", "pad", "end"), SPECIAL_TOKENS)}
     config = CtxLaserConfig(

@@ -1,7 +1,7 @@
 """LASER (Artetxe & Schwenk 2019, arXiv 1812.10464): one encoder for all languages, learned by translation.
 
-Its own here: what the decoder is told. The encoder is in `hf_ctxmodels.recurrent_sentences`, the decoder in
-`hf_ctxmodels.layers.sentence_decoder`.
+Its own here: what the decoder is told. The encoder is in `hf_ctxmodels.models._shared.recurrent_sentence_encoder`, the
+decoder in `hf_ctxmodels.layers.recurrent.sentence_decoder`.
 """
 
 from torch import Tensor, nn
@@ -9,11 +9,11 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.layers.sentence_decoder import SentenceDecoder, SentenceDecoderState
-from hf_ctxmodels.modeling_base import is_traced
+from hf_ctxmodels.core.model import is_traced
+from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder, SentenceDecoderState
+from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
-from hf_ctxmodels.recurrent import RecurrentPreTrainedModel
-from hf_ctxmodels.recurrent_sentences import RecurrentSentenceEncoder
 
 
 class CtxLaserPreTrainedModel(RecurrentPreTrainedModel):
@@ -40,7 +40,7 @@ class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):
     encoder_class = CtxLaserModel
 
 
-class CtxLaserForConditionalGeneration(heads.ForTranslation, CtxLaserHeadModel, GenerationMixin):
+class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserHeadModel, GenerationMixin):
     """The translation model; of a text its decoder knows the vector alone."""
 
     pools = True
@@ -69,19 +69,19 @@ class CtxLaserForConditionalGeneration(heads.ForTranslation, CtxLaserHeadModel, 
     def decode(
         self,
         ids: Tensor,
-        asked: Tensor | None,
+        target_mask: Tensor | None,
         encoded: BaseModelOutputWithPooling,
         attention_mask: Tensor | None,
         state: SentenceDecoderState,
         languages: Tensor | None,
     ) -> tuple[Tensor, SentenceDecoderState | None]:
-        """See `ForTranslation.decode`."""
+        """See `ForConditionalGeneration.decode`."""
         if languages is None:
             languages = ids.new_zeros(len(ids))
         given = self.decoder.told(encoded.pooler_output, languages)
-        if asked is None:
+        if target_mask is None:
             return self.decoder(ids, given, state, unpad=self.config.unpad and not is_traced(ids))
-        return self.decoder.asked_states(ids, asked, given, state), None
+        return self.decoder.asked_states(ids, target_mask, given, state), None
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):

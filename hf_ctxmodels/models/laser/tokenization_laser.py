@@ -9,9 +9,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.tokenization_base import CtxTokenizer, no_text, no_vocabulary, require_tokens
-from hf_ctxmodels.tokenization_translation import BETWEEN
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.tokenizers.parallel import BETWEEN
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the released models' order
 END_OF_WORD = "</w>"
@@ -113,7 +113,7 @@ class CtxLaserTokenizer(CtxTokenizer):
             raise CtxError(
                 f"The texts have {len(learned['vocab'])} different characters, special tokens and marks included, but "
                 f"vocab_size={vocab_size}.",
-                mend="give a larger vocab_size.",
+                hint="give a larger vocab_size.",
             )
         fields = {**ways, "model_max_length": model_max_length, **kwargs}
         return cls(vocab=learned["vocab"], merges=learned["merges"], languages=marks, **fields)

@@ -6,13 +6,13 @@ from typing import Self
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_word_recurrent import CtxWordRecurrentConfig
+from hf_ctxmodels.models._shared.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
 
 PARTS = ("embeddings", "layers", "softmax")
 
 
 @strict
-class CtxLmSeq2SeqConfig(CtxWordRecurrentConfig):
+class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
     """Shape of encoder and decoder, and what of them is a language model's.
 
     Args:

@@ -1,8 +1,8 @@
 """Sequence-to-sequence from two language models (Ramachandran et al. 2016, arXiv 1611.02683).
 
 Its own here: encoder and decoder whose first layers are language models, how the decoder attends to two layers and
-keeps what its language model says, and what is taken from where. The layers are in `hf_ctxmodels.word_recurrent`, the
-head of translators in `hf_ctxmodels.heads.translation`.
+keeps what its language model says, and what is taken from where. The layers are in
+`hf_ctxmodels.models._shared.lstm_language_model`, the head of translators in `hf_ctxmodels.heads.seq2seq`.
 """
 
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from transformers import initialization as init
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.layers.attentional_decoder import attend
-from hf_ctxmodels.layers.columns import until_last
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.dropout import Dropout, dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.recurrent import PackedRows
-from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
-from hf_ctxmodels.word_recurrent import (
-    WordRecurrentForCausalLM,
-    WordRecurrentModel,
-    WordRecurrentModelOutput,
-    WordRecurrentPreTrainedModel,
+from hf_ctxmodels.layers.positions import until_last
+from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
+from hf_ctxmodels.layers.recurrent.lstm import PackedRows
+from hf_ctxmodels.models._shared.lstm_language_model import (
+    LSTMForCausalLM,
+    LSTMLanguageModel,
+    LSTMLanguageModelOutput,
+    LSTMLanguageModelPreTrainedModel,
 )
+from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 
 
-class CtxLmSeq2SeqPreTrainedModel(WordRecurrentPreTrainedModel):
+class CtxLmSeq2SeqPreTrainedModel(LSTMLanguageModelPreTrainedModel):
     """The family's part of the model base."""
 
     config: CtxLmSeq2SeqConfig
@@ -41,8 +41,8 @@ class CtxLmSeq2SeqPreTrainedModel(WordRecurrentPreTrainedModel):
 
 
 @dataclass
-class CtxLmSeq2SeqModelOutput(WordRecurrentModelOutput):
-    """Output of `CtxLmSeq2SeqModel`, see `WordRecurrentModelOutput`; and, for a decoder:
+class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
+    """Output of `CtxLmSeq2SeqModel`, see `LSTMLanguageModelOutput`; and, for a decoder:
 
     Attributes:
         memory: (batch, length, 2 * hidden) what the last pretrained layer gave, and behind it the top one.
@@ -53,7 +53,7 @@ class CtxLmSeq2SeqModelOutput(WordRecurrentModelOutput):
     final: Tensor | None = None
 
 
-class CtxLmSeq2SeqModel(WordRecurrentModel, CtxLmSeq2SeqPreTrainedModel):
+class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
     """Words, and LSTMs that read them from left to right: the encoder, and the decoder's layers.
 
     Attributes:
@@ -63,11 +63,11 @@ class CtxLmSeq2SeqModel(WordRecurrentModel, CtxLmSeq2SeqPreTrainedModel):
     pooling = "last"
     feeds_decoder = False
 
-    def read(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
         """(directions, words) ids -> (directions, words, embedding)."""
         return dropout(self.word_embeddings(ids), self.config.hidden_dropout_prob, self.training)
 
-    def between(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
         """(directions, words, width)."""
         return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
@@ -80,8 +80,8 @@ class CtxLmSeq2SeqModel(WordRecurrentModel, CtxLmSeq2SeqPreTrainedModel):
         output_hidden_states: bool | None = None,
         use_states: bool | None = None,
         **kwargs: Any,
-    ) -> WordRecurrentModelOutput:
-        """Encode a batch, see `WordRecurrentModel.forward`."""
+    ) -> LSTMLanguageModelOutput:
+        """Encode a batch, see `LSTMLanguageModel.forward`."""
         outputs = super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -110,7 +110,7 @@ class DecoderStates:
     """What the decoder remembers of every row; a cache, as `generate` takes it.
 
     Attributes:
-        states: As `WordRecurrentModel` gives them, (rows, hidden) each.
+        states: As `LSTMLanguageModel` gives them, (rows, hidden) each.
         steps: Tokens read.
     """
 
@@ -132,7 +132,7 @@ class CtxLmSeq2SeqHeadModel(heads.HeadModel, CtxLmSeq2SeqPreTrainedModel):
     encoder_class = CtxLmSeq2SeqModel
 
 
-class CtxLmSeq2SeqForConditionalGeneration(heads.ForTranslation, CtxLmSeq2SeqHeadModel, GenerationMixin):
+class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLmSeq2SeqHeadModel, GenerationMixin):
     """The translator (figures 1 and 2). Of the decoder's layers, first h^1 and top h^N, and the encoder's, H^1 and H^N:
 
         alpha = softmax(H^N (W1 h^N + b1)),  c = [H^1T alpha; H^NT alpha],  h~ = tanh(W2 [c; h^N] + b2) + h^1
@@ -190,15 +190,15 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForTranslation, CtxLmSeq2SeqHea
         if len(model.base_model.layers) != count:
             raise CtxError(
                 f"The language model has {len(model.base_model.layers)} layers, pretrained_layers={count}.",
-                where=source,
+                location=source,
             )
         for name, weight in own.items():
             if name not in theirs or theirs[name].shape != weight.shape:
                 found = tuple(theirs[name].shape) if name in theirs else None
                 raise CtxError(
                     f"{name} of the language model is {found}, but here {tuple(weight.shape)}.",
-                    where=source,
-                    mend="use its tokenizer, and its embedding_size and hidden_size.",
+                    location=source,
+                    hint="use its tokenizer, and its embedding_size and hidden_size.",
                 )
             init.copy_(weight, theirs[name])
 
@@ -224,7 +224,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForTranslation, CtxLmSeq2SeqHea
         try:
             config = CtxLmSeq2SeqConfig(source_model=str(source), target_model=str(target), **{**fields, **changes})
         except StrictDataclassError as error:
-            raise CtxError(str(error.__cause__ or error), where=f"{source}, {target}") from error
+            raise CtxError(str(error.__cause__ or error), location=f"{source}, {target}") from error
         return cls(config).eval()
 
     def start(self, encoded: CtxLmSeq2SeqModelOutput) -> DecoderStates:
@@ -234,22 +234,22 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForTranslation, CtxLmSeq2SeqHea
             CtxError: They were not kept.
         """
         if encoded.memory is None or encoded.final is None:
-            raise CtxError("encoder_outputs have nothing for a decoder.", mend="run this model's own encoder.")
+            raise CtxError("encoder_outputs have nothing for a decoder.", hint="run this model's own encoder.")
         return DecoderStates(list(encoded.final.unbind(1)), 0)
 
     def decode(
         self,
         ids: Tensor,
-        asked: Tensor | None,
+        target_mask: Tensor | None,
         encoded: CtxLmSeq2SeqModelOutput,
         attention_mask: Tensor | None,
         state: DecoderStates,
         languages: Tensor | None,
     ) -> tuple[Tensor, DecoderStates]:
-        """See `ForTranslation.decode`."""
+        """See `ForConditionalGeneration.decode`."""
         outputs = self.decoder(
             input_ids=ids,
-            attention_mask=None if asked is None else until_last(asked),
+            attention_mask=None if target_mask is None else until_last(target_mask),
             states=state.states,
             use_states=True,
             output_hidden_states=True,
@@ -261,8 +261,8 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForTranslation, CtxLmSeq2SeqHea
         values = memory if self.config.multi_layer_attention else keys
         joined = torch.cat([attend(self.query(hidden), keys, values, excluded), hidden.to(keys.dtype)], -1)
         first = outputs.hidden_states[self.config.pretrained_layers]
-        if asked is not None:
-            joined, first = joined[asked], first[asked]
+        if target_mask is not None:
+            joined, first = joined[target_mask], first[target_mask]
         states = self.combine(self.dropout(joined)).tanh()
         if self.config.residual:
             states = states + first
@@ -278,7 +278,9 @@ def _open(source: str | PathLike[str]) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(source)
     except (OSError, ValueError) as error:
-        raise CtxError(f"Cannot open the language model: {error}", where=str(source)) from error
-    if not isinstance(model, WordRecurrentForCausalLM):
-        raise CtxError(f"{type(model).__name__} is no language model of LSTMs from left to right.", where=str(source))
+        raise CtxError(f"Cannot open the language model: {error}", location=str(source)) from error
+    if not isinstance(model, LSTMForCausalLM):
+        raise CtxError(
+            f"{type(model).__name__} is no language model of LSTMs from left to right.", location=str(source)
+        )
     return model

@@ -9,16 +9,16 @@ from transformers import GenerationMixin
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.layers.columns import until_last
-from hf_ctxmodels.layers.prediction import summed_cross_entropy
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
+from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration
 
 
 @dataclass
-class CtxLmSeq2SeqForPreTrainingOutput(heads.TranslationOutput):
-    """Output of `CtxLmSeq2SeqForPreTraining`, see `TranslationOutput`.
+class CtxLmSeq2SeqForPreTrainingOutput(heads.ConditionalGenerationOutput):
+    """Output of `CtxLmSeq2SeqForPreTraining`, see `ConditionalGenerationOutput`.
 
     Attributes:
         loss: The sum of the three terms.
@@ -72,7 +72,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         num_items_in_batch: heads.ItemCounts = None,
         **kwargs: Any,
     ) -> CtxLmSeq2SeqForPreTrainingOutput:
-        """The losses where `labels` are given, else logits. Other arguments as in `ForTranslation.forward`.
+        """The losses where `labels` are given, else logits. Other arguments as in `ForConditionalGeneration.forward`.
 
         Args:
             source_labels: (batch, length) the word behind each word of the text; -100 for none. None leaves that
@@ -115,9 +115,9 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
             found[f"{name}_loss"] = term.detach()
         return found
 
-    def _written(self, ids: Tensor, asked: Tensor | None) -> Tensor:
+    def _written(self, ids: Tensor, target_mask: Tensor | None) -> Tensor:
         """(batch, steps, hidden) of the decoder's pretrained layers, which know nothing of the source."""
-        mask = None if asked is None else until_last(asked)
+        mask = None if target_mask is None else until_last(target_mask)
         layers = self.config.pretrained_layers
         return self.decoder(input_ids=ids, attention_mask=mask, layers=layers).last_hidden_state
 
@@ -126,14 +126,14 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
     ) -> Tensor:
         """A language model's mean cross-entropy."""
         _check_shape(name, labels, states)
-        asked = labels != heads.IGNORED
-        self.check_encoder_input(None, states, attention_mask, None, wanted=asked)
+        target_mask = labels != heads.IGNORED
+        self.check_encoder_input(None, states, attention_mask, None, output_mask=target_mask)
         head = self.source_prediction if name == "source_labels" else self.prediction
 
         def summed(rows: Tensor, targets: Tensor) -> Tensor:
             return summed_cross_entropy(head, rows, targets)
 
-        return heads.vocabulary_loss(summed, self.dropout(states[asked]), labels, head.out_features, counts, name)
+        return heads.vocabulary_loss(summed, self.dropout(states[target_mask]), labels, head.out_features, counts, name)
 
 
 def _check_shape(name: str, labels: Tensor, read: Tensor) -> None:

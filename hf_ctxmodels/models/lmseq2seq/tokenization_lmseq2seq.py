@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Self
 
 from transformers import AutoTokenizer
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.tokenization_translation import CtxTranslationTokenizer
-from hf_ctxmodels.tokenization_words import CtxWrittenWordTokenizer
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.parallel import CtxTranslationTokenizer
+from hf_ctxmodels.tokenizers.words import CtxWrittenWordTokenizer
 
 
 class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
@@ -37,7 +37,7 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
         if not source_model or not target_model:
             raise CtxError(
                 f"source_model={source_model!r}, target_model={target_model!r}: one language has no words.",
-                mend="give both, or neither.",
+                hint="give both, or neither.",
             )
         return cls.from_pretrained_pair(source_model, target_model)
 
@@ -54,7 +54,7 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
         """
         ours, theirs = _open(source), _open(target)
         if not theirs.split_punctuation:
-            raise CtxError("Targets are split at punctuation; this tokenizer does not.", where=str(target))
+            raise CtxError("Targets are split at punctuation; this tokenizer does not.", location=str(target))
         return cls(
             vocab={word: number for number, word in enumerate(ours.words)},
             counts=ours.counts,
@@ -70,11 +70,11 @@ def _open(source: str | PathLike[str]) -> CtxWrittenWordTokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
-        raise CtxError(f"Cannot open the language model's tokenizer: {error}", where=str(source)) from error
+        raise CtxError(f"Cannot open the language model's tokenizer: {error}", location=str(source)) from error
     if not isinstance(tokenizer, CtxWrittenWordTokenizer):
         raise CtxError(
             f"{type(tokenizer).__name__} is no tokenizer of words that can be put together again.",
-            where=str(source),
-            mend="give a language model whose tokenizer is a CtxWrittenWordTokenizer.",
+            location=str(source),
+            hint="give a language model whose tokenizer is a CtxWrittenWordTokenizer.",
         )
     return tokenizer

@@ -4,11 +4,11 @@ from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_word_recurrent import CtxWordRecurrentConfig
+from hf_ctxmodels.models._shared.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
 
 
 @strict
-class CtxSeqaeConfig(CtxWordRecurrentConfig):
+class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
     """Shape and regularisation of the LSTM; the defaults are those of the paper, section 4.
 
     Args:

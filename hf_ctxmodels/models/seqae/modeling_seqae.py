@@ -2,7 +2,8 @@
 
 Their idea needs no model of its own: one LSTM reads a text and then writes it again with the same weights, so the
 auto-encoder is a language model of "text, end, text, end" whose loss counts in the second half. Which of the two it is,
-the objective says (`sae` or `clm`). The reading and the language model are in `hf_ctxmodels.word_recurrent`.
+the objective says (`sae` or `clm`). The reading and the language model are in
+`hf_ctxmodels.models._shared.lstm_language_model`.
 """
 
 from typing import Any
@@ -15,36 +16,40 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.layers.columns import last_columns, states_at
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.dropout import dropout, shared_dropout
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.recurrent import PackedRows
+from hf_ctxmodels.layers.positions import last_columns, states_at
+from hf_ctxmodels.layers.recurrent.lstm import PackedRows
+from hf_ctxmodels.models._shared.lstm_language_model import (
+    LSTMForCausalLM,
+    LSTMLanguageModel,
+    LSTMLanguageModelPreTrainedModel,
+)
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
-from hf_ctxmodels.word_recurrent import WordRecurrentForCausalLM, WordRecurrentModel, WordRecurrentPreTrainedModel
 
 
-class CtxSeqaePreTrainedModel(WordRecurrentPreTrainedModel):
+class CtxSeqaePreTrainedModel(LSTMLanguageModelPreTrainedModel):
     """The family's part of the model base."""
 
     config: CtxSeqaeConfig
     base_model_prefix = "seqae"
 
 
-class CtxSeqaeModel(WordRecurrentModel, CtxSeqaePreTrainedModel):
+class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
     """Words, and LSTMs that read them from left to right. `pooler_output` is the state behind a row's last word, from
     which the auto-encoder writes; of several sequences in one row, it is that of the last."""
 
     pooling = "last"
 
-    def read(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
         """(directions, words) ids -> (directions, words, embedding), without the words that are dropped."""
         vectors = dropout(self.word_embeddings(ids), self.config.embedding_dropout_prob, self.training)
         places = torch.arange(ids.shape[-1], device=ids.device)
         rate = self.config.word_dropout_prob
         return shared_dropout(vectors, places, len(places), rate, self.training, whole=True)
 
-    def between(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
         """(directions, words, width)."""
         return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
@@ -55,10 +60,10 @@ class CtxSeqaeHeadModel(heads.HeadModel, CtxSeqaePreTrainedModel):
     encoder_class = CtxSeqaeModel
 
 
-class CtxSeqaeForCausalLM(CtxSeqaeHeadModel, WordRecurrentForCausalLM, GenerationMixin):
+class CtxSeqaeForCausalLM(CtxSeqaeHeadModel, LSTMForCausalLM, GenerationMixin):
     """The language model, and the auto-encoder: given a text and its end, `generate` writes the text again."""
 
-    def leave(self, states: Tensor) -> Tensor:
+    def output_dropout(self, states: Tensor) -> Tensor:
         """(batch, length, hidden)."""
         return dropout(states, self.config.hidden_dropout_prob, self.training)
 
@@ -100,7 +105,7 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
             raise CtxError(
                 f"label_gain='linear' takes labels ({len(states)},) of one class for each text; "
                 f"got {tuple(labels.shape)} of {labels.dtype}.",
-                mend="set label_gain='last'.",
+                hint="set label_gain='last'.",
             )
         tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
         logits = self.classifier(self.dropout(states))

@@ -1,6 +1,6 @@
 """Word tokenizer of the sequence auto-encoder."""
 
-from hf_ctxmodels.tokenization_words import CtxWrittenWordTokenizer
+from hf_ctxmodels.tokenizers.words import CtxWrittenWordTokenizer
 
 
 class CtxSeqaeTokenizer(CtxWrittenWordTokenizer):

@@ -4,13 +4,13 @@ from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.configuration_word_recurrent import CtxWordRecurrentConfig
+from hf_ctxmodels.models._shared.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
 
 _RATES = ("embedding", "input", "hidden", "output", "weight")
 
 
 @strict
-class CtxUlmfitConfig(CtxWordRecurrentConfig):
+class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
     """Shape and regularisation of an AWD-LSTM; the defaults are those of the paper, section 4.1.
 
     Args:

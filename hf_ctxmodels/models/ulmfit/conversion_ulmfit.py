@@ -10,7 +10,7 @@ from typing import IO, Any, NoReturn
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
@@ -53,8 +53,8 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
         if found != wanted:
             raise CtxError(
                 f"{name} is {found}, expected {wanted} in an AWD-LSTM of {depth} layers, {width} wide.",
-                where=str(file),
-                mend="give the weights of a language model of LSTMs from left to right.",
+                location=str(file),
+                hint="give the weights of a language model of LSTMs from left to right.",
             )
     model.load_state_dict(native)
     return model.eval()
@@ -67,12 +67,12 @@ def _tensors(file: str | Path) -> Mapping[str, Tensor]:
     except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         raise CtxError(
             f"Cannot read the weights: {error}",
-            where=str(file),
-            mend="give a file of weights alone: learn.save(..., with_opt=False), torch.save(model.state_dict(), ...).",
+            location=str(file),
+            hint="give a file of weights alone: learn.save(..., with_opt=False), torch.save(model.state_dict(), ...).",
         ) from error
     inside = loaded.get("model", loaded) if isinstance(loaded, Mapping) else loaded  # beside an optimizer's
     if not isinstance(inside, Mapping) or not all(torch.is_tensor(value) for value in inside.values()):
-        raise CtxError("The file holds no dictionary of weights.", where=str(file), mend="give a state_dict.")
+        raise CtxError("The file holds no dictionary of weights.", location=str(file), hint="give a state_dict.")
     return inside
 
 
@@ -82,8 +82,8 @@ def _native(weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
     if embeddings is None:
         raise CtxError(
             f"The file has no encoder.weight; it has {', '.join(sorted(weights)[:6])}, ...",
-            where=where,
-            mend="give the weights of an AWD-LSTM language model or of its encoder.",
+            location=where,
+            hint="give the weights of an AWD-LSTM language model or of its encoder.",
         )
     native = {"ulmfit.word_embeddings.weight": embeddings}
     native["decoder.weight"] = weights.get("1.decoder.weight", embeddings)
@@ -95,7 +95,7 @@ def _native(weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         if match and (match[3] or name.replace(".module.", ".") not in plain):
             native[f"ulmfit.layers.{match[1]}.{_NATIVE[match[2]]}"] = value[None]
     if "ulmfit.layers.0.state_weight" not in native:
-        raise CtxError("The file has no LSTM.", where=where, mend="QRNNs and Transformers are other models.")
+        raise CtxError("The file has no LSTM.", location=where, hint="QRNNs and Transformers are other models.")
     return {name: value.float() for name, value in native.items()}
 
 
@@ -116,8 +116,8 @@ def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
             if not allow_pickle:
                 raise CtxError(
                     "This is a pickle, which can name any program to run when it is opened.",
-                    where=str(file),
-                    mend="if you know where it comes from, give --allow_pickle; or save the list as JSON.",
+                    location=str(file),
+                    hint="if you know where it comes from, give --allow_pickle; or save the list as JSON.",
                 )
             with path.open("rb") as opened:
                 words = _PlainUnpickler(opened).load()
@@ -126,9 +126,11 @@ def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
         else:
             words = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise CtxError(f"Cannot read the words: {error}.", where=str(file), mend="give a list of words.") from error
+        raise CtxError(f"Cannot read the words: {error}.", location=str(file), hint="give a list of words.") from error
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise CtxError("The file holds no list of words.", where=str(file), mend="give itos, the words by their ids.")
+        raise CtxError(
+            "The file holds no list of words.", location=str(file), hint="give itos, the words by their ids."
+        )
     return words
 
 

@@ -1,8 +1,8 @@
 """ULMFiT (Howard & Ruder 2018, arXiv 1801.06146): a language model of LSTMs, and what is fine-tuned from it.
 
 Its own here: where the AWD-LSTM (Merity et al. 2017, arXiv 1708.02182) drops what, the two penalties of its language
-model, and the classifier. The reading and the language model are in `hf_ctxmodels.word_recurrent`, the arithmetic in
-`layers.recurrent`, the dropouts in `layers.dropout`.
+model, and the classifier. The reading and the language model are in `hf_ctxmodels.models._shared.lstm_language_model`,
+the arithmetic in `layers.recurrent`, the dropouts in `layers.dropout`.
 """
 
 from typing import Any
@@ -13,23 +13,27 @@ from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.layers.dropout import Dropout, shared_dropout
+from hf_ctxmodels.layers.norm import RowNorm
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
-from hf_ctxmodels.layers.recurrent import LSTM, PackedRows
-from hf_ctxmodels.layers.row_norm import RowNorm
+from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows
+from hf_ctxmodels.models._shared.lstm_language_model import (
+    LSTMForCausalLM,
+    LSTMLanguageModel,
+    LSTMLanguageModelPreTrainedModel,
+)
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
-from hf_ctxmodels.word_recurrent import WordRecurrentForCausalLM, WordRecurrentModel, WordRecurrentPreTrainedModel
 
 _HIDDEN_DROPOUT = 0.1  # of the classifier's hidden layer, as in the released code
 
 
-class CtxUlmfitPreTrainedModel(WordRecurrentPreTrainedModel):
+class CtxUlmfitPreTrainedModel(LSTMLanguageModelPreTrainedModel):
     """ULMFiT's part of the model base."""
 
     config: CtxUlmfitConfig
     base_model_prefix = "ulmfit"
 
 
-class CtxUlmfitModel(WordRecurrentModel, CtxUlmfitPreTrainedModel):
+class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
     """Words, and LSTMs that read them from left to right, or from right to left with `config.backward`, with weights
     dropped from step to step."""
 
@@ -43,13 +47,13 @@ class CtxUlmfitModel(WordRecurrentModel, CtxUlmfitPreTrainedModel):
         rate = self.config.rate("weight")
         return LSTM(input_size, output_size, directions=1, state_bias=True, weight_dropout=rate)
 
-    def read(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
         """(directions, words) ids -> (directions, words, hidden), without the words that are dropped."""
         rate = self.config.rate("embedding")
         vectors = self.word_embeddings(ids)
         return shared_dropout(vectors, ids, self.config.vocab_size, rate, self.training, whole=True)
 
-    def between(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
         """(directions, words, width): a row loses the same features at every step."""
         rate = self.config.rate("hidden" if depth else "input")
         return shared_dropout(packed, rows.numbers, len(rows.order), rate, self.training, whole=False)
@@ -60,22 +64,22 @@ class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
 
     encoder_class = CtxUlmfitModel
 
-    def leave(self, states: Tensor) -> Tensor:
+    def output_dropout(self, states: Tensor) -> Tensor:
         """(batch, length, hidden): a row loses the same features at every step."""
         rows = torch.arange(len(states), device=states.device)[:, None].expand(states.shape[:2])
         return shared_dropout(states, rows, len(states), self.config.rate("output"), self.training, whole=False)
 
 
-class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, WordRecurrentForCausalLM, GenerationMixin):
+class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, LSTMForCausalLM, GenerationMixin):
     """The language model: each word from those before it (section 3.1), tied to the words' vectors unless
     `config.tie_word_embeddings` is False."""
 
     _tied_weights_keys = {"decoder.weight": "ulmfit.word_embeddings.weight"}
 
-    def addition(self, raw: Tensor, dropped: Tensor, asked: Tensor, neighbours: Tensor) -> Tensor:
+    def regularization_loss(self, raw: Tensor, dropped: Tensor, target_mask: Tensor, neighbours: Tensor) -> Tensor:
         """AR and TAR (Merity et al. 2017, section 4.6), each summed over the words that have a target."""
-        size = dropped[asked].float().square().mean(-1).sum()
-        change = (raw[:, 1:] - raw[:, :-1])[asked[:, 1:] & neighbours].float().square().mean(-1).sum()
+        size = dropped[target_mask].float().square().mean(-1).sum()
+        change = (raw[:, 1:] - raw[:, :-1])[target_mask[:, 1:] & neighbours].float().square().mean(-1).sum()
         return self.config.activation_penalty * size + self.config.slowness_penalty * change
 
 
@@ -108,7 +112,7 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
         """Run the encoder, and pool."""
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "truncation": self.config.bptt}
         outputs = super().encode(**kwargs)
-        states = self.leave(outputs.last_hidden_state)
+        states = self.output_dropout(outputs.last_hidden_state)
         outputs.pooler_output = self.pooler(states, token_mask(states, attention_mask, sequence_ids))
         return outputs
 

@@ -1,7 +1,7 @@
 """word2vec (Mikolov et al. 2013a, arXiv 1301.3781; 2013b, arXiv 1310.4546): words predicted from their neighbours.
 
-Its own here: what is predicted from what. The table is `hf_ctxmodels.static`, the arithmetic
-`hf_ctxmodels.layers.window_prediction`.
+Its own here: what is predicted from what. The table is `hf_ctxmodels.models._shared.static`, the arithmetic
+`hf_ctxmodels.models.word2vec.window_prediction`.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import check_ids
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
-from hf_ctxmodels.layers import window_prediction
-from hf_ctxmodels.layers.window_prediction import Blocks
-from hf_ctxmodels.modeling_base import check_ids
+from hf_ctxmodels.models._shared.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
+from hf_ctxmodels.models.word2vec import window_prediction
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
-from hf_ctxmodels.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
+from hf_ctxmodels.models.word2vec.window_prediction import Blocks
 
 
 class CtxWord2VecPreTrainedModel(StaticPreTrainedModel):
@@ -80,7 +80,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         """The vectors that words have as a prediction; with hierarchical softmax, those of the tree's inner nodes."""
         self.outputs = WordTable(config.vocab_size, config.hidden_size, None)
 
-    def descends_in_place(self, optimizer: torch.optim.Optimizer) -> bool:
+    def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Plain SGD."""
         return type(optimizer) is torch.optim.SGD
 
@@ -115,14 +115,16 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         Raises:
             CtxError: input that does not fit together or the model.
         """
-        wanted = None if labels is None else labels != IGNORED
+        output_mask = None if labels is None else labels != IGNORED
         if labels is not None and learning_rate is not None:
-            self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, wanted=wanted)
+            self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask)
             if input_ids is None:
-                raise CtxError("Vectors cannot be updated from inputs_embeds.", mend="give input_ids.")
+                raise CtxError("Vectors cannot be updated from inputs_embeds.", hint="give input_ids.")
             loss = self._descend(learning_rate, input_ids, attention_mask, labels, windows, negatives, paths, codes)
             return CtxWord2VecForPreTrainingOutput(loss=mean_over_targets(loss, labels, "labels", num_items_in_batch))
-        given = self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, wanted=wanted)
+        given = self.base_model.check_encoder_input(
+            input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask
+        )
         encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         states = encoded.last_hidden_state
         if labels is None:
@@ -174,7 +176,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             raise CtxError(f"windows is {tuple(windows.shape)}, but the input is {tuple(words.shape)}.")
         if config.output == "hierarchical-softmax":
             if paths is None or codes is None or paths.shape != codes.shape or paths.dim() != 4:
-                raise CtxError("Hierarchical softmax needs `paths` and `codes`.", mend="use the objective's collator.")
+                raise CtxError("Hierarchical softmax needs `paths` and `codes`.", hint="use the objective's collator.")
             check_ids("paths", paths.clamp(min=0).flatten(1), config.vocab_size, "vocab_size")
             return [paths, codes]
         if negatives is None:

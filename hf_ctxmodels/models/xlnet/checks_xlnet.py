@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.modeling_base import is_traced
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import is_traced
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 
 NO_TARGET = -1
@@ -51,7 +51,7 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
         if memory.dim() != 3 or memory.shape[0] != batch_size or memory.shape[2] != config.hidden_size:
             raise CtxError(
                 f"mems[{number}] is {tuple(memory.shape)}; expected {expected}.",
-                mend="give the memory that this model returned for the same rows; a reference model's has the batch "
+                hint="give the memory that this model returned for the same rows; a reference model's has the batch "
                 "second: mem.transpose(0, 1).",
             )
         if memory.shape[1] != length:
@@ -61,7 +61,7 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
     if config.mem_len and length > config.mem_len:
         raise CtxError(
             f"mems holds {length} positions, over mem_len={config.mem_len}.",
-            mend="give what this model returned, cut it (memory[:, -mem_len:]), or raise config.mem_len.",
+            hint="give what this model returned, cut it (memory[:, -mem_len:]), or raise config.mem_len.",
         )
     return tuple(mems)
 
@@ -102,7 +102,7 @@ def check_permutation(
         if permutation_order is None and perm_mask is None:
             raise CtxError(
                 "target_positions without permutation_order: every prediction would see the token it predicts.",
-                mend="give permutation_order (batch, length), as the collator does, or perm_mask.",
+                hint="give permutation_order (batch, length), as the collator does, or perm_mask.",
             )
         _check_positions(target_positions, permutation_order, tokens, length)
     if permutation_order is not None and not is_traced(permutation_order) and int(permutation_order.min()) < -1:
@@ -119,7 +119,7 @@ def _check_shape(name: str, tensor: Tensor | None, expected: tuple[int | None, .
     if tensor is None:
         return
     same = len(expected) == tensor.dim() and all(
-        wanted in (None, size) for wanted, size in zip(expected, tensor.shape, strict=True)
+        side in (None, size) for side, size in zip(expected, tensor.shape, strict=True)
     )
     if not same:
         sizes = ", ".join("targets" if size is None else str(size) for size in expected)
@@ -165,21 +165,21 @@ def check_combination(
     permutation: Permutation,
     memory: tuple[Tensor, ...] | None,
     sequence_ids: Tensor | None,
-    wanted: Tensor | None,
+    output_mask: Tensor | None,
 ) -> None:
     """Refuse arguments that do not go together.
 
     Raises:
         CtxError: Saying which.
     """
-    if wanted is not None and permutation.target_positions is not None:
+    if output_mask is not None and permutation.target_positions is not None:
         raise CtxError("wanted chooses outputs of a single stream; with targets the outputs are theirs.")
     if sequence_ids is not None and memory is not None:
         raise CtxError("sequence_ids puts several texts into one row; which of them would mems belong to?")
     if config.bi_data and len(words) % 2:
         raise CtxError(
             f"With bi_data the second half of a batch runs backwards, but this one has {len(words)} rows.",
-            mend="give an even number of rows, or set config.bi_data=False.",
+            hint="give an even number of rows, or set config.bi_data=False.",
         )
 
 

@@ -11,27 +11,17 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 
-from hf_ctxmodels.errors import CtxError
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.relative_attention import distance_encodings
-from hf_ctxmodels.layers.two_stream import (
-    PackedStreams,
-    PaddedStreams,
-    RecordedStreams,
-    RelativeAttention,
-    Streams,
-    updated_memory,
-)
-from hf_ctxmodels.layers.varlen import PackedLayout, check_row_lengths
-from hf_ctxmodels.layers.visibility import visible_keys
-from hf_ctxmodels.modeling_base import (
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import (
     CtxPreTrainedModel,
     EncoderOutput,
     capture_unpacked_outputs,
     is_traced,
     sequence_numbers,
 )
+from hf_ctxmodels.layers.attention.layouts import PackedLayout, check_row_lengths
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.models.xlnet.checks_xlnet import (
     Permutation,
     check_combination,
@@ -40,6 +30,16 @@ from hf_ctxmodels.models.xlnet.checks_xlnet import (
 )
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT
+from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
+from hf_ctxmodels.models.xlnet.two_stream import (
+    PackedStreams,
+    PaddedStreams,
+    RecordedStreams,
+    RelativeAttention,
+    Streams,
+    updated_memory,
+)
+from hf_ctxmodels.models.xlnet.visibility import visible_keys
 
 
 class CtxXLNetLayer(GradientCheckpointingLayer):
@@ -140,7 +140,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         target_mapping: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
-        wanted: Tensor | None = None,
+        output_mask: Tensor | None = None,
         position_ids: None = None,
         use_mems: bool | None = None,
         **kwargs: Any,
@@ -178,7 +178,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             attention_mask,
             None,
             sequence_ids=sequence_ids,
-            wanted=wanted,
+            output_mask=output_mask,
             token_type_ids=token_type_ids,
         )
         if position_ids is not None:
@@ -193,7 +193,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             target_mapping=target_mapping,
             tokens=tokens,
         )
-        check_combination(self.config, words, permutation, memory, sequence_ids, wanted)
+        check_combination(self.config, words, permutation, memory, sequence_ids, output_mask)
         if self.training and token_type_ids is None:  # so that the segments' parameters take part, as DDP expects
             token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
         encodings = self._encodings(words.shape[1], 0 if memory is None else memory[0].shape[1])
@@ -210,7 +210,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             streams = make_padded()
         if use_mems is None:
             use_mems = self.config.use_mems_train if self.training else self.config.use_mems_eval
-        return self._run_layers(self._embed(words, permutation), streams, memory, wanted, bool(use_mems), **kwargs)
+        return self._run_layers(self._embed(words, permutation), streams, memory, output_mask, bool(use_mems), **kwargs)
 
     def _packs(self, words: Tensor, tokens: Tensor | None, sequence_ids: Tensor | None, **kwargs: Any) -> bool:
         """Whether a single stream without memory is computed on its tokens alone: where that is exact.
@@ -293,13 +293,13 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         hidden_states: Tensor,
         streams: Streams,
         memory: tuple[Tensor, ...] | None,
-        wanted: Tensor | None,
+        output_mask: Tensor | None,
         use_mems: bool,
         **kwargs: Any,
     ) -> CtxXLNetModelOutput:
         wants_states = kwargs.get("output_hidden_states")
         records = self.config.output_hidden_states if wants_states is None else wants_states
-        last = streams.last(wanted, content=bool(records))
+        last = streams.last(output_mask, content=bool(records))
         new_mems = []
         for number, layer in enumerate(self.layers):
             layer_memory = None if memory is None else memory[number]
@@ -327,7 +327,7 @@ def _tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tenso
     if masks[0].dim() != 2:
         raise CtxError(
             f"attention_mask is {tuple(masks[0].shape)}; it must be (batch, length).",
-            mend="say who sees whom by permutation_order or perm_mask (batch, length, length).",
+            hint="say who sees whom by permutation_order or perm_mask (batch, length, length).",
         )
     tokens = torch.stack(masks).all(0)
     if is_traced(tokens):

@@ -17,9 +17,10 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.layers.columns import first_columns, last_columns, states_at
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.prediction import summed_cross_entropy
+from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
+from hf_ctxmodels.layers.positions import first_columns, last_columns, states_at
+from hf_ctxmodels.models.xlnet.beam_span import ForBeamQuestionAnswering
 from hf_ctxmodels.models.xlnet.checks_xlnet import check_target_labels
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_SUMMARY_EXPORT
@@ -104,7 +105,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
 
     reference_architecture = "XLNetLMHeadModel"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    carried_outputs: ClassVar[tuple[str, ...]] = ("mems",)
+    state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
     _tied_weights_keys = {"lm_head.weight": "xlnet.word_embeddings.weight"}
 
     def build_head(self, config: CtxXLNetConfig) -> None:
@@ -143,7 +144,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
                 stream. Given, logits are computed where they are asked for alone, and not returned.
         """
         two_streams = target_positions is not None or target_mapping is not None
-        asked = None if labels is None else labels != heads.IGNORED
+        target_mask = None if labels is None else labels != heads.IGNORED
         if two_streams and labels is not None:
             check_target_labels(labels, target_positions, target_mapping)
         outputs = self.encode(
@@ -156,7 +157,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             perm_mask=perm_mask,
             target_mapping=target_mapping,
             inputs_embeds=inputs_embeds,
-            wanted=None if two_streams else asked,
+            output_mask=None if two_streams else target_mask,
             use_mems=use_mems,
             **kwargs,
         )
@@ -164,7 +165,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         if labels is None:
             loss, logits = None, self.lm_head(states)
         else:
-            states = states[asked] if two_streams else states
+            states = states[target_mask] if two_streams else states
             loss = heads.vocabulary_loss(
                 self._summed_loss, states, labels, self.lm_head.out_features, num_items_in_batch
             )
@@ -240,7 +241,7 @@ class CtxXLNetForQuestionAnsweringSimple(heads.ForQuestionAnswering, CtxXLNetHea
     """XLNet with start and end scores."""
 
 
-class CtxXLNetForQuestionAnswering(heads.ForBeamQuestionAnswering, CtxXLNetHeadModel):
+class CtxXLNetForQuestionAnswering(ForBeamQuestionAnswering, CtxXLNetHeadModel):
     """XLNet with ends that depend on starts, and with the question whether there is an answer at all."""
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from hf_ctxmodels.tokenization_unigram import CtxUnigramTokenizer
+from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer
 
 END_TOKENS = ("<eop>", "<eod>")
 """End of a paragraph and of a document."""

@@ -1,0 +1,1 @@
+"""What every family stands on: configuration, model base, weights, errors."""

@@ -1,0 +1,42 @@
+"""Answers from contexts of any length; transformers removed its question-answering pipeline in version 5."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.data.tasks import QuestionAnswering, TaskArguments
+from hf_ctxmodels.data.tasks.question_answering import AnswerSpan, Question
+from hf_ctxmodels.inference.running import run_head
+
+
+def answer_questions(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[tuple[str, str]],
+    *,
+    max_length: int = 384,
+    doc_stride: int | None = None,
+    max_answer_length: int = 30,
+    may_be_unanswerable: bool = False,
+    batch_size: int = 16,
+) -> list[AnswerSpan]:
+    """The best span of its context for every question, found as in evaluation by `scripts/finetune.py`.
+
+    Args:
+        model: as `AutoModelForQuestionAnswering` opens.
+        questions: (question, context) pairs.
+        max_length: longest window in tokens; longer contexts are read in several.
+        doc_stride: tokens that neighbouring windows share; by default a third of `max_length`.
+        max_answer_length: in tokens.
+        may_be_unanswerable: give "" where the model prefers no answer (it must have been trained on such questions).
+        batch_size: windows per forward pass.
+
+    Returns:
+        One `AnswerSpan` per question: `text`, and `no_answer_probability`.
+    """
+    task = QuestionAnswering(TaskArguments(None, None, None, max_length, doc_stride, max_answer_length))
+    task.has_unanswerable = may_be_unanswerable
+    examples = [Question(str(i), question, context, (), "") for i, (question, context) in enumerate(questions)]
+    encoded = task.encode(examples, tokenizer)
+    outputs = run_head(model, tokenizer, task, encoded, batch_size)
+    return task.decode(examples, encoded, outputs)

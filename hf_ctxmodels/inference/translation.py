@@ -1,0 +1,99 @@
+"""Texts translated by a model, and how near they come to translations by people."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+
+
+@dataclass(frozen=True)
+class Score:
+    """BLEU of a corpus.
+
+    Attributes:
+        bleu: 0 to 100.
+        signature: By which sacreBLEU's figures can be compared.
+    """
+
+    bleu: float
+    signature: str
+
+
+@torch.no_grad()
+def translate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    num_beams: int = 1,
+    max_new_tokens: int = 60,
+    batch_size: int = 64,
+    language: str | None = None,
+    **options: Any,
+) -> list[str]:
+    """The translation of every text.
+
+    Args:
+        model: As `AutoModelForSeq2SeqLM` opens.
+        tokenizer: Its own, with `decode_target`.
+        texts: In the source language.
+        num_beams: Width of the beam search; 1 is greedy.
+        max_new_tokens: Longest translation.
+        batch_size: Texts at a time; texts of about the same length are put together.
+        language: Mark of the language to write, one of `tokenizer.languages`; None for the first, or where there is
+            one only.
+        options: Of `generate`, such as `length_penalty`.
+
+    Raises:
+        CtxError: The model does not write a text of its own, or not in this language, or a text has no word.
+    """
+    if not hasattr(tokenizer, "decode_target") or not model.can_generate():
+        raise CtxError(
+            f"{type(model).__name__} with {type(tokenizer).__name__} does not translate.",
+            hint="use a translation model, with its tokenizer.",
+        )
+    languages = getattr(tokenizer, "languages", [])
+    if language is not None and language not in languages:
+        raise CtxError(f"The model does not write {language!r}.", hint=f"use one of {', '.join(languages) or 'none'}.")
+    encoded = tokenizer(list(texts), verbose=False)["input_ids"]
+    special = tokenizer.num_special_tokens_to_add()
+    for number, ids in enumerate(encoded):
+        if len(ids) == special:
+            raise CtxError(f"Text {number} (counted from 0) has no word: {texts[number]!r}.", hint="leave it out.")
+    order = sorted(range(len(texts)), key=lambda number: len(encoded[number]))
+    training = model.training
+    model.eval()
+    found: dict[int, str] = {}
+    for first in range(0, len(order), batch_size):
+        numbers = order[first : first + batch_size]
+        batch = tokenizer.pad({"input_ids": [encoded[number] for number in numbers]}, return_tensors="pt")
+        batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+        if language is not None:
+            batch["target_languages"] = torch.full((len(numbers),), languages.index(language), device=model.device)
+        written = model.generate(
+            **batch, num_beams=num_beams, do_sample=False, max_new_tokens=max_new_tokens, **options
+        )
+        found |= dict(zip(numbers, tokenizer.decode_target(written.tolist()), strict=True))
+    model.train(training)
+    return [found[number] for number in range(len(texts))]
+
+
+def score_translations(translations: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> Score:
+    """sacreBLEU (Post 2018) of a corpus with one reference for each text.
+
+    Raises:
+        CtxError: There are not as many references, or none, or sacreBLEU is not installed.
+    """
+    if len(translations) != len(references) or not references:
+        raise CtxError(f"{len(translations)} translations, {len(references)} references.", hint="give one for each.")
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError as error:
+        raise CtxError("sacreBLEU is not installed.", hint="pip install 'hf_ctxmodels[translation]'.") from error
+    metric = BLEU(lowercase=lower_case)
+    bleu = metric.corpus_score(list(translations), [list(references)]).score
+    return Score(float(bleu), str(metric.get_signature()))

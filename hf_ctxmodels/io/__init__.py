@@ -1,0 +1,1 @@
+"""Foreign file formats of word vectors and encoders."""

@@ -1,0 +1,50 @@
+"""What the conversions of encoders on released word vectors share: the files, and a model and tokenizer of both."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.io.word_files import READERS
+from hf_ctxmodels.models._shared.torch_lstm import on_vectors, read_state_dict
+from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS
+
+
+@dataclass
+class VectorConversionArguments:
+    """What is converted."""
+
+    weights: str = field(metadata={"help": "The state dict of the encoder."})
+    vectors: str = field(metadata={"help": "The file of word vectors that it reads."})
+    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
+    read: str = field(default="glove", metadata={"help": "The form of that file.", "choices": list(READERS)})
+    do_lower_case: bool = flag(False, "The vectors are those of lower-cased words.")
+
+
+def convert(arguments: VectorConversionArguments, family: str, **fields: Any) -> str:
+    """Save a family's model of these files and its tokenizer; gives what to print of it.
+
+    The released models were trained on text that had been split into words, so the tokenizer splits at white space.
+
+    Args:
+        arguments: Of the command line.
+        family: Name of the family.
+        fields: Of the configuration; `bos_token` and `eos_token` are the tokenizer's, where they have vectors.
+
+    Raises:
+        CtxError: A file cannot be read, or they do not fit together.
+    """
+    found, row = READERS[arguments.read](arguments.vectors), get_family(family)
+    kept = [place for place, word in enumerate(found.words) if word not in SPECIAL_TOKENS]
+    words = [found.words[place] for place in kept]
+    marks = {name: fields.pop(name) for name in ("bos_token", "eos_token") if name in fields}
+    marks = {name: word for name, word in marks.items() if word in found.places}
+    model = on_vectors(
+        row.models["AutoModel"], read_state_dict(arguments.weights), found.matrix[kept], arguments.weights, **fields
+    )
+    tokenizer = row.tokenizer.from_words(words, do_lower_case=arguments.do_lower_case, split_punctuation=False, **marks)
+    for part in (model, tokenizer):
+        part.save_pretrained(arguments.output)
+    number = sum(parameter.numel() for parameter in model.layers.parameters())
+    marked = f", between {' and '.join(marks.values())}" if marks else ""
+    return f"{number:,} parameters on {len(kept):,} vectors{marked}: {arguments.weights} -> {arguments.output}"

@@ -1,0 +1,218 @@
+"""Files of word vectors: the text and binary form of word2vec, and the text form of GloVe.
+
+Text: a word and its numbers a line; word2vec has a first line with the number of words and of dimensions. Binary: that
+line, then each word, a space, and its numbers as little-endian float32. Names ending in `.gz` are packed.
+"""
+
+import gzip
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.files import check_file, read_lines
+from hf_ctxmodels.io.word_vectors import WordVectors
+
+_LONGEST_WORD = 10_000  # bytes
+
+
+def read_word2vec_text(path: str | Path) -> WordVectors:
+    """Read word2vec's text form.
+
+    Raises:
+        CtxError: the file is not of this form, is cut short, or holds numbers that are none; with the line.
+    """
+    lines = read_lines(Path(path))
+    count, width = _header(next(lines, ""), path)
+    words, matrix = _parse_lines(lines, path, width, first_line=2)
+    if len(words) != count:
+        raise CtxError(
+            f"The first line promises {count} words, and {len(words)} follow.",
+            location=str(path),
+            hint="copy the file again from its source, or correct the first line.",
+        )
+    return _without_repetitions(words, matrix, path)
+
+
+def read_glove(path: str | Path) -> WordVectors:
+    """Read GloVe's text form. A word may hold spaces; the width is that of the first line.
+
+    Raises:
+        CtxError: as `read_word2vec_text`; and when the file begins with word2vec's first line.
+    """
+    first = next(read_lines(Path(path)), "")
+    width = len(first.split()) - 1
+    if width < 2:
+        raise CtxError(
+            f"The first line is no word with its vector: {first.strip()[:80]!r}.",
+            location=f"{path}, line 1",
+            hint="a first line of two numbers is word2vec's: read it as word2vec-text.",
+        )
+    return _without_repetitions(*_parse_lines(read_lines(Path(path)), path, width, first_line=1), path)
+
+
+def read_word2vec_binary(path: str | Path) -> WordVectors:
+    """Read word2vec's binary form.
+
+    Raises:
+        CtxError: the file is not of this form or is cut short; with the word.
+    """
+    check_file(Path(path))
+    try:
+        with _open(path, "rb") as file:
+            count, width = _header(file.readline(1000).decode("utf-8", "replace"), path)
+            words, matrix = [], np.empty((count, width), dtype=np.float32)
+            for number in range(count):
+                words.append(_read_word(file, path, number))
+                numbers = file.read(4 * width)
+                if len(numbers) < 4 * width:
+                    raise _cut_short(path, number, count)
+                matrix[number] = np.frombuffer(numbers, dtype="<f4")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CtxError(f"Not a whole gzip file: {error}.", location=str(path), hint="fetch it again.") from error
+    _require_finite(words, matrix, path)
+    return _without_repetitions(words, matrix, path)
+
+
+def write_word2vec_text(vectors: WordVectors, path: str | Path) -> None:
+    """Write word2vec's text form; the numbers are read back exactly."""
+    with _open(path, "wb") as file:
+        file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
+        _write_lines(vectors, file)
+
+
+def write_glove(vectors: WordVectors, path: str | Path) -> None:
+    """Write GloVe's text form; the numbers are read back exactly."""
+    with _open(path, "wb") as file:
+        _write_lines(vectors, file)
+
+
+def write_word2vec_binary(vectors: WordVectors, path: str | Path) -> None:
+    """Write word2vec's binary form."""
+    _require_plain_words(vectors)
+    with _open(path, "wb") as file:
+        file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
+        for word, row in zip(vectors.words, vectors.matrix.astype("<f4")):
+            file.write(word.encode() + b" " + row.tobytes() + b"\n")
+
+
+READERS: dict[str, Callable[[str | Path], WordVectors]] = {
+    "word2vec-text": read_word2vec_text,
+    "word2vec-binary": read_word2vec_binary,
+    "glove": read_glove,
+}
+WRITERS: dict[str, Callable[[WordVectors, str | Path], None]] = {
+    "word2vec-text": write_word2vec_text,
+    "word2vec-binary": write_word2vec_binary,
+    "glove": write_glove,
+}
+
+
+def _open(path: str | Path, mode: str) -> IO[Any]:
+    opened: Any = gzip.open if Path(path).suffix == ".gz" else open
+    return opened(path, mode)
+
+
+def _header(line: str, path: str | Path) -> tuple[int, int]:
+    """Number of words and of dimensions."""
+    parts = line.split()
+    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+        raise CtxError(
+            f"The first line is not the number of words and of dimensions: {line.strip()[:80]!r}.",
+            location=f"{path}, line 1",
+            hint="a file without such a line is GloVe's: read it as glove.",
+        )
+    return int(parts[0]), int(parts[1])
+
+
+def _parse_lines(lines: Iterator[str], path: str | Path, width: int, first_line: int) -> tuple[list[str], np.ndarray]:
+    words: list[str] = []
+    rows: list[np.ndarray] = []
+    for number, line in enumerate(lines, start=first_line):
+        parts = line.rstrip().rsplit(" ", width)
+        if len(parts) != width + 1 or not parts[0]:
+            raise CtxError(
+                f"A word and {width} numbers were expected: {line.strip()[:80]!r}.",
+                location=f"{path}, line {number}",
+                hint="copy the file again from its source: it is damaged, cut short, or of another form.",
+            )
+        try:
+            rows.append(np.array(parts[1:], dtype=np.float32))
+        except ValueError as error:
+            raise CtxError(
+                f"Not a number among the {width} of {parts[0]!r}: {error}.",
+                location=f"{path}, line {number}",
+                hint="copy the file again from its source.",
+            ) from error
+        words.append(parts[0])
+    matrix = np.stack(rows) if rows else np.empty((0, width), dtype=np.float32)
+    _require_finite(words, matrix, path)
+    return words, matrix
+
+
+def _read_word(file: IO[bytes], path: str | Path, number: int) -> str:
+    read = bytearray()
+    while (byte := file.read(1)) != b" ":
+        if not byte or len(read) > _LONGEST_WORD:
+            raise _cut_short(path, number, None)
+        if byte != b"\n" or read:  # the released code ends each vector with a line feed, others do not
+            read += byte
+    try:
+        return read.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CtxError(
+            f"Word {number} (counted from 0) is not UTF-8: {bytes(read[:40])!r}.",
+            location=str(path),
+            hint="the file is damaged, or its vectors have another width than its first line says.",
+        ) from error
+
+
+def _cut_short(path: str | Path, number: int, count: int | None) -> CtxError:
+    of = "" if count is None else f" of {count}"
+    return CtxError(
+        f"The file ends, or is garbled, at word {number}{of} (counted from 0).",
+        location=str(path),
+        hint="copy it again from its source, and check that it is the binary form.",
+    )
+
+
+def _require_finite(words: list[str], matrix: np.ndarray, path: str | Path) -> None:
+    bad = np.flatnonzero(~np.isfinite(matrix).all(1))
+    if len(bad):
+        raise CtxError(
+            f"The vector of {words[bad[0]]!r} holds NaN or infinity ({len(bad)} such words).",
+            location=str(path),
+            hint="copy the file again from its source, and check that its form is the one you name.",
+        )
+
+
+def _without_repetitions(words: list[str], matrix: np.ndarray, path: str | Path) -> WordVectors:
+    """The first of each word; published files repeat some."""
+    if not words:
+        raise CtxError("The file holds no word.", location=str(path), hint="check the path.")
+    first = {word: place for place, word in reversed(list(enumerate(words)))}
+    if len(first) < len(words):
+        warnings.warn(f"{path}: {len(words) - len(first)} repeated words left out.", stacklevel=3)
+        kept = sorted(first.values())
+        words, matrix = [words[place] for place in kept], matrix[kept]
+    return WordVectors(words, matrix)
+
+
+def _require_plain_words(vectors: WordVectors) -> None:
+    for word in vectors.words:
+        if not word or any(sign.isspace() for sign in word):
+            raise CtxError(
+                f"The word {word!r} is empty or holds white space, which separates words from numbers in such a file.",
+                hint="rename it (phrases are joined by _), or leave it out.",
+            )
+
+
+def _write_lines(vectors: WordVectors, file: IO[bytes]) -> None:
+    _require_plain_words(vectors)
+    for word, row in zip(vectors.words, vectors.matrix.astype(np.float32)):
+        numbers = " ".join(np.format_float_positional(value, trim="-") for value in row)
+        file.write(f"{word} {numbers}\n".encode())

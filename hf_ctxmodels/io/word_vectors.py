@@ -1,0 +1,126 @@
+"""Words and their vectors outside a model: what files hold, what gensim holds, and what is evaluated."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.models._shared.static import StaticEncoder
+from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS, CtxWordTokenizer, require_different
+
+
+def gensim_models() -> Any:
+    """The module `gensim.models`.
+
+    Raises:
+        CtxError: gensim is not installed.
+    """
+    try:
+        return importlib.import_module("gensim.models")
+    except ImportError as error:
+        raise CtxError("gensim is not installed.", hint="pip install 'hf_ctxmodels[demo]'.") from error
+
+
+@dataclass
+class WordVectors:
+    """A vector for each word.
+
+    Attributes:
+        words: no two alike; the most frequent first, where that is known.
+        matrix: (words, dimensions) float32.
+        counts: how often each word was seen, or None.
+        lower_case: whether the words are lower-cased, so that others have to be before they are looked up.
+
+    Raises:
+        CtxError: the three do not fit together.
+    """
+
+    words: Sequence[str]
+    matrix: np.ndarray
+    counts: Sequence[int] | None = None
+    lower_case: bool = False
+
+    def __post_init__(self) -> None:
+        self.places = {word: place for place, word in enumerate(self.words)}
+        if self.matrix.ndim != 2 or len(self.words) != len(self.matrix):
+            raise CtxError(f"{len(self.words)} words, but a matrix of shape {self.matrix.shape}.")
+        require_different(self.words)
+        if self.counts is not None and len(self.counts) != len(self.words):
+            raise CtxError(f"{len(self.counts)} counts for {len(self.words)} words.")
+
+    @classmethod
+    def of_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """The vectors of a model of a static family, without special tokens.
+
+        Raises:
+            CtxError: the model has no vector for each word, or the tokenizer is not one of words.
+        """
+        encoder: Any = model.base_model
+        if not isinstance(encoder, StaticEncoder) or not isinstance(tokenizer, CtxWordTokenizer):
+            raise CtxError(
+                f"{type(model).__name__} with {type(tokenizer).__name__} has no fixed vector for each word.",
+                hint="use a model with one vector for each word, with its tokenizer.",
+            )
+        special = set(tokenizer.all_special_ids)
+        kept = [(number, word) for number, word in enumerate(tokenizer.words) if number not in special]
+        ids = [number for number, _ in kept]
+        with torch.no_grad():
+            matrix = encoder.vectors()[ids].float().cpu().numpy()
+        counts = None if tokenizer.counts is None else [tokenizer.counts[number] for number in ids]
+        return cls([word for _, word in kept], matrix, counts, tokenizer.do_lower_case)
+
+    def to_model(self, family: str) -> tuple[PreTrainedModel, CtxWordTokenizer]:
+        """A model of a static family with these vectors, and its tokenizer, which splits at white space alone.
+
+        Padding is zero, and so are unknown words, unless the words hold "[UNK]".
+
+        Raises:
+            CtxError: the family has no fixed vector for each word.
+        """
+        row = get_family(family)
+        if not issubclass(row.models["AutoModel"], StaticEncoder):
+            static = [name for name, other in FAMILIES.items() if issubclass(other.models["AutoModel"], StaticEncoder)]
+            raise CtxError(
+                f"The family {family} has no fixed vector for each word.", hint=f"use one of: {', '.join(static)}."
+            )
+        kept = [place for place, word in enumerate(self.words) if word not in SPECIAL_TOKENS]
+        counts = None if self.counts is None else [self.counts[place] for place in kept]
+        tokenizer = row.tokenizer.from_words(
+            [self.words[place] for place in kept], counts, do_lower_case=self.lower_case, split_punctuation=False
+        )
+        model = row.models["AutoModel"](row.config.of_one_table(len(tokenizer), self.matrix.shape[1]))
+        table: Any = model.get_input_embeddings().weight
+        with torch.no_grad():
+            table[: len(SPECIAL_TOKENS)] = 0
+            table[len(SPECIAL_TOKENS) :] = torch.from_numpy(np.ascontiguousarray(self.matrix[kept]))
+            for number, token in enumerate(SPECIAL_TOKENS):
+                if token in self.places and number != tokenizer.pad_token_id:
+                    table[number] = torch.from_numpy(self.matrix[self.places[token]])
+        return model, tokenizer
+
+    @classmethod
+    def of_gensim(cls, keyed_vectors: Any) -> Self:
+        """From a gensim `KeyedVectors`."""
+        words = list(keyed_vectors.index_to_key)
+        counts = None
+        if "count" in getattr(keyed_vectors, "expandos", {}):
+            counts = [int(keyed_vectors.get_vecattr(word, "count")) for word in words]
+        return cls(words, np.array(keyed_vectors.vectors, dtype=np.float32), counts)
+
+    def to_gensim(self) -> Any:
+        """As a gensim `KeyedVectors`.
+
+        Raises:
+            CtxError: gensim is not installed.
+        """
+        keyed = gensim_models().KeyedVectors(self.matrix.shape[1], dtype=np.float32)
+        keyed.add_vectors(list(self.words), self.matrix)
+        for word, count in zip(self.words, self.counts or ()):
+            keyed.set_vecattr(word, "count", count)
+        return keyed

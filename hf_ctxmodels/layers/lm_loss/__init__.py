@@ -1,0 +1,1 @@
+"""Losses of language models: chunked and sampled softmax, and sampling from it."""

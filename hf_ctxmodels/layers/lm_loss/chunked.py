@@ -1,0 +1,255 @@
+"""Vocabulary prediction at the positions that are asked for, without ever holding all their logits."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.linear import Linear, linear, multiplies_fast, product
+from hf_ctxmodels.layers.lm_loss.sampling import sample_rows
+
+# Logits held at a time; larger chunks were no faster, smaller ones waste the matrix units.
+CHUNK_ELEMENTS = 1 << 23
+
+
+class MaskedPredictionHead(nn.Module):
+    """The masked-LM head: transform, normalise, decode (Devlin et al. 2019, section 3.1, task 1).
+
+    Args:
+        hidden_size: Width of the encoder.
+        embedding_size: Width of the (possibly tied) decoder.
+        vocab_size: Number of tokens.
+        activation: Activation of the transform.
+        layer_norm_eps: Epsilon of its LayerNorm.
+    """
+
+    def __init__(
+        self, hidden_size: int, embedding_size: int, vocab_size: int, *, activation: str, layer_norm_eps: float
+    ) -> None:
+        super().__init__()
+        self.dense = Linear(hidden_size, embedding_size)
+        self.activation = make_activation(activation)
+        self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
+        self.decoder = nn.Linear(embedding_size, vocab_size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., vocabulary) logits."""
+        return self.decoder(self._transform(hidden_states))
+
+    def summed_loss(self, hidden_states: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross-entropy in nats.
+
+        Args:
+            hidden_states: (targets, hidden), the encoder's output at the positions to predict.
+            targets: (targets,) token ids.
+        """
+        return chunked_cross_entropy(
+            self._transform(hidden_states), self.decoder.weight, self.decoder.bias, targets, reduction="sum"
+        )
+
+    def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "Prediction":
+        """Summed cross-entropy in nats, and a token drawn from each prediction, from one pass over the vocabulary.
+
+        Args:
+            hidden_states, targets: As in `summed_loss`.
+            numbers: (targets,) in [0, 1): what the tokens are drawn with, see `sample_rows`.
+        """
+        weight, bias = self.decoder.weight, self.decoder.bias
+        return cross_entropy_and_samples(self._transform(hidden_states), weight, bias, targets, numbers)
+
+    def _transform(self, hidden_states: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden_states)))
+
+
+class ProjectedHead(nn.Module):
+    """Dense, activation, dropout, and a linear map to scores.
+
+    Args:
+        hidden_size: Width of the input and of the dense map.
+        scores: Width of the output.
+        activation: By transformers' name.
+        dropout: After the activation.
+    """
+
+    def __init__(self, hidden_size: int, scores: int, *, activation: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dense = Linear(hidden_size, hidden_size)
+        self.activation = make_activation(activation)
+        self.dropout = Dropout(dropout)
+        self.out_proj = nn.Linear(hidden_size, scores)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., scores)."""
+        return self.out_proj(self.dropout(self.activation(self.dense(hidden_states))))
+
+
+class Prediction(NamedTuple):
+    """What one pass over the vocabulary gives.
+
+    Attributes:
+        loss: Summed cross-entropy in nats.
+        samples: (rows,) a token drawn from each row's distribution; carries no gradient.
+        right: How many targets no other token beats.
+    """
+
+    loss: Tensor
+    samples: Tensor
+    right: Tensor
+
+
+def cross_entropy_and_samples(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, numbers: Tensor
+) -> Prediction:
+    """Summed cross-entropy as `chunked_cross_entropy`, and a draw from each row's distribution.
+
+    Args:
+        hidden_states, weight, bias, targets: As there.
+        numbers: (rows,) float32 in [0, 1), see `sample_rows`.
+    """
+    if torch.compiler.is_compiling():
+        logits = F.linear(hidden_states, weight, bias).float()
+        with torch.no_grad():
+            right = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
+            samples = sample_rows(logits.softmax(1), numbers)
+        return Prediction(F.cross_entropy(logits, targets, reduction="sum"), samples, right)
+    trains = torch.is_grad_enabled()
+    return Prediction(*_ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, numbers, trains))
+
+
+def chunked_cross_entropy(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, reduction: str = "mean"
+) -> Tensor:
+    """Cross-entropy of a linear decoder, computed a chunk of rows at a time.
+
+    Equal to `F.cross_entropy(F.linear(hidden_states, weight, bias), targets)`, but the logits and their gradient exist
+    only for one chunk of rows: the gradients are formed while the chunk's logits are at hand, so nothing is recomputed.
+
+    Args:
+        hidden_states: (rows, width).
+        weight: (vocabulary, width).
+        bias: (vocabulary,) or None.
+        targets: (rows,) ids; every one counts (select rows before the call).
+        reduction: "mean" or "sum". The mean of no rows is 0.
+    """
+    if torch.compiler.is_compiling():  # the number of rows is data: a loop over chunks would not trace
+        total = F.cross_entropy(F.linear(hidden_states, weight, bias).float(), targets, reduction="sum")
+    else:
+        trains = torch.is_grad_enabled()
+        total = _ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, None, trains)[0]
+    return total / max(targets.numel(), 1) if reduction == "mean" else total
+
+
+def summed_cross_entropy(decoder: nn.Linear, hidden_states: Tensor, targets: Tensor) -> Tensor:
+    """`chunked_cross_entropy` of a linear decoder, not divided; arguments as there."""
+    return chunked_cross_entropy(hidden_states, decoder.weight, decoder.bias, targets, reduction="sum")
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Summed cross-entropy whose forward also makes the gradients, chunk by chunk, and draws samples if given numbers.
+
+    The gradients are handed out by the first backward, without a copy; a second one over a retained graph makes them
+    anew.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        numbers: Tensor | None,
+        trains: bool,  # asked for outside: within the function gradients are always off
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        device = hidden_states.device.type
+        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
+        ctx.save_for_backward(hidden_states, weight, bias, targets)
+        samples = right = None
+        if numbers is not None:
+            samples, right = torch.empty_like(targets), targets.new_zeros(())
+            ctx.mark_non_differentiable(samples, right)
+        needs_grad = ctx.needs_input_grad[:3] if trains else (False, False, False)
+        total, ctx.gradients = _loss_and_gradients(
+            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, numbers, samples, right
+        )
+        return total, samples, right
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            hidden_states, weight, bias, targets = ctx.saved_tensors
+            needs_grad = ctx.needs_input_grad[:3]
+            gradients = _loss_and_gradients(hidden_states, weight, bias, targets, ctx.dtype, needs_grad)[1]
+        return (*(None if each is None else each.mul_(grad.to(each.dtype)) for each in gradients), None, None, None)
+
+
+def _loss_and_gradients(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    dtype: torch.dtype,
+    needs_grad: tuple[bool, ...],
+    numbers: Tensor | None = None,
+    samples: Tensor | None = None,
+    right: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """The summed cross-entropy, and its gradients by the first three arguments where they are `wanted`.
+
+    Given `numbers`, it fills `samples` and adds to `right`, see `Prediction`.
+
+    One buffer holds the logits of every chunk, and their gradient after them, but where oneDNN multiplies: on a CPU,
+    fresh memory of that size costs as much as the arithmetic on it.
+    """
+    wants_hidden, wants_weight, wants_bias = needs_grad
+    hidden_grad = torch.empty_like(hidden_states) if wants_hidden else None
+    bias_grad = torch.zeros_like(bias) if bias is not None and wants_bias else None
+    weight_grad = None
+    total = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
+    chunks = max(1, math.ceil(targets.numel() * weight.shape[0] / CHUNK_ELEMENTS))
+    size = max(1, math.ceil(targets.numel() / chunks))  # of equal size: a short last one wastes the matrix units
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        cast_weight = weight.to(dtype)
+        cast_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias.to(dtype)
+        buffer = None  # oneDNN writes where it likes
+        if not multiplies_fast(cast_weight):
+            buffer = torch.empty(size, weight.shape[0], dtype=dtype, device=weight.device)
+        for start in range(0, targets.numel(), size):
+            rows = hidden_states[start : start + size].to(dtype)
+            row_targets = targets[start : start + size, None]
+            if buffer is None:
+                values = linear(rows, cast_weight, cast_bias)
+            else:
+                values = torch.addmm(cast_bias, rows, cast_weight.T, out=buffer[: len(rows)]).float()
+            torch.log_softmax(values, -1, out=values)
+            target_logs = values.gather(1, row_targets)
+            total -= target_logs.sum()
+            if right is not None:
+                right += (values.amax(1, keepdim=True) == target_logs).sum()
+            if numbers is not None or any(needs_grad):
+                values.exp_()
+            if numbers is not None and samples is not None:
+                samples[start : start + size] = sample_rows(values, numbers[start : start + size])
+            if any(needs_grad):  # the gradient of the logits
+                values.scatter_add_(1, row_targets, values.new_full((1, 1), -1.0).expand_as(row_targets))
+            if bias_grad is not None:
+                bias_grad += values.sum(0)
+            values = values.to(dtype)
+            if hidden_grad is not None:
+                hidden_grad[start : start + size] = product(values, cast_weight.T)
+            if wants_weight and weight_grad is None:
+                weight_grad = product(values.T, rows.T).to(weight.dtype)
+            elif weight_grad is not None and weight_grad.dtype == dtype:
+                weight_grad.addmm_(values.T, rows)
+            elif weight_grad is not None:
+                weight_grad += values.T @ rows
+            del values  # before the next chunk's are made
+        if wants_weight and weight_grad is None:  # no target at all
+            weight_grad = torch.zeros_like(weight)
+    return total, (hidden_grad, weight_grad, bias_grad)

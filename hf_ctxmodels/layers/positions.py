@@ -1,0 +1,33 @@
+"""One position of each row of a padded batch, whichever side the padding is on."""
+
+import torch
+from torch import Tensor
+
+
+def first_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
+    """(batch,) column of each row's first token.
+
+    Args:
+        states: (batch, length, hidden).
+        tokens: (batch, length) bool, False at padding; None when there is none.
+    """
+    if tokens is None:
+        return torch.zeros(len(states), dtype=torch.long, device=states.device)
+    return tokens.int().argmax(1)
+
+
+def last_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
+    """(batch,) column of each row's last token; arguments as in `first_columns`."""
+    return states.shape[1] - 1 - first_columns(states, None if tokens is None else tokens.flip(1))
+
+
+def states_at(states: Tensor, columns: Tensor) -> Tensor:
+    """(batch, length, hidden) at (batch,) columns -> (batch, hidden)."""
+    return states[torch.arange(len(states), device=states.device), columns]
+
+
+def until_last(target_mask: Tensor) -> Tensor:
+    """(batch, length) bool -> long, 1 until the last asked column of a row; the first column always."""
+    numbers = torch.arange(target_mask.shape[1], device=target_mask.device)
+    lengths = ((numbers + 1) * target_mask).amax(1).clamp(min=1)
+    return (numbers < lengths[:, None]).long()

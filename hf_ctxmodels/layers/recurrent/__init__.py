@@ -1,0 +1,1 @@
+"""LSTM and GRU layers over packed rows, and recurrent decoders."""

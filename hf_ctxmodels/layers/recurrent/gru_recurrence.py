@@ -1,0 +1,195 @@
+"""The recurrence of a GRU: what is left to do step by step when all inputs have been multiplied.
+
+As `hf_ctxmodels.layers.recurrent.lstm_recurrence` is for an LSTM: one buffer for each value that every step computes,
+a backward pass over the steps, and the gradient of a weight in one product for all steps.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ctxmodels.layers.recurrent.lstm_recurrence import (
+    Rules,
+    StepProduct,
+    before_each_step,
+    rules_of_all_rows,
+    summed_products,
+)
+
+GATES = 3
+
+# What the backward pass needs: the gates behind their non-linearities, what the state gives to the candidate, and the
+# states behind every step, each (directions, tokens, ...); and the first states, the state's weights.
+_Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def recur(
+    gates: Tensor,
+    hidden: Tensor,
+    state_weight: Tensor,
+    candidate_bias: Tensor,
+    steps: tuple[int, ...],
+    present: Tensor | None = None,
+    restarts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """All steps: states (directions, tokens, hidden), and the last ones (directions, rows, hidden).
+
+    Args:
+        gates: (directions, tokens, 3 * hidden) what the input gives to reset gate, update gate and candidate, all
+            biases included but the candidate's of the state.
+        hidden: (directions, rows, hidden) the states before the first step.
+        state_weight: (directions, 3 * hidden, hidden).
+        candidate_bias: (directions, hidden) what is added to the state's part of the candidate before it is reset.
+        steps, present, restarts: See `recurrence.Rules`.
+    """
+    rules = Rules(steps, None, None, present, restarts)
+    trains = torch.is_grad_enabled()  # within the function gradients are always off
+    return _Recurrence.apply(gates, hidden, state_weight, candidate_bias, rules, trains)
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gates: Tensor,
+        hidden: Tensor,
+        state_weight: Tensor,
+        candidate_bias: Tensor,
+        rules: Rules,
+        trains: bool,
+    ) -> tuple[Tensor, Tensor]:
+        trains = trains and any(ctx.needs_input_grad)
+        values, shown, outputs, last = _run(
+            gates.clone() if trains else gates, hidden, state_weight, candidate_bias, rules
+        )
+        if trains:
+            ctx.save_for_backward(values, shown, outputs, hidden, state_weight)
+            ctx.rules = rules
+        return outputs, last
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_outputs: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
+        return (*_differentiated(ctx.saved_tensors, ctx.rules, d_outputs, d_last), None, None)
+
+
+def _run(
+    values: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor, rules: Rules
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """From the first step to the last. `values` are the gates of `recur`, and are put through their non-linearities in
+    place; behind them the state's part of every candidate, the states, and the last states."""
+    size = hidden.shape[2]
+    recurs = StepProduct(state_weight, len(rules.steps))
+    shown, outputs = (values.new_empty(*values.shape[:2], size) for _ in range(2))
+    ended: list[Tensor] = []
+    start = 0
+    for rows in rules.steps:
+        if rows < hidden.shape[1]:
+            ended.append(hidden[:, rows:])
+            hidden = hidden[:, :rows]
+        part = slice(start, start := start + rows)
+        if rules.restarts is not None:
+            hidden = hidden * ~rules.restarts[:, part]
+        step, from_state, new = values[:, part], shown[:, part], outputs[:, part]
+        product = recurs(hidden)
+        step[..., : 2 * size].add_(product[..., : 2 * size]).sigmoid_()
+        reset, update, candidate = step.split(size, -1)
+        torch.add(product[..., 2 * size :], candidate_bias[:, None], out=from_state)
+        candidate.addcmul_(reset, from_state).tanh_()
+        torch.lerp(candidate, hidden, update, out=new)
+        if rules.present is not None:
+            new.copy_(torch.where(rules.present[:, part], new, hidden))
+        hidden = new
+    ended.append(hidden)
+    return values, shown, outputs, torch.cat(ended[::-1], 1)
+
+
+def _differentiated(kept: _Kept, rules: Rules, d_outputs: Tensor, d_last: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of the first four arguments of `recur`."""
+    values, shown, outputs, first, state_weight = kept
+    size = first.shape[2]
+    before = before_each_step(first, outputs, rules)
+    to_hidden = StepProduct(state_weight.transpose(1, 2), len(rules.steps))
+    d_state = torch.empty_like(values)  # of what the state's product gives to the gates
+    d_candidates = torch.empty_like(outputs)  # of the candidates before their non-linearity
+    d_hidden = d_last[:, :0]
+    stop = values.shape[1]
+    for rows in reversed(rules.steps):
+        known, part = d_hidden.shape[1], slice(stop - rows, stop)
+        if rows > known:  # rows whose last token this is
+            d_hidden = torch.cat([d_hidden, d_last[:, known:rows]], 1)
+        reset, update, candidate = values[:, part].split(size, -1)
+        d_new = d_outputs[:, part] + d_hidden
+        d_kept = None
+        if rules.present is not None:
+            stays = ~rules.present[:, part]
+            d_kept = d_new * stays
+            d_new = d_new.masked_fill(stays, 0)
+        d_reset, d_update, d_shown = d_state[:, part].split(size, -1)
+        d_candidate = d_candidates[:, part]
+        torch.mul(d_new * (1 - update), 1 - candidate.square(), out=d_candidate)
+        torch.mul(d_candidate * shown[:, part], reset - reset.square(), out=d_reset)
+        torch.mul(d_new * (before[:, part] - candidate), update - update.square(), out=d_update)
+        torch.mul(d_candidate, reset, out=d_shown)
+        d_hidden = torch.addcmul(to_hidden(d_state[:, part]), d_new, update)
+        if d_kept is not None:
+            d_hidden = d_hidden + d_kept
+        if rules.restarts is not None:
+            d_hidden = d_hidden * ~rules.restarts[:, part]
+        stop -= rows
+    d_gates = torch.cat([d_state[..., : 2 * size], d_candidates], -1)
+    return d_gates, d_hidden, summed_products(d_state, before), d_state[..., 2 * size :].sum(1)
+
+
+@torch.library.custom_op("hf_ctxmodels::gru_recurrence", mutates_args=())
+def recurrence_in_a_graph(
+    gates: Tensor,
+    hidden: Tensor,
+    state_weight: Tensor,
+    candidate_bias: Tensor,
+    present: Tensor,
+    restarts: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`recur` as one operation of a compiled graph, which would otherwise be another one for every length."""
+    rules = rules_of_all_rows(gates, hidden, present, restarts, None, None)
+    return _run(gates.clone(), hidden, state_weight, candidate_bias, rules)[2:]
+
+
+@recurrence_in_a_graph.register_fake
+def _shapes(gates: Tensor, hidden: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return gates.new_empty(*gates.shape[:2], hidden.shape[2]), gates.new_empty(hidden.shape)
+
+
+@torch.library.custom_op("hf_ctxmodels::gru_recurrence_backward", mutates_args=())
+def _backward_in_a_graph(
+    gradients: list[Tensor],
+    gates: Tensor,
+    hidden: Tensor,
+    state_weight: Tensor,
+    candidate_bias: Tensor,
+    present: Tensor,
+    restarts: Tensor | None,
+) -> list[Tensor]:
+    """Gradients of `recurrence_in_a_graph` in its first four arguments; computes it once more."""
+    rules = rules_of_all_rows(gates, hidden, present, restarts, None, None)
+    values, shown, outputs, _ = _run(gates.clone(), hidden, state_weight, candidate_bias, rules)
+    found = _differentiated((values, shown, outputs, hidden, state_weight), rules, *gradients)
+    return [each.contiguous() for each in found]
+
+
+@_backward_in_a_graph.register_fake
+def _gradient_shapes(gradients: list[Tensor], *given: Any) -> list[Tensor]:
+    return [each.new_empty(each.shape) for each in given[:4]]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    found = _backward_in_a_graph([each.contiguous() for each in gradients], *ctx.saved_tensors)
+    return (*found, None, None)
+
+
+recurrence_in_a_graph.register_autograd(_differentiate, setup_context=_keep)

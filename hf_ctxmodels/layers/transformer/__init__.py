@@ -1,0 +1,1 @@
+"""The Transformer block, the stack of blocks, and poolers."""

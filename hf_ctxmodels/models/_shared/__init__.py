@@ -1,0 +1,1 @@
+"""Model bases that several families share, with their configurations."""

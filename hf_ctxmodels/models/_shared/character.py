@@ -1,0 +1,159 @@
+"""Families that read words by their characters and run over them in both directions: their part of the model base.
+
+A family derives its `...PreTrainedModel` from `CharacterPreTrainedModel` and its encoder from `CharacterModel`.
+"""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.characters import CharacterEncoder
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.scalar_mix import ScalarMix
+from hf_ctxmodels.models._shared.character_vectors import CharacterVectors
+from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
+from hf_ctxmodels.models._shared.pretrained_embeddings import open_pretrained_embeddings
+from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.tokenizers.characters import characters_of
+
+
+class CharacterPreTrainedModel(RecurrentPreTrainedModel):
+    """The part of the model base that such families share."""
+
+    config: CtxCharacterConfig
+    id_axes: ClassVar[tuple[str, ...]] = ("characters",)
+    id_limit: ClassVar[str] = "num_characters"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, CharacterEncoder):
+            module.reset_parameters()
+        elif isinstance(module, ScalarMix):
+            init.zeros_(module.weights)
+            init.ones_(module.gamma)
+        elif isinstance(module, CharacterVectors):
+            if not getattr(module.table, "_is_hf_initialized", False):
+                fill_from_model(module, self.config)
+        else:
+            super()._init_weights(module)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Give what is as large as the vocabulary the new size; the encoder reads characters, whatever it is."""
+        if new_num_tokens is not None or pad_to_multiple_of is not None:
+            size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
+            size = -(-size // step) * step
+            if (decoder := self.get_output_embeddings()) is not None:
+                self.set_output_embeddings(self._get_resized_lm_head(decoder, size, mean_resizing=mean_resizing))
+            self.config.vocab_size = size
+        return self.get_input_embeddings()
+
+
+if TYPE_CHECKING:
+    _Mixin = CharacterPreTrainedModel
+else:  # derived from PreTrainedModel itself, the encoder would settle `config_class` before the family can
+    _Mixin = object
+
+
+class CharacterModel(_Mixin):
+    """Words from their characters.
+
+    Attributes:
+        characters: what reads them.
+        layers: that run over them.
+    """
+
+    characters: CharacterEncoder
+    layers: nn.ModuleList
+
+    def build_encoder(self, config: CtxCharacterConfig, word_size: int, input_size: int) -> None:
+        """Create what reads characters, and the layers of both directions.
+
+        Args:
+            config: their sizes.
+            word_size: width that characters give a word.
+            input_size: what a layer reads of every word.
+        """
+        self.characters = CharacterEncoder(
+            config.num_characters,
+            config.character_embedding_size,
+            config.filters or [],
+            highway_layers=config.num_highway_layers,
+            projection_size=word_size,
+            padding_character=config.padding_character,
+            activation=config.hidden_act,
+        )
+        self.layers = nn.ModuleList(
+            LSTM(
+                input_size,
+                config.cell_size,
+                projection_size=config.projection_size,
+                cell_clip=config.cell_clip,
+                projection_clip=config.projection_clip,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
+
+    def read_characters(self, input_ids: Tensor) -> Tensor:
+        """(batch, words, characters) ids -> (batch, words, width): each word by itself."""
+        encode = self.characters if self.config.unpad else self.characters.plain
+        return encode(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The characters' embeddings."""
+        return self.characters.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the characters' embeddings."""
+        self.characters.embeddings = value
+
+    def check_characters(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, width: int) -> None:
+        """Raise CtxError unless `input_ids`, or `inputs_embeds` of this width, and the mask have fitting shapes."""
+        if ids is not None and ids.shape[2] < self.characters.widest:
+            raise CtxError(
+                f"input_ids is {tuple(ids.shape)}: {ids.shape[2]} characters are fewer than a filter reads.",
+                hint=f"give {self.config.max_characters_per_token} of every word, as the tokenizer does.",
+            )
+        if embeds is not None and embeds.shape[2] != width:
+            raise CtxError(f"inputs_embeds is {tuple(embeds.shape)}, expected width {width}.")
+        if mask is not None and mask.dim() != 2:
+            raise CtxError(f"attention_mask must be (batch, words); got {tuple(mask.shape)}.")
+
+
+def fixed_vectors(config: CtxCharacterConfig) -> CharacterVectors | None:
+    """Room for the vectors of `config.pretrained_embeddings`, which is measured; None where there is no such model."""
+    config.measure_static_model()
+    if not config.static_size:
+        return None
+    return CharacterVectors(
+        config.static_words,
+        config.static_size,
+        padding_character=config.padding_character,
+        lower_case=config.static_lower_case,
+        trainable=config.static_trainable,
+    )
+
+
+def fill_from_model(module: CharacterVectors, config: CtxCharacterConfig) -> None:
+    """Give a new model the words and vectors of `config.pretrained_embeddings`.
+
+    Raises:
+        CtxError: it is not given, cannot be opened, or has no fixed vector for each word.
+    """
+    from hf_ctxmodels.io.word_vectors import WordVectors  # it imports the registry, and that all families
+
+    source = config.pretrained_embeddings
+    if source is None:
+        raise CtxError(
+            f"static_size={config.static_size}, but pretrained_embeddings is not given.",
+            hint="name the model of the vectors.",
+        )
+    found = WordVectors.of_model(*open_pretrained_embeddings(source))
+    width = config.max_characters_per_token
+    spelled = np.array([characters_of(word, width) for word in found.words], dtype=np.int64)
+    module.fill(torch.from_numpy(spelled), torch.from_numpy(found.matrix))

@@ -1,0 +1,56 @@
+"""What the configurations of families with one vector for each word have in common."""
+
+from typing import Literal, Self
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.core.config import CtxConfig
+
+
+@strict
+class CtxStaticConfig(CtxConfig):
+    """A table of word vectors, and what tasks read of it.
+
+    Args:
+        vocab_size: Number of words, special tokens included.
+        hidden_size: Width of a vector.
+        pad_token_id: Id of the padding token; its vector is zero.
+        pooling: What stands for a sequence: the "mean" of its words' vectors, or "mean+max", twice as wide.
+        classifier_dropout: Dropout before the task heads.
+        update_threads: Threads that learn on a CPU where the vectors are updated in place. Several change the same
+            vectors without locks, as the released code does: faster, and not the same to the last bit every time.
+    """
+
+    vocab_size: int = 30_000
+    hidden_size: int = 100
+    pad_token_id: int | None = 0
+    pooling: Literal["mean", "mean+max"] = "mean"
+    classifier_dropout: float | int = 0.0
+    update_threads: int = 1
+
+    def validate_width(self) -> None:
+        """Check that there are vectors (called at construction)."""
+        if self.vocab_size < 1 or self.hidden_size < 1:
+            raise ValueError(f"vocab_size={self.vocab_size} and hidden_size={self.hidden_size} must be 1 or more.")
+        if self.update_threads < 1:
+            raise ValueError(f"update_threads={self.update_threads} must be 1 or more.")
+
+    @classmethod
+    def of_one_table(cls, vocab_size: int, hidden_size: int) -> Self:
+        """For vectors from elsewhere, of which there is one for each word."""
+        return cls(vocab_size=vocab_size, hidden_size=hidden_size)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers behind the table."""
+        return 0
+
+    @property
+    def pooled_size(self) -> int:
+        """Width of `pooler_output`."""
+        return self.hidden_size * (2 if self.pooling == "mean+max" else 1)
+
+    @property
+    def head_dropout(self) -> float | int:
+        """Dropout rate before a task head."""
+        return self.classifier_dropout

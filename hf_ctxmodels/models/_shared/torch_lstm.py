@@ -1,0 +1,103 @@
+"""Files that torch saved with the weights of a `torch.nn.LSTM` of two directions -> the names and shapes of ours."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ctxmodels.core.errors import CtxError
+
+_PARTS = {"input_weight": "weight_ih", "state_weight": "weight_hh", "bias": "bias_ih", "state_bias": "bias_hh"}
+_DIRECTIONS = ("", "_reverse")
+_SPECIAL = 2  # padding and unknown words, whose vectors are zero
+
+
+def read_torch_file(file: str | Path) -> Any:
+    """What a file holds: a pickle, of which tensors and plain values alone are read.
+
+    Raises:
+        CtxError: It cannot be read, or holds anything else.
+    """
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
+        raise CtxError(
+            f"Cannot read the weights: {str(error).splitlines()[0] if str(error) else error!r}",
+            location=str(file),
+            hint="give the file as it was released: a state dict saved by torch.",
+        ) from error
+
+
+def read_state_dict(file: str | Path) -> dict[str, Tensor]:
+    """The weights of a file, whatever stands in front of their names (`rnn.`, `enc_lstm.`).
+
+    Raises:
+        CtxError: As `read_torch_file`, or the file is no state dict.
+    """
+    found = read_torch_file(file)
+    if not isinstance(found, Mapping) or not all(torch.is_tensor(value) for value in found.values()):
+        raise CtxError(f"The file holds a {type(found).__name__}, not a state dict.", location=str(file))
+    return {name.rpartition(".")[2]: value for name, value in found.items()}
+
+
+def layers_of(weights: Mapping[str, Tensor], where: str | None = None) -> dict[str, Tensor]:
+    """Native name -> weight, of an LSTM of two directions.
+
+    Raises:
+        CtxError: A weight is missing, or there is one that does not belong there.
+    """
+    depths = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
+    expected = {
+        f"layers.{depth}.{own}": [f"{part}_l{depth}{direction}" for direction in _DIRECTIONS]
+        for depth in range(1 + max(depths, default=0))
+        for own, part in _PARTS.items()
+    }
+    names = {name for pair in expected.values() for name in pair}
+    if names != set(weights):
+        missing, more = sorted(names - set(weights)), sorted(set(weights) - names)
+        raise CtxError(
+            f"Not the weights of an LSTM of two directions: missing {missing[:4]}, unexpected {more[:4]}.",
+            location=where,
+            hint="give the weights of the encoder alone.",
+        )
+    return {own: torch.stack([weights[name].float() for name in pair]) for own, pair in expected.items()}
+
+
+def shape_of(layers: Mapping[str, Tensor]) -> dict[str, int]:
+    """Configuration fields of what `layers_of` gives: widths of what the first layer reads and of both directions."""
+    return {
+        "embedding_size": layers["layers.0.input_weight"].shape[2],
+        "hidden_size": 2 * layers["layers.0.state_weight"].shape[2],
+        "num_hidden_layers": len(layers) // len(_PARTS),
+    }
+
+
+def on_vectors(
+    model_class: type, weights: Mapping[str, Tensor], vectors: np.ndarray, where: str | None = None, **fields: Any
+) -> Any:
+    """A model of these layers on a table of fixed vectors.
+
+    Args:
+        model_class: Of a family that reads such, with `word_embeddings` and `layers`.
+        weights: As `read_state_dict` gives them.
+        vectors: (words, width); those of padding and of unknown words are put before them.
+        where: The file, for errors.
+        fields: Others of the configuration.
+
+    Raises:
+        CtxError: The weights are not an encoder's, or read vectors of another width.
+    """
+    layers = layers_of(weights, where)
+    shape = shape_of(layers)
+    width = shape["embedding_size"]
+    if vectors.ndim != 2 or vectors.shape[1] != width:
+        raise CtxError(f"The vectors are {vectors.shape}; the weights read vectors of width {width}.", location=where)
+    config_class: Any = model_class.config_class  # type: ignore[attr-defined]
+    model = model_class(config_class(vocab_size=_SPECIAL + len(vectors), **shape, **fields))
+    table = torch.cat([torch.zeros(_SPECIAL, width), torch.from_numpy(np.asarray(vectors, dtype=np.float32))])
+    model.load_state_dict({**layers, "word_embeddings.weight": table})
+    return model.eval()

@@ -1,0 +1,126 @@
+"""The biattentive classification network (McCann et al. 2017, section 5)."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.norm import RowNorm
+from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows
+
+
+class Biattention(nn.Module):
+    """Two texts of a row, each as the other bears on it, pooled. A text alone is compared with itself.
+
+    A ReLU layer and an LSTM of both directions read both texts, X and Y. With the affinities A = X Y^T each word has a
+    summary of the other text, C, by a softmax over its words. An LSTM for each text integrates [X; X - C; X * C];
+    pooled are the largest, mean and smallest values and a sum weighted by the words themselves.
+
+    Args:
+        input_size: Width of a word.
+        width: Of the layers, in each direction.
+        dropout: On the input and before each LSTM.
+    """
+
+    def __init__(self, input_size: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.project = Linear(input_size, width)
+        self.encoder = LSTM(width, width)
+        self.integrators = nn.ModuleList(LSTM(6 * width, width) for _ in range(2))
+        # without the paper's bias d, which a softmax does not see
+        self.selectors = nn.ModuleList(nn.Linear(2 * width, 1, bias=False) for _ in range(2))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, states: Tensor, tokens: Tensor, second: Tensor, unpad: bool) -> Tensor:
+        """Pool both texts.
+
+        Args:
+            states: (rows, length, input).
+            tokens: (rows, length) bool, where there are words.
+            second: (rows, length) bool, which of them belong to the second text.
+            unpad: Leave padding out of the LSTMs, or carry the state over it: the same, more slowly.
+
+        Returns:
+            (rows, 16 * width): of either text the largest, mean, smallest and selected values of 2 * width features.
+        """
+        parts = [tokens & ~second, tokens & second]
+        paired = [part.any(1, keepdim=True) for part in parts]
+        parts = [torch.where(there, part, tokens) for there, part in zip(paired, parts)]  # a text alone is both
+        build = PackedRows.build if unpad else PackedRows.with_padding
+        inputs = self.project(self.dropout(states)).relu()
+        encoded = _read(self.encoder, self.dropout(inputs), build(tokens, _runs(second)))
+        affinities = (encoded @ encoded.transpose(1, 2)).float()
+        pooled = []
+        for number, (own, other) in enumerate((parts, parts[::-1])):
+            weights = affinities.masked_fill(~other[:, None], float("-inf")).softmax(-1).to(encoded.dtype)
+            summary = weights @ encoded
+            joined = torch.cat([encoded, encoded - summary, encoded * summary], -1)
+            integrated = _read(self.integrators[number], self.dropout(joined), build(own))
+            pooled.append(self._pool(integrated, own, self.selectors[number]))
+        return torch.cat(pooled, -1)
+
+    def _pool(self, states: Tensor, tokens: Tensor, selector: nn.Module) -> Tensor:
+        tokens = tokens[..., None]
+        extreme = torch.finfo(states.dtype).max
+        scores = selector(states).float().masked_fill(~tokens, float("-inf"))
+        mean = (states.float() * tokens).sum(1) / tokens.sum(1)
+        return torch.cat(
+            [
+                states.masked_fill(~tokens, -extreme).amax(1),
+                mean.to(states.dtype),
+                states.masked_fill(~tokens, extreme).amin(1),
+                (scores.softmax(1).to(states.dtype) * states).sum(1),
+            ],
+            -1,
+        )
+
+
+def _runs(second: Tensor) -> Tensor:
+    """(rows, length) bool -> its runs, numbered within each row."""
+    starts = torch.ones_like(second)
+    starts[:, 1:] = second[:, 1:] != second[:, :-1]
+    return starts.cumsum(1)
+
+
+def _read(layer: nn.Module, states: Tensor, rows: PackedRows) -> Tensor:
+    """(rows, length, width) -> (rows, length, 2 * output), both directions behind each other."""
+    outputs = rows.unpack(layer(rows.pack(states), rows)[0])
+    return torch.cat([outputs[0], outputs[1]], -1)
+
+
+class Maxout(nn.Module):
+    """The largest of several linear maps, feature by feature (Goodfellow et al. 2013).
+
+    Args:
+        input_size, output_size: Widths.
+        pieces: Linear maps.
+    """
+
+    def __init__(self, input_size: int, output_size: int, pieces: int) -> None:
+        super().__init__()
+        self.pieces = pieces
+        self.maps = Linear(input_size, output_size * pieces)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(rows, input) -> (rows, output)."""
+        return self.maps(states).unflatten(-1, (-1, self.pieces)).amax(-1)
+
+
+class MaxoutClassifier(nn.Sequential):
+    """Three maxout layers, each behind a batch normalisation and dropout.
+
+    Args:
+        input_size: Width of the input.
+        width: Of the second layer; the first has twice as much.
+        classes: Width of the output.
+        pieces, dropout: Of every layer.
+    """
+
+    def __init__(self, input_size: int, width: int, classes: int, *, pieces: int, dropout: float) -> None:
+        sizes = [input_size, 2 * width, width, classes]
+        layers: list[nn.Module] = []
+        for before, after in pairwise(sizes):  # dropout in front of a normalisation would change what it measures
+            layers += [RowNorm(before), Dropout(dropout), Maxout(before, after, pieces)]
+        super().__init__(*layers)

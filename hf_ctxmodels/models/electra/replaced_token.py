@@ -1,0 +1,133 @@
+"""A generator that fills in masked tokens, and a discriminator that reads what it wrote (Clark et al. 2020, section 2).
+
+The parts of the objective: `fill_masked` is the generator's loss and what it writes, with its vocabulary layer at the
+masked tokens alone; each of the heads below is the loss of a discriminator that reads it. No gradient flows through
+what is written: which token was drawn is a choice, not a number (section 2, "we don't back-propagate").
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from hf_ctxmodels.layers.lm_loss.chunked import CHUNK_ELEMENTS, MaskedPredictionHead, ProjectedHead
+from hf_ctxmodels.layers.lm_loss.sampling import uniforms
+
+IGNORED = -100
+
+
+class Filled(NamedTuple):
+    """A masked batch after the generator.
+
+    Attributes:
+        input_ids: (batch, length) the batch with a drawn token at every masked position.
+        loss: The generator's summed cross-entropy in nats.
+        right: How many masked tokens the generator's best guess is.
+    """
+
+    input_ids: Tensor
+    loss: Tensor
+    right: Tensor
+
+
+def fill_masked(
+    states: Tensor, head: MaskedPredictionHead, input_ids: Tensor, labels: Tensor, seeds: Tensor | None = None
+) -> Filled:
+    """Put a token drawn from the generator's distribution at every masked position.
+
+    Args:
+        states: (targets, hidden) the generator's output where `labels` is not -100, in row-major order.
+        head: The generator's.
+        input_ids: (batch, length) with the masks.
+        labels: (batch, length) original ids at masked positions, -100 elsewhere.
+        seeds: (batch,) int64: a row's draws depend on its seed, and on nothing around the row. None makes seeds of the
+            rows' own masked tokens.
+    """
+    masked = labels != IGNORED
+    places = masked.cumsum(1) - 1  # counted along the row's masked tokens: padding moves nothing
+    if seeds is None:
+        seeds = _seeds_of_rows(input_ids, labels, places)
+    numbers = uniforms(seeds[:, None].expand_as(places)[masked], places[masked])
+    loss, samples, right = head.summed_loss_and_samples(states, labels[masked], numbers)
+    return Filled(input_ids.masked_scatter(masked, samples), loss, right)
+
+
+def _seeds_of_rows(input_ids: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+    """(batch,) a hash of what is masked in a row, and by what."""
+    masked = labels != IGNORED
+    words = (uniforms(labels * (1 << 32) + input_ids, places) * 2**24).long()
+    return (words * masked).sum(1)
+
+
+class DetectionHead(ProjectedHead):
+    """Says of every token whether it was replaced: two layers to one logit (section 2, D(x, t)).
+
+    Args:
+        hidden_size: Width of the discriminator.
+        activation: Between the layers.
+    """
+
+    def __init__(self, hidden_size: int, *, activation: str) -> None:
+        super().__init__(hidden_size, 1, activation=activation)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., hidden) -> (...) logits; positive where the token looks replaced."""
+        return super().forward(hidden_states).squeeze(-1)
+
+
+def detection_loss(logits: Tensor, replaced: Tensor) -> Tensor:
+    """Summed binary cross-entropy in nats.
+
+    Args:
+        logits: (tokens,).
+        replaced: (tokens,) bool. A drawn token that is the original counts as original.
+    """
+    return F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), reduction="sum")
+
+
+def detection_counts(logits: Tensor, replaced: Tensor) -> dict[str, Tensor]:
+    """Precision, recall and F1 of "replaced" at a threshold of one half, and the share of tokens that were replaced.
+
+    Each is (numerator, denominator).
+
+    Args:
+        logits, replaced: As in `detection_loss`.
+    """
+    flagged = logits > 0
+    found = (flagged & replaced).sum()
+    named, there = flagged.sum(), replaced.sum()
+    ratios = {"precision": (found, named), "recall": (found, there), "f1": (2 * found, named + there)}
+    ratios["share"] = (there, torch.full_like(there, replaced.numel()))
+    return {name: torch.stack(ratio).float() for name, ratio in ratios.items()}
+
+
+def copy_or_predict_loss(
+    head: MaskedPredictionHead, gate_logits: Tensor, states: Tensor, read_ids: Tensor, original_ids: Tensor
+) -> Tensor:
+    """Summed cross-entropy in nats of all original tokens, where a token may be copied (section 3.5, "All-Tokens MLM").
+
+    The distribution is D on the token read, and 1 - D times the head's distribution over the vocabulary.
+
+    Args:
+        head: Over the vocabulary.
+        gate_logits: (tokens,) D before the sigmoid.
+        states: (tokens, hidden).
+        read_ids, original_ids: (tokens,).
+    """
+    rows = max(1, CHUNK_ELEMENTS // head.decoder.weight.shape[0])
+    chunks = max(1, math.ceil(len(states) / rows))
+    parts = zip(*(tensor.chunk(chunks) for tensor in (gate_logits, states, read_ids, original_ids)), strict=True)
+    # The logits of a chunk are made again in the backward pass, and no other chunk's are held meanwhile.
+    return torch.stack([checkpoint(_copy_or_predict, head, *part, use_reentrant=False) for part in parts]).sum()
+
+
+def _copy_or_predict(
+    head: MaskedPredictionHead, gate_logits: Tensor, states: Tensor, read_ids: Tensor, original_ids: Tensor
+) -> Tensor:
+    gate_logits = gate_logits.float()
+    predicted = F.logsigmoid(-gate_logits) - F.cross_entropy(head(states).float(), original_ids, reduction="none")
+    copied = F.logsigmoid(gate_logits).masked_fill(read_ids != original_ids, float("-inf"))
+    return -torch.logaddexp(predicted, copied).sum()

@@ -1,0 +1,67 @@
+"""AdaGrad on the cells of a co-occurrence matrix one by one, compiled for a CPU by numba (extra `words`).
+
+That is how the released code of GloVe goes (Pennington et al. 2014, section 4.2). As tensors, a batch's gradients have
+to be sorted by words before AdaGrad can square their sums, which takes most of the time.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from hf_ctxmodels.models.word2vec.sgd_kernel import FREELY
+
+_EPSILON = np.float32(1e-10)  # torch.optim.Adagrad's
+
+
+@njit(fastmath=FREELY, nogil=True, cache=True)
+def glove_adagrad_kernel(
+    words: np.ndarray,
+    contexts: np.ndarray,
+    word_bias: np.ndarray,
+    context_bias: np.ndarray,
+    word_squares: np.ndarray,
+    context_squares: np.ndarray,
+    word_bias_squares: np.ndarray,
+    context_bias_squares: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    values: np.ndarray,
+    x_max: float,
+    alpha: float,
+    rate: float,
+) -> float:
+    """Descend along cells; the summed loss, each cell's as it was found.
+
+    Args:
+        words, contexts: (vocabulary, dim) float32 tables; updated, as are all that follow.
+        word_bias, context_bias: (vocabulary, 1).
+        word_squares, context_squares, word_bias_squares, context_bias_squares: AdaGrad's sums of squared gradients.
+        rows, columns: (cells,) word and context.
+        values: (cells,) float32 counts, above 0.
+        x_max, alpha: of the weighting function.
+        rate: learning rate.
+    """
+    loss = 0.0
+    for cell in range(len(rows)):
+        i, j = rows[cell], columns[cell]
+        word, context, word_square, context_square = words[i], contexts[j], word_squares[i], context_squares[j]
+        error = word_bias[i, 0] + context_bias[j, 0] - math.log(values[cell])
+        product = np.float32(0.0)
+        for d in range(len(word)):
+            product += word[d] * context[d]
+        error += product
+        weight = min(values[cell] / x_max, 1.0) ** alpha
+        loss += 0.5 * weight * error * error
+        slope = np.float32(weight * error)
+        for d in range(len(word)):
+            to_word, to_context = slope * context[d], slope * word[d]
+            word_square[d] += to_word * to_word
+            context_square[d] += to_context * to_context
+            word[d] -= rate * to_word / (np.sqrt(word_square[d]) + _EPSILON)
+            context[d] -= rate * to_context / (np.sqrt(context_square[d]) + _EPSILON)
+        word_bias_squares[i, 0] += slope * slope
+        context_bias_squares[j, 0] += slope * slope
+        word_bias[i, 0] -= rate * slope / (np.sqrt(word_bias_squares[i, 0]) + _EPSILON)
+        context_bias[j, 0] -= rate * slope / (np.sqrt(context_bias_squares[j, 0]) + _EPSILON)
+    return loss

@@ -1,0 +1,1 @@
+"""What several objectives share: spans, masking, packing, padding, seeding."""

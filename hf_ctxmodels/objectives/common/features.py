@@ -1,0 +1,73 @@
+"""What every collator reads from its features, and the errors when it is not there."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.seeding import Stream, generator, row_keys
+
+
+def require_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a `CtxError` when rows of unequal length cannot be padded."""
+    if tokenizer.pad_token_id is None:
+        raise CtxError(
+            f"{type(tokenizer).__name__} has no padding token, which batches of rows of unequal length need.",
+            hint="tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings.",
+        )
+
+
+def feature_generator(
+    feature: Mapping[str, Any], seed: int, static: bool, stream: Stream = Stream.CORRUPTION
+) -> np.random.Generator:
+    """The generator of a feature's corruption, from its `example_index` and, unless `static`, its `epoch`."""
+    epoch = 0 if static else _integer(feature, "epoch")
+    return generator(seed, epoch, _integer(feature, "example_index"), stream)
+
+
+def feature_keys(features: Sequence[Mapping[str, Any]], seed: int, uses: int) -> list[np.ndarray]:
+    """For each of several uses, (features,) keys of `seeding.uniforms`, from `example_index` and `epoch`."""
+    epochs = [_integer(feature, "epoch") for feature in features]
+    indices = [_integer(feature, "example_index") for feature in features]
+    return [row_keys(seed, epochs, indices, use=use) for use in range(uses)]
+
+
+def feature_word_ids(feature: Mapping[str, Any]) -> np.ndarray:
+    """(tokens,) the word of each token, -1 for special tokens."""
+    words = feature.get("word_ids")
+    if words is None:
+        raise CtxError(
+            "Selecting whole words needs `word_ids` in every feature, and this one has none.",
+            hint="add them from a fast tokenizer's encoding.word_ids(), or select single tokens: whole_word=False, and "
+            "no n-grams.",
+        )
+    if not isinstance(words, np.ndarray):
+        words = np.array([-1 if word is None else word for word in words])
+    return words
+
+
+def padded_columns(
+    features: Sequence[Mapping[str, Any]], names: Sequence[str], padder: RowPadder, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, torch.Tensor]:
+    """Those of the token-wise columns `names` that the features hold, padded."""
+    columns = {}
+    for name in names:
+        if name in features[0]:
+            padding = tokenizer.pad_token_type_id if name == "token_type_ids" else 0
+            columns[name] = padder.pad([np.asarray(feature[name]) for feature in features], padding)
+    return columns
+
+
+def _integer(feature: Mapping[str, Any], name: str) -> int:
+    if name not in feature:
+        raise CtxError(
+            f"A feature has no `{name}`, from which its mask is seeded.",
+            hint="hf_ctxmodels.data.ExampleSet adds it; with another data set give each row its own number: "
+            "dataset.map(lambda row, index: {'example_index': index, 'epoch': 0}, with_indices=True), and keep both "
+            "columns (Trainer: remove_unused_columns=False).",
+        )
+    return int(feature[name])

@@ -1,0 +1,200 @@
+"""Which tokens a masked language model predicts, and what stands in their place (Devlin et al. 2019, section 3.1).
+
+Runs of words: Lan et al. 2019, section 4.1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
+from hf_ctxmodels.objectives.common.spans import Units, harmonic
+
+IGNORED = -100
+"""Label of a token that is not predicted."""
+
+
+@dataclass(frozen=True)
+class MaskingRule:
+    """How much is selected and what becomes of it.
+
+    Attributes:
+        probability: share of the non-special tokens of a row that is selected.
+        mask_share, random_share: shares of the selected tokens replaced by the mask token and by a random one; the
+            rest is kept (80/10/10 in the paper, its appendix C.2 compares others).
+        whole_word: select all pieces of a word or none (the release of May 2019).
+        ngram: select runs of 1 to `ngram` whole words, n of them with a probability proportional to 1/n (3 in ALBERT).
+        max_predictions: at most this many tokens of a row; None for no limit.
+    """
+
+    probability: float = 0.15
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    whole_word: bool = False
+    ngram: int = 1
+    max_predictions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ngram < 1:
+            raise CtxError(f"ngram={self.ngram} selects no word.", hint="use 1 (single words) or more.")
+        if not 0 < self.probability <= 1:
+            raise CtxError(
+                f"A masking probability of {self.probability} is out of range.", hint="use more than 0 and at most 1."
+            )
+        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
+            raise CtxError(
+                f"mask_share={self.mask_share} and random_share={self.random_share} are no shares of one whole.",
+                hint="use numbers from 0 on, at most 1 together; what is left of 1 is the share of selected tokens "
+                "that stay as they are.",
+            )
+        if self.max_predictions is not None and self.max_predictions < 1:
+            raise CtxError(
+                f"max_predictions={self.max_predictions} leaves nothing to learn.",
+                hint="use 1 or more, or None: no limit.",
+            )
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether it has to be known which tokens form a word."""
+        return self.whole_word or self.ngram > 1
+
+    def budget(self, candidates: int) -> int:
+        """How many of a row's candidates are selected: the rounded share, at least one, at most `max_predictions`."""
+        if candidates == 0:
+            return 0
+        count = max(1, round(candidates * self.probability))
+        return count if self.max_predictions is None else min(count, self.max_predictions)
+
+    def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+        """Positions to predict, drawn without replacement.
+
+        Args:
+            candidates: (tokens,) bool, True where a token may be selected.
+            word_ids: (tokens,) for whole words; neighbours with one id are one word.
+            rng: the row's own generator.
+
+        Raises:
+            CtxError: words are needed and `word_ids` is None.
+        """
+        if self.needs_words and word_ids is None:
+            raise CtxError("Whole words are to be selected, but which they are is not said.", hint="give word_ids.")
+        units = Units.of(candidates, word_ids if self.needs_words else None)
+        budget = self.budget(len(units.positions))
+        if not self.needs_words:
+            return rng.choice(units.positions, budget, replace=False)
+        return _select_words(units, self.ngram_lengths(len(units), rng), budget, self.max_predictions, rng)
+
+    def ngram_lengths(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """(count,) lengths of runs in words, as they are drawn."""
+        if self.ngram == 1:
+            return np.ones(count, dtype=np.int64)
+        return 1 + rng.choice(self.ngram, size=count, p=harmonic(self.ngram))
+
+
+def _select_words(
+    words: Units, run_lengths: np.ndarray, budget: int, limit: int | None, rng: np.random.Generator
+) -> np.ndarray:
+    """Take runs of whole words from random places while they fit into the budget; a word that does not is passed over.
+
+    A run ends early where the budget, a word taken before or a special token stops it. If no word fits, the first drawn
+    of the shortest is taken all the same, cut at `limit`: a row without any prediction, or one over the limit, would be
+    worse than a row a few pieces over its share.
+
+    Args:
+        words: of the row.
+        run_lengths: (words,) how many words the run that starts at a word has.
+        budget: tokens to select.
+        limit: tokens that may be selected, or None.
+        rng: the row's own generator.
+    """
+    if not len(words):
+        return words.positions
+    order, lengths = rng.permutation(len(words)), words.lengths
+    free = np.ones(len(words), dtype=bool)
+    goes_on = np.append(np.diff(words.positions)[words.bounds[1:-1] - 1] == 1, False)  # no special token behind it
+    chosen: list[int] = []
+    left = budget
+    for word, count in zip(order.tolist(), run_lengths[order].tolist()):
+        for member in range(word, word + count):
+            if not free[member] or lengths[member] > left:
+                break
+            chosen.append(member)
+            free[member] = False
+            left -= int(lengths[member])
+            if not goes_on[member]:
+                break
+        if left == 0:
+            break
+    if not chosen:
+        chosen = [int(order[np.argmin(lengths[order])])]
+    picked = np.concatenate([words.positions[words.bounds[word] : words.bounds[word + 1]] for word in chosen])
+    return picked[:limit]
+
+
+class TokenMasker:
+    """Applies a `MaskingRule` to rows of token ids. Special tokens are never selected, never drawn as a replacement.
+
+    Args:
+        tokenizer: gives the mask token, the special tokens and the vocabulary of random replacements.
+        rule: how much, and what becomes of it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, rule: MaskingRule) -> None:
+        if tokenizer.mask_token_id is None:
+            raise CtxError(
+                f"{type(tokenizer).__name__} has no mask token, which masked language modelling needs.",
+                hint="tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings.",
+            )
+        self.rule = rule
+        self.mask_token_id = tokenizer.mask_token_id
+        self.ordinary = OrdinaryTokens(tokenizer)
+
+    def mask(
+        self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Corrupt one row. Returns its new ids and its labels, both (tokens,) int64."""
+        rule = self.rule
+        corrupted = ids.astype(np.int64)
+        labels = np.full(len(ids), IGNORED, dtype=np.int64)
+        chosen = rule.select(self.ordinary.candidates(ids), word_ids, rng)
+        labels[chosen] = ids[chosen]
+        fate = rng.random(len(chosen))
+        corrupted[chosen[fate < rule.mask_share]] = self.mask_token_id
+        random = chosen[(fate >= rule.mask_share) & (fate < rule.mask_share + rule.random_share)]
+        replacements = self.ordinary.ids
+        corrupted[random] = replacements[rng.integers(len(replacements), size=len(random))]
+        return corrupted, labels
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Tokens that could be selected, were selected, and how they were replaced, of a collated batch.
+
+        A random replacement that happens to equal the original counts as kept.
+        """
+        ids, labels = batch["input_ids"], batch["labels"]
+        selected = labels != IGNORED
+        ordinary = torch.from_numpy(self.ordinary.table).to(ids.device)[ids] | selected
+        masked = selected & (ids == self.mask_token_id)
+        kept = selected & (ids == labels)
+        run_starts = selected.clone()
+        run_starts[:, 1:] &= ~selected[:, :-1]
+        totals = torch.stack([each.sum() for each in (ordinary, selected, run_starts, masked, kept)]).tolist()
+        names = ("maskable_tokens", "selected_tokens", "selected_runs", "mask_tokens", "kept_tokens")
+        return {"rows": len(ids), **dict(zip(names, totals))}
+
+
+def masking_rates(counts: Mapping[str, int]) -> dict[str, float]:
+    """Shares from the added-up counts of `TokenMasker.count`."""
+    selected = max(1, counts["selected_tokens"])
+    mask, kept = counts["mask_tokens"] / selected, counts["kept_tokens"] / selected
+    return {
+        "selected_share": counts["selected_tokens"] / max(1, counts["maskable_tokens"]),
+        "mask_token_share": mask,
+        "random_token_share": max(0.0, 1 - mask - kept),
+        "kept_token_share": kept,
+        "selected_run_length": counts["selected_tokens"] / max(1, counts["selected_runs"]),
+        "predictions_per_row": counts["selected_tokens"] / max(1, counts["rows"]),
+    }

@@ -1,0 +1,42 @@
+"""Which tokens are ordinary ones: of text, not special. Only those are predicted, masked or drawn as a replacement."""
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+
+
+class OrdinaryTokens:
+    """The ordinary tokens of a tokenizer's vocabulary.
+
+    Attributes:
+        table: (largest id + 1,) bool, token id -> is ordinary.
+        ids: the ordinary ones, ascending.
+
+    Raises:
+        CtxError: there is none.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        ids = np.unique(np.fromiter(tokenizer.get_vocab().values(), dtype=np.int64))
+        self.table = np.zeros(int(ids[-1]) + 1, dtype=bool)
+        self.table[ids] = True
+        self.table[tokenizer.all_special_ids] = False
+        self.ids = np.flatnonzero(self.table)
+        if not len(self.ids):
+            raise CtxError("The tokenizer's vocabulary holds special tokens only.", hint="train it on some text first.")
+
+    def candidates(self, ids: np.ndarray) -> np.ndarray:
+        """True where a token of a row is ordinary.
+
+        Raises:
+            CtxError: an id is not of the vocabulary.
+        """
+        if len(ids) and (ids.min() < 0 or ids.max() >= len(self.table)):
+            wrong = ids.min() if ids.min() < 0 else ids.max()
+            raise CtxError(
+                f"Token id {wrong} is outside the tokenizer's vocabulary (0 to {len(self.table) - 1}): the example "
+                "was made with another tokenizer.",
+                hint="tokenise the text again with this one.",
+            )
+        return self.table[ids]

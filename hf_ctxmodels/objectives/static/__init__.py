@@ -1,0 +1,1 @@
+"""Objectives of static word vectors: windows and co-occurrences."""

@@ -1,0 +1,146 @@
+"""Words as word2vec draws and codes them: by frequency (Mikolov et al. 2013b, sections 2.1 to 2.3)."""
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+
+
+def word_counts(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """(vocabulary,) how often each word was seen when the tokenizer was trained; 0 for special tokens.
+
+    Raises:
+        CtxError: nobody counted.
+    """
+    counts = getattr(tokenizer, "counts", None)
+    if counts is None:
+        raise CtxError(
+            f"{type(tokenizer).__name__} does not know how often its words occur, by which this objective draws.",
+            hint="train one: scripts/train_tokenizer.py, or give counts= to the tokenizer.",
+        )
+    padded = np.zeros(len(tokenizer), dtype=np.float64)  # added tokens were never counted
+    padded[: len(counts)] = counts
+    if padded.max() <= 0:
+        raise CtxError("The tokenizer's counts are all 0.", hint="train it on text.")
+    return padded
+
+
+def kept_shares(counts: np.ndarray, threshold: float) -> np.ndarray:
+    """(vocabulary,) chance of each occurrence of a word to stay in the text.
+
+    With f the word's share of the text, sqrt(t / f) + t / f: what the released code does where section 2.3 has
+    sqrt(t / f).
+
+    Args:
+        threshold: t; 0 keeps everything.
+    """
+    shares = np.maximum(counts, 1) / counts.sum()
+    return np.minimum(np.sqrt(threshold / shares) + threshold / shares, 1.0) if threshold else np.ones(len(counts))
+
+
+class NoiseDistribution:
+    """Chances of words in proportion to a power of their counts, by the alias method (Walker 1977; Vose 1991).
+
+    Args:
+        counts: (vocabulary,); a word with count 0 is never drawn.
+        power: 0.75 in the paper.
+
+    Attributes:
+        probabilities: (vocabulary,).
+        table: (vocabulary, 2) each place's chance to stand for its own word, and for which word else.
+    """
+
+    def __init__(self, counts: np.ndarray, power: float) -> None:
+        weights = np.where(counts > 0, np.maximum(counts, 1) ** power, 0.0)
+        self.probabilities = weights / weights.sum()
+        scaled = (self.probabilities * len(counts)).tolist()
+        self.table = np.stack([np.ones(len(counts)), np.arange(len(counts))], 1)
+        small = [word for word, value in enumerate(scaled) if value < 1]
+        large = [word for word, value in enumerate(scaled) if value >= 1]
+        while small and large:
+            low, high = small.pop(), large[-1]
+            self.table[low] = scaled[low], high
+            scaled[high] -= 1 - scaled[low]
+            if scaled[high] < 1:
+                small.append(large.pop())
+        for word in small:  # left over by rounding: as good as 1, but for those that can never be drawn
+            if not weights[word]:
+                self.table[word] = 0, int(weights.argmax())
+
+
+def draw_noise(uniform: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """(n,) ids for as many uniform numbers: each tells the place by its whole part, and the word by its fraction.
+
+    Args:
+        uniform: (n,) in [0, 1); overwritten.
+        table: see `NoiseDistribution`.
+    """
+    uniform *= len(table)
+    places = uniform.astype(np.int64)
+    uniform -= places
+    share, other = table[places].T
+    return np.where(uniform < share, places, other.astype(np.int64))
+
+
+class HuffmanTree:
+    """A binary tree with short ways to frequent words.
+
+    Attributes:
+        paths: (vocabulary, depth) the inner nodes from the root to each word, -1 behind the end; -1 everywhere for
+            words with count 0.
+        codes: (vocabulary, depth) which way the path goes from each, 0 or 1.
+    """
+
+    def __init__(self, counts: np.ndarray) -> None:
+        words = np.flatnonzero(counts > 0)
+        words = words[np.argsort(counts[words], kind="stable")]  # ascending
+        leaves = len(words)
+        if leaves < 2:
+            raise CtxError(f"A tree of {leaves} words.", hint="use a tokenizer with two words or more.")
+        parents, ways = self._merge(counts[words].astype(np.float64).tolist())
+        paths, codes = [], []
+        for leaf in range(leaves):
+            path, code, node = [], [], leaf
+            while node != 2 * leaves - 2:
+                code.append(ways[node])
+                node = parents[node]
+                path.append(node - leaves)
+            paths.append(path[::-1])
+            codes.append(code[::-1])
+        depth = max(map(len, paths))
+        self.paths = np.full((len(counts), depth), -1, dtype=np.int64)
+        self.codes = np.zeros((len(counts), depth), dtype=np.int64)
+        for word, path, code in zip(words, paths, codes, strict=True):
+            self.paths[word, : len(path)], self.codes[word, : len(code)] = path, code
+
+    @staticmethod
+    def _merge(weights: list[float]) -> tuple[list[int], list[int]]:
+        """The parent of every node (leaves first) and which of its children the node is."""
+        leaves = len(weights)
+        parents, ways = [0] * (2 * leaves - 1), [0] * (2 * leaves - 1)
+        leaf, inner = 0, leaves
+        for new in range(leaves, 2 * leaves - 1):
+            pair = []
+            for _ in range(2):
+                if leaf < leaves and (inner >= new or weights[leaf] <= weights[inner]):
+                    pair.append(leaf)
+                    leaf += 1
+                else:
+                    pair.append(inner)
+                    inner += 1
+            weights.append(weights[pair[0]] + weights[pair[1]])
+            for way, child in enumerate(pair):
+                parents[child], ways[child] = new, way
+        return parents, ways
+
+    def scores(self, counts: np.ndarray) -> np.ndarray:
+        """(vocabulary,) log odds of way 0 at every inner node by its number, for words as frequent as `counts`."""
+        taken = np.zeros((2, len(counts)))
+        real = self.paths >= 0
+        for way in (0, 1):
+            np.add.at(
+                taken[way],
+                self.paths[real & (self.codes == way)],
+                np.broadcast_to(counts[:, None], self.paths.shape)[real & (self.codes == way)],
+            )
+        return np.log(taken[0] + 1) - np.log(taken[1] + 1)

@@ -1,0 +1,124 @@
+"""Base tokenizer: opened safely, saved plainly, and held against a model."""
+
+import json
+from os import PathLike
+from typing import Any, Self
+
+from tokenizers import processors
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
+
+from hf_ctxmodels.core.code_copy import InstalledCode
+from hf_ctxmodels.core.errors import CtxError
+
+
+class CtxTokenizer(InstalledCode, TokenizersBackend):
+    """A tokenizer of the `tokenizers` library whose damaged files raise a `CtxError`."""
+
+    model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A class that inherits its `__init__` holds it as its own: only those are given the vocabulary that
+        transformers reads from tokenizer.json, others would be given the file."""
+        super().__init_subclass__(**kwargs)
+        cls.__init__ = cls.__init__  # type: ignore[method-assign]
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.pop("auto_map", None)  # of the repository it was read from; what is saved has no stub
+        super().__init__(**kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *inputs: Any, **kwargs: Any) -> Self:
+        """Open a directory or Hub id, as every tokenizer does; a damaged file raises a `CtxError`."""
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *inputs, **kwargs)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CtxError(
+                f"tokenizer.json or tokenizer_config.json is damaged; it is not the JSON that was saved: {error}.",
+                location=str(pretrained_model_name_or_path),
+                hint="copy the files again from their source, or train the tokenizer again.",
+            ) from error
+
+    def set_template(self, single: str, pair: str) -> None:
+        """Say where the special tokens stand, for example "{cls}:0 $A:0 {sep}:0": a token, a colon, its segment.
+
+        Args:
+            single: of one text, `$A`.
+            pair: of two texts, `$A` and `$B`.
+        """
+        names = {name.removesuffix("_token"): str(token) for name, token in self.special_tokens_map.items()}
+        used = [token for name, token in names.items() if f"{{{name}}}" in single + pair]
+        self._tokenizer.post_processor = processors.TemplateProcessing(
+            single=single.format(**names),
+            pair=pair.format(**names),
+            special_tokens=[(token, self.convert_tokens_to_ids(token)) for token in used],
+        )
+
+
+def require_tokens(
+    vocab: list[str] | dict[str, int], tokens: list[str], kwargs: dict[str, Any], file: str | None
+) -> None:
+    """Raise a `CtxError` when one of the special `tokens` is neither in the vocabulary nor added to it.
+
+    Args:
+        vocab: the vocabulary read from the tokenizer's files.
+        tokens: the special tokens the tokenizer cannot work without.
+        kwargs: of the tokenizer; `added_tokens_decoder` holds tokens that were added to the vocabulary.
+        file: where the vocabulary was read from, for the message.
+    """
+    known = set(vocab) | {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
+    missing = [token for token in tokens if token not in known]
+    if missing:
+        raise CtxError(
+            f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}: it is damaged or another family's.",
+            location=file,
+            hint="copy it again; tokens of other names are given as pad_token=, unk_token=, cls_token=, ...",
+        )
+
+
+def check_fit(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str
+) -> None:
+    """Hold tokenizer, model and input length, where there is one, against each other before hours of training.
+
+    Raises:
+        CtxError: the tokenizer has more tokens than the model has embeddings, or inputs are longer than its positions
+            or too short for any text.
+    """
+    vocabulary = getattr(config, "vocab_size", None)
+    if vocabulary is not None and len(tokenizer) > vocabulary:
+        raise CtxError(
+            f"The vocabulary does not fit the model: the tokenizer has {len(tokenizer)} tokens, the model embeds "
+            f"{vocabulary} (vocab_size).",
+            location=location,
+            hint="use the tokenizer the model was trained with, a configuration with a larger vocab_size, or add "
+            "embeddings: model.resize_token_embeddings(len(tokenizer)).",
+        )
+    special = tokenizer.num_special_tokens_to_add()
+    if 0 < max_length <= special:
+        raise CtxError(
+            f"Inputs of {max_length} tokens leave no room for text beside the {special} special tokens.",
+            location=f"--max_length {max_length}",
+            hint=f"use --max_length {special + 1} or more.",
+        )
+    limit = getattr(config, "max_position_embeddings", None)  # a model of relative positions has none, or -1
+    if limit is not None and 0 < limit < max_length:
+        raise CtxError(
+            f"Inputs of {max_length} tokens are over the model's limit of {limit} positions (max_position_embeddings).",
+            location=f"--max_length {max_length}",
+            hint=f"use --max_length {limit} or less, or a configuration with more positions.",
+        )
+
+
+def no_vocabulary(cls: type, kwargs: dict[str, Any]) -> CtxError:
+    """The error of a directory that holds no tokenizer file, or of a call without a vocabulary."""
+    files = " nor ".join(sorted(cls.vocab_files_names.values(), reverse=True))  # type: ignore[attr-defined]
+    return CtxError(
+        f"A tokenizer without a vocabulary: neither {files} is there.",
+        location=kwargs.get("name_or_path") or None,
+        hint=f"copy one of them there, or make one: scripts/train_tokenizer.py, or {cls.__name__}.train.",
+    )
+
+
+def no_text() -> CtxError:
+    """The error of a training text that is empty."""
+    return CtxError("No text to learn a vocabulary from: it is empty or white space only.", hint="check the texts.")

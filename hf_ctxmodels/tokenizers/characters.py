@@ -1,0 +1,256 @@
+"""Words, each as its characters: the tokenizer of families that read these."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from transformers import AddedToken, BatchEncoding
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
+
+BYTES = 256
+BEGINS_SENTENCE, ENDS_SENTENCE, BEGINS_WORD, ENDS_WORD, FILLS = range(BYTES + 1, BYTES + 6)
+"""Character ids behind those of bytes; byte b has the id b + 1, and 0 is no character. Languages' come behind these."""
+_MARK = "<{}>"
+
+
+@lru_cache(maxsize=1 << 17)
+def characters_of(word: str, width: int) -> tuple[int, ...]:
+    """Ids of a word's bytes between those of its beginning and end, filled up to `width`; what is too long is cut."""
+    return _filled([byte + 1 for byte in word.encode("utf-8", "surrogatepass")[: width - 2]], width)
+
+
+def _filled(inside: list[int], width: int) -> tuple[int, ...]:
+    ids = [BEGINS_WORD, *inside, ENDS_WORD]
+    return (*ids, *[FILLS] * (width - len(ids)))
+
+
+class CtxCharacterTokenizer(CtxWordTokenizer):
+    """Splits text into words, and these into characters: `input_ids` are (batch, words, characters).
+
+    A text is put between `<S>` and `</S>`, each of two texts by itself. Lists of words (`is_split_into_words=True`) are
+    taken as they are. Offsets and word ids are those of words. The vocabulary is what the language model predicts;
+    `encodings[row].ids` are the words' ids in it. Words outside it have their characters all the same.
+
+    With `languages`, words may be tagged by their language: those behind a mark, `<de>` say, and up to the next one or
+    the end of the text, begin with a character of that language (polyglot models: Mulcaire et al. 2019, arXiv
+    1902.09697). The mark is a word of its own, and special.
+
+    Args:
+        vocab, counts, do_lower_case, split_punctuation, unk_token, pad_token: see `CtxWordTokenizer`. With
+            `do_lower_case`, characters keep their case, and the vocabulary alone does not know it.
+        bos_token, eos_token: mark a sentence's beginning and end.
+        max_characters: of a word, its beginning and end included.
+        languages: names of languages, such as "de".
+        **kwargs: passed on.
+
+    Raises:
+        CtxError: as in `CtxWordTokenizer`; words have no room for a character; or the name of a language is
+            empty, holds white space, or comes twice.
+
+    Example:
+        >>> tokenizer = CtxCharacterTokenizer.from_words([])
+        >>> tokenizer("A cat", return_tensors="pt").input_ids.shape
+        torch.Size([1, 4, 50])
+    """
+
+    special_tokens: ClassVar[tuple[str, ...]] = ("[PAD]", "[UNK]", "<S>", "</S>")
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        counts: Sequence[int] | None = None,
+        do_lower_case: bool = False,
+        split_punctuation: bool = True,
+        unk_token: str = "[UNK]",
+        pad_token: str = "[PAD]",
+        bos_token: str = "<S>",
+        eos_token: str = "</S>",
+        max_characters: int = 50,
+        languages: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        if max_characters < 3:
+            raise CtxError(f"max_characters={max_characters} leaves none between a word's ends.", hint="use 50.")
+        if len(set(languages)) < len(languages) or any(name.split() != [name] for name in languages):
+            raise CtxError(f"languages={list(languages)} are no different names.", hint="give names such as en, de.")
+        super().__init__(
+            vocab=vocab,
+            counts=counts,
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            unk_token=unk_token,
+            pad_token=pad_token,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            max_characters=max_characters,
+            languages=list(languages),
+            **kwargs,
+        )
+        self.max_characters, self.languages = max_characters, list(languages)
+        marks = [_MARK.format(name) for name in languages]
+        self.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+        self.set_template("{bos}:0 $A:0 {eos}:0", "{bos}:0 $A:0 {eos}:0 {bos}:1 $B:1 {eos}:1")
+        self._special_characters = {
+            self.pad_token_id: (0,) * max_characters,
+            self.bos_token_id: _filled([BEGINS_SENTENCE], max_characters),
+            self.eos_token_id: _filled([ENDS_SENTENCE], max_characters),
+        }
+        self._language_of = np.zeros(len(self), dtype=np.int64)  # of a mark its language's number; 0 of all others
+        for number, mark in enumerate(marks, start=1):
+            place = self.convert_tokens_to_ids(mark)
+            self._special_characters[place] = _filled([FILLS + number], max_characters)
+            self._language_of[place] = number
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        min_count: int = 3,
+        do_lower_case: bool = False,
+        split_punctuation: bool = True,
+        model_max_length: int = 1_000_000,
+        languages: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> Self:
+        """Count words and keep the most frequent for the language model to predict; see `CtxWordTokenizer.train`.
+
+        With `languages` their marks are no words of the texts.
+        """
+        marks = re.compile("|".join(re.escape(_MARK.format(name)) for name in languages) or "(?!)")
+        return super().train(
+            (marks.sub(" ", text) for text in texts),
+            vocab_size,
+            min_count=min_count,
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            model_max_length=model_max_length,
+            languages=list(languages),
+            **kwargs,
+        )
+
+    @property
+    def num_characters(self) -> int:
+        """Character ids that there are, for the configuration of a model."""
+        return FILLS + 1 + len(self.languages)
+
+    def vocabulary_ids(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, list[str]]]:
+        """Of every text the words' ids in the vocabulary (words,) int32, marks around them, and its unknown words."""
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        for text, encoding in zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True):
+            ids = np.array(encoding.ids, dtype=np.int32)
+            places = [encoding.offsets[place] for place in np.flatnonzero(ids == self.unk_token_id)]
+            yield ids, [text[start:stop] for start, stop in places]
+
+    def spell(self, ids: Iterable[int], words: Iterable[str]) -> np.ndarray:
+        """(words, characters) int64 of words with these vocabulary ids; a special token's are not its name's."""
+        width, special = self.max_characters, self._special_characters
+        rows = [special.get(number) or characters_of(word, width) for number, word in zip(ids, words, strict=True)]
+        return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+    def tagged(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
+        """(words, characters) of the words with these vocabulary ids; behind a language's mark each begins with that
+        language's character, up to the next beginning of a sentence. In place."""
+        numbers = np.asarray(ids, dtype=np.int64)
+        if not self.languages or not len(numbers):
+            return characters
+        languages = self._language_of[numbers]
+        changes = (languages > 0) | (numbers == self.bos_token_id)
+        current = languages[np.maximum.accumulate(np.where(changes, np.arange(len(numbers)), 0))]
+        words = (current > 0) & ~np.isin(numbers, list(self._special_characters))
+        characters[words, 0] = FILLS + current[words]
+        return characters
+
+    def mark_of(self, ids: np.ndarray) -> np.ndarray:
+        """The first language's mark among words' vocabulary ids: (1,), or (0,) where there is none."""
+        return ids[self._language_of[ids] > 0][:1]
+
+    def unspell(self, character_ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
+        """(words, characters) ids -> the words; those of padding are left out."""
+        rows = [tuple(int(number) for number in row) for row in character_ids]
+        names = {ids: self.convert_ids_to_tokens(number) for number, ids in self._special_characters.items()}
+        names.pop((0,) * self.max_characters)
+        words = []
+        for row in rows:
+            inside = bytes(number - 1 for number in row if 0 < number <= BYTES)
+            if any(row):
+                words.append(names.get(row) or inside.decode("utf-8", "replace"))
+        return words
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> Any:
+        """(words, characters) ids -> the words, white space between; of several texts, a list. Vocabulary ids too."""
+        token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+        first: Any = token_ids[0] if hasattr(token_ids, "__len__") and len(token_ids) else 0
+        if not hasattr(first, "__len__"):
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
+        if len(first) and hasattr(first[0], "__len__"):
+            return [self.decode(row, skip_special_tokens, **kwargs) for row in token_ids]
+        left_out = self.all_special_tokens if skip_special_tokens else []
+        return " ".join(word for word in self.unspell(token_ids) if word not in left_out)
+
+    def _encode_plus(
+        self, text: Any, text_pair: Any = None, *, return_tensors: Any = None, **kwargs: Any
+    ) -> BatchEncoding:
+        """Words by the backend, then the characters of each."""
+        split = bool(kwargs.get("is_split_into_words"))
+        splitter = self._tokenizer.pre_tokenizer
+        if split:
+            self._tokenizer.pre_tokenizer = None  # a word that is given is one word
+        try:
+            encoded = super()._encode_plus(text, text_pair, **kwargs)
+        finally:
+            self._tokenizer.pre_tokenizer = splitter
+        rows = isinstance(text, list | tuple) and (not split or (bool(text) and isinstance(text[0], list | tuple)))
+        texts = list(text) if rows else [text]
+        pairs = [None] * len(texts) if text_pair is None else list(text_pair) if rows else [text_pair]
+        sources = encoded.get("overflow_to_sample_mapping", range(len(encoded.encodings or [])))
+        spelled = [
+            self._characters(encoding, _sequences(texts[source], pairs[source], split))
+            for encoding, source in zip(encoded.encodings or [], sources, strict=True)
+        ]
+        batched = rows or "overflow_to_sample_mapping" in encoded
+        if return_tensors is None:
+            encoded["input_ids"] = [each.tolist() for each in spelled] if batched else spelled[0].tolist()
+            return encoded
+        encoded["input_ids"] = spelled if batched else spelled[0]
+        return encoded.convert_to_tensors(return_tensors, prepend_batch_axis=not batched)
+
+    def _characters(self, encoding: Any, sequences: Sequence[str | Sequence[str]]) -> np.ndarray:
+        """(words, characters) of one row of the backend."""
+        words = []
+        for place, sequence, (start, stop) in zip(encoding.word_ids, encoding.sequence_ids, encoding.offsets):
+            whole = "" if sequence is None else sequences[sequence]
+            words.append((whole if isinstance(whole, str) else whole[place])[start:stop])
+        return self.tagged(encoding.ids, self.spell(encoding.ids, words))
+
+    def pad(self, encoded_inputs: Any, *arguments: Any, **kwargs: Any) -> BatchEncoding:
+        """Pad one text or several to one number of words; see `PreTrainedTokenizerBase.pad`."""
+        if isinstance(encoded_inputs, list | tuple):
+            names = encoded_inputs[0].keys()
+            encoded_inputs = {name: [each[name] for each in encoded_inputs] for name in names}
+        ids = encoded_inputs[self.model_input_names[0]]
+        if not len(ids) or not isinstance(ids[0][0], int | np.integer):
+            return super().pad(encoded_inputs, *arguments, **kwargs)
+        batch = super().pad({name: [value] for name, value in encoded_inputs.items()}, *arguments, **kwargs)
+        return BatchEncoding({name: value[0] for name, value in batch.items()})
+
+    def _pad(self, encoded_inputs: Any, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
+        padded = super()._pad(encoded_inputs, *arguments, **kwargs)
+        nothing = [0] * self.max_characters
+        name = self.model_input_names[0]
+        padded[name] = [nothing if isinstance(ids, int) else ids for ids in padded[name]]
+        return padded
+
+
+def _sequences(text: Any, pair: Any, split: bool) -> tuple[Any, ...]:
+    """The one or two texts of a row: strings, or lists of words."""
+    if pair is not None:
+        return text, pair
+    is_pair = isinstance(text, tuple) and len(text) == 2 if not split else bool(text) and not isinstance(text[0], str)
+    return tuple(text) if is_pair else (text,)

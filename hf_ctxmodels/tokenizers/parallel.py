@@ -1,0 +1,162 @@
+"""Words of two languages: the tokenizer of families that translate, with a vocabulary for each."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+from tokenizers import Tokenizer, processors
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.words import CtxWordTokenizer, require_different, written_words
+
+BETWEEN = "\t"  # a text and its translation
+
+
+class CtxTranslationTokenizer(CtxWordTokenizer):
+    r"""Source text as `CtxWordTokenizer` reads it; `text_target` in words that are put together again exactly.
+
+    A word of the target language that follows white space begins with U+2581, so that punctuation finds its place.
+    Targets end with [EOS]. `decode` is for source ids, `decode_target` for target ids.
+
+    Args:
+        target_words: The target language's words in the order of their ids, special tokens first; None for none.
+        target_lower_case: Lower-case targets.
+        **kwargs: Of `CtxWordTokenizer`.
+
+    Attributes:
+        target_tokens: The first of every target vocabulary.
+        target_start: The one of them that a decoder reads first.
+
+    Raises:
+        CtxError: As there, or the target's special tokens are not its first words.
+
+    Example:
+        >>> pairs = ["a cat\teine Katze."]
+        >>> tokenizer = CtxTranslationTokenizer.train(pairs, vocab_size=10, min_count=1, min_target_count=1)
+        >>> tokenizer.decode_target(tokenizer(text_target=["eine Katze."]).input_ids)
+        ['eine Katze.']
+    """
+
+    target_tokens: ClassVar[tuple[str, ...]] = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
+    target_start: ClassVar[str] = "[BOS]"
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        target_words: Sequence[str] | None = None,
+        target_lower_case: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        special = self.target_tokens
+        self.target_words = list(special if target_words is None else target_words)
+        require_different(self.target_words)
+        if tuple(self.target_words[: len(special)]) != special:
+            raise CtxError(
+                f"The target language's words begin with {self.target_words[: len(special)]}.",
+                location=kwargs.get("name_or_path") or None,
+                hint=f"put {', '.join(special)} before all others.",
+            )
+        self.target_lower_case = target_lower_case
+        self._target = self._target_backend(self.target_words, target_lower_case)
+        super().__init__(vocab=vocab, target_words=self.target_words, target_lower_case=target_lower_case, **kwargs)
+        self._source = self._tokenizer
+
+    def _switch_to_target_mode(self) -> None:
+        self._tokenizer = self._target
+
+    def _switch_to_input_mode(self) -> None:
+        self._tokenizer = self._source
+
+    @property
+    def target_pad_token_id(self) -> int:
+        """Padding of targets."""
+        return self.target_tokens.index("[PAD]")
+
+    @property
+    def target_start_id(self) -> int:
+        """What a decoder reads first."""
+        return self.target_tokens.index(self.target_start)
+
+    @property
+    def target_end_id(self) -> int:
+        """What ends a target."""
+        return self.target_tokens.index("[EOS]")
+
+    @property
+    def target_unknown_id(self) -> int:
+        """Of words that are not in the vocabulary."""
+        return self.target_tokens.index("[UNK]")
+
+    def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
+        """Texts of target ids, as a model generates them, without special tokens but [UNK]."""
+        left_out = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
+        rows = [[int(each) for each in row if int(each) not in left_out] for row in sequences]
+        return self._target.decode_batch(rows, skip_special_tokens=False)
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        target_vocab_size: int = 0,
+        min_target_count: int = 2,
+        target_lower_case: bool = False,
+        min_count: int = 5,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        pretrained_embeddings: str = "",
+        model_max_length: int = 1_000_000,
+        **kwargs: Any,
+    ) -> Self:
+        """Count the words of both languages, or take the source language's from a model of fixed vectors.
+
+        Args:
+            texts: Each a text, or a text, a tab, and its translation.
+            vocab_size: Source tokens to keep at most, the special ones included.
+            target_vocab_size: Target tokens to keep at most; 0 for as many as `vocab_size`.
+            min_target_count: A target word seen fewer times is left out.
+            target_lower_case: Lower-case targets.
+            min_count, do_lower_case, split_punctuation, pretrained_embeddings: Of the source language, see
+                `CtxWordTokenizer.train`.
+            model_max_length: Longest input in words.
+            kwargs: Of the class.
+
+        Raises:
+            CtxError: As there, or `pretrained_embeddings` cannot be opened.
+        """
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read twice
+        kwargs["target_words"] = cls.count_target_words(
+            texts, target_vocab_size or vocab_size, min_target_count, target_lower_case
+        )
+        return super().train(
+            (text.partition(BETWEEN)[0] for text in texts),
+            vocab_size,
+            min_count=min_count,
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            pretrained_embeddings=pretrained_embeddings,
+            model_max_length=model_max_length,
+            target_lower_case=target_lower_case,
+            **kwargs,
+        )
+
+    @classmethod
+    def count_target_words(cls, texts: Iterable[str], size: int, min_count: int, lower_case: bool) -> list[str]:
+        """The most frequent words of what stands behind the tabs, at most `size` with the special tokens."""
+        backend = cls._target_backend(cls.target_tokens, lower_case)
+        counts: Counter[str] = Counter()
+        for text in texts:
+            if (translation := text.partition(BETWEEN)[2]).strip():
+                words = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(translation))
+                counts.update(word for word, _ in words)
+        kept = sorted((-count, word) for word, count in counts.items() if count >= min_count)
+        return [*cls.target_tokens, *(word for _, word in kept[: max(0, size - len(cls.target_tokens))])]
+
+    @classmethod
+    def _target_backend(cls, words: Sequence[str], lower_case: bool) -> Tokenizer:
+        backend = written_words({word: number for number, word in enumerate(words)}, lower_case)
+        backend.post_processor = processors.TemplateProcessing(
+            single="$A [EOS]", special_tokens=[("[EOS]", cls.target_tokens.index("[EOS]"))]
+        )
+        return backend

@@ -1,0 +1,237 @@
+"""SentencePiece-unigram tokenizers (Kudo 2018, "Subword Regularization"; Kudo & Richardson 2018, "SentencePiece")."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Self
+
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import Unigram
+from transformers.convert_slow_tokenizer import SentencePieceExtractor
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+
+UNIGRAM = 1  # `TrainerSpec.model_type` in sentencepiece_model.proto
+TRAINING_THREADS = 4  # a part of the result: sums are made per thread, so another number rounds otherwise
+
+
+class CtxUnigramTokenizer(CtxTokenizer):
+    """Quotes made plain, accents and case removed where asked, split at white space, then the likeliest pieces.
+
+    The common part of ALBERT's and XLNet's tokenizers. Opens a `tokenizer.json`, or else SentencePiece's own
+    `spiece.model`, for which the package `sentencepiece` is needed.
+
+    Args:
+        vocab: (piece, log probability) in the order of the ids.
+        do_lower_case: lower-case the text.
+        keep_accents: leave combining accents in the text.
+        add_prefix_space: a word at the very beginning gets the mark of a word's beginning, as all others do.
+        unk_token: what stands for a character that no piece has.
+        _spm_precompiled_charsmap: SentencePiece's table of character normalisation; upstream's name for it.
+        **kwargs: passed on to `TokenizersBackend`: the other special tokens, `model_max_length`, `padding_side`, ...
+
+    Raises:
+        CtxError: the vocabulary is missing, damaged, of another kind, or without one of the special tokens.
+    """
+
+    vocab_files_names = {"vocab_file": "spiece.model", "tokenizer_file": "tokenizer.json"}
+    model = Unigram
+
+    first_tokens: ClassVar[tuple[str, ...]]
+    """The special tokens of a newly trained vocabulary, in the order of their ids from 0 on."""
+
+    templates: ClassVar[tuple[str, str]]
+    """Of one text and of a pair, see `CtxTokenizer.set_template`."""
+
+    def __init__(
+        self,
+        vocab: list[tuple[str, float]] | None,
+        *,
+        do_lower_case: bool,
+        keep_accents: bool,
+        add_prefix_space: bool,
+        unk_token: str,
+        _spm_precompiled_charsmap: bytes | None,
+        **kwargs: Any,
+    ) -> None:
+        if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
+            vocab = [tuple(entry) for entry in json.loads(kwargs["tokenizer_object"].to_str())["model"]["vocab"]]
+        if vocab is None:
+            raise no_vocabulary(type(self), kwargs)
+        pieces = [piece for piece, _ in vocab]
+        named = [unk_token, *(kwargs[f"{name}_token"] for name in ("pad", "cls", "sep", "mask"))]
+        require_tokens(pieces, [str(token) for token in named], kwargs, kwargs.get("name_or_path") or None)
+        kwargs["unk_id"] = pieces.index(str(unk_token))
+        self.do_lower_case, self.keep_accents = do_lower_case, keep_accents
+        self._tokenizer = Tokenizer(Unigram(vocab, unk_id=kwargs["unk_id"], byte_fallback=False))
+        self._tokenizer.normalizer = _normalizer(do_lower_case, keep_accents, _spm_precompiled_charsmap)
+        mark: dict[str, Any] = {"replacement": "▁", "prepend_scheme": "always" if add_prefix_space else "never"}
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**mark)]
+        )
+        self._tokenizer.decoder = decoders.Metaspace(**mark)
+        super().__init__(
+            do_lower_case=do_lower_case,
+            keep_accents=keep_accents,
+            add_prefix_space=add_prefix_space,
+            unk_token=unk_token,
+            **kwargs,
+        )
+        self.set_template(*self.templates)
+
+    @classmethod
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """What `__init__` takes, from the files that were found. Code of a repository is never run, only this class."""
+        vocab_file = kwargs.get("vocab_file")
+        if kwargs.get("tokenizer_file") is None and vocab_file is not None:
+            read = read_sentencepiece(vocab_file)
+            read["added_tokens_decoder"] |= kwargs.get("added_tokens_decoder", {})
+            return {**kwargs, **read}
+        return super().convert_to_native_format(**kwargs)
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        do_lower_case: bool | None = None,
+        keep_accents: bool = False,
+        character_coverage: float = 0.99995,
+        model_max_length: int = 512,
+    ) -> Self:
+        """Learn a vocabulary with SentencePiece. The same texts, in whatever order, give the same vocabulary.
+
+        SentencePiece learns from the words and their counts, after this tokenizer's own normalisation and with its
+        "nmt_nfkc" table, which becomes a part of the tokenizer. Words over 4192 bytes are left out.
+
+        Args:
+            texts: strings of any length; read once.
+            vocab_size: number of tokens wanted, the special ones included; a small corpus may give fewer.
+            do_lower_case: see the class; None does as the family's published models.
+            keep_accents: see the class.
+            character_coverage: share of the text's characters that must be in the vocabulary; the rarest are left out.
+            model_max_length: longest input, special tokens included, of the model this tokenizer is for.
+
+        Raises:
+            CtxError: there is no text, `vocab_size` is too small for its characters, or `sentencepiece` is missing.
+        """
+        options: dict[str, Any] = {"keep_accents": keep_accents, "model_max_length": model_max_length}
+        if do_lower_case is not None:
+            options["do_lower_case"] = do_lower_case
+        untrained = cls(vocab=[(token, 0.0) for token in cls.first_tokens], **options)
+        normalize = untrained.backend_tokenizer.normalizer.normalize_str
+        words = Counter(word for text in texts for word in normalize(text).split())
+        if not words:
+            raise no_text()
+        with TemporaryDirectory() as folder:
+            file = Path(folder, "spiece.model")
+            file.write_bytes(_sentencepiece_model(words, vocab_size, cls.first_tokens, character_coverage))
+            return cls(**read_sentencepiece(str(file)), **options)
+
+
+def _normalizer(lower_case: bool, keep_accents: bool, charsmap: bytes | None) -> normalizers.Normalizer:
+    """What the released ALBERT and XLNet do to a text, in their order."""
+    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not keep_accents:
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if lower_case:
+        steps.append(normalizers.Lowercase())
+    if charsmap is not None:
+        steps.append(normalizers.Precompiled(charsmap))
+    return normalizers.Sequence(steps)
+
+
+def read_sentencepiece(path: str) -> dict[str, Any]:
+    """Vocabulary, character table and added tokens of a `spiece.model`, as keyword arguments of the tokenizer.
+
+    Control symbols become special tokens. User-defined symbols (the released models have "(", "." and others) become
+    added tokens that are not special, so that they are masked and decoded like any text; transformers 5.23 makes them
+    special. The ids are the same.
+
+    Raises:
+        CtxError: the file is damaged or no unigram model, or a package for reading it is missing.
+    """
+    try:
+        from google.protobuf.message import DecodeError
+
+        extractor = SentencePieceExtractor(path)
+    except ImportError as error:
+        raise _sentencepiece_missing(f"Reading {path}") from error
+    except DecodeError as error:
+        raise CtxError(
+            f"spiece.model is damaged; it is no SentencePiece model: {error}.",
+            location=path,
+            hint="copy the file again from its source, or train the tokenizer again.",
+        ) from error
+    if extractor.proto.trainer_spec.model_type != UNIGRAM or not extractor.proto.pieces:
+        raise CtxError(
+            "spiece.model holds no unigram model, but one of another kind.",
+            location=path,
+            hint="open it with the tokenizer of its own family.",
+        )
+    extracted = extractor.extract(Unigram)
+    symbols: list[AddedToken] = extracted.pop("additional_special_tokens")
+    ids = {piece: index for index, (piece, _) in enumerate(extracted["vocab"])}
+    extracted["added_tokens_decoder"] = {ids[symbol.content]: symbol for symbol in symbols}
+    return extracted
+
+
+def _sentencepiece_model(
+    words: Counter[str], vocab_size: int, first_tokens: tuple[str, ...], character_coverage: float
+) -> bytes:
+    """Content of the `spiece.model` that SentencePiece learns from words and their counts."""
+    try:
+        from sentencepiece import SentencePieceTrainer
+    except ImportError as error:
+        raise _sentencepiece_missing("Training") from error
+    model = BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_counted_lines(words),
+            input_format="tsv",
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            character_coverage=character_coverage,
+            unk_id=first_tokens.index("<unk>"),
+            bos_id=-1,  # these three are among the control symbols, which take the ids that are left, in order
+            eos_id=-1,
+            pad_id=-1,
+            control_symbols=[token for token in first_tokens if token != "<unk>"],
+            num_threads=TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        reason = str(error).rpartition("] ")[2]
+        raise CtxError(
+            f"SentencePiece learned no vocabulary of {vocab_size} tokens, {len(first_tokens)} special ones among them: "
+            f"{reason}",
+            hint="ask for more tokens, or keep fewer characters with character_coverage (0.98 to 1).",
+        ) from error
+    return model.getvalue()
+
+
+def _counted_lines(words: Counter[str]) -> Iterator[str]:
+    """Lines of words with their counts, in a fixed order, in which every word has its own count.
+
+    SentencePiece takes a string as a candidate only if it is followed by two different things somewhere. A word written
+    twice in one line is: by itself, and by the end of the line. Without that, no word of a small text would be a piece.
+    """
+    for word, count in sorted(words.items()):
+        if count > 1:
+            yield f"{word} {word}\t{count // 2}"
+        if count % 2:
+            yield f"{word}\t1"
+
+
+def _sentencepiece_missing(what: str) -> CtxError:
+    return CtxError(
+        f"{what} needs the packages sentencepiece and protobuf; a tokenizer.json needs neither.",
+        hint="pip install 'hf_ctxmodels[sentencepiece]'.",
+    )

@@ -1,0 +1,262 @@
+"""Whole words, most frequent first: the tokenizer of families that have one vector for each word."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import AutoTokenizer
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]")
+
+
+class CtxWordTokenizer(CtxTokenizer):
+    """Splits text into words, and knows how often each was seen. No special tokens are added around a text.
+
+    Args:
+        vocab: word -> id.
+        counts: how often the word of each id was seen in training, 0 for special tokens; None where nobody counted.
+        do_lower_case: lower-case the text.
+        split_punctuation: split runs of letters and digits from runs of other signs; else at white space alone.
+        **kwargs: passed on to `TokenizersBackend`.
+
+    Raises:
+        CtxError: the vocabulary is missing or lacks a special token, or the counts are not one for each word.
+
+    Example:
+        >>> tokenizer = CtxWordTokenizer.train(["a cat sat, a cat ran"], vocab_size=10, min_count=2)
+        >>> tokenizer.tokenize("A cat slept")
+        ['a', 'cat', '[UNK]']
+    """
+
+    vocab_files_names = {"tokenizer_file": "tokenizer.json"}
+    model_input_names = ["input_ids", "attention_mask"]
+    model = WordLevel
+    special_tokens: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS  # the first of every vocabulary
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        counts: Sequence[int] | None = None,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        unk_token: str = "[UNK]",
+        pad_token: str = "[PAD]",
+        **kwargs: Any,
+    ) -> None:
+        if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
+            vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
+        if vocab is None:
+            raise no_vocabulary(type(self), kwargs)
+        require_tokens(vocab, [str(pad_token), str(unk_token)], kwargs, kwargs.get("name_or_path") or None)
+        if counts is not None and len(counts) != len(vocab):
+            raise CtxError(
+                f"{len(counts)} counts for {len(vocab)} words.",
+                location=kwargs.get("name_or_path") or None,
+                hint="copy tokenizer.json and tokenizer_config.json from one place, or train the tokenizer again.",
+            )
+        self.do_lower_case, self.split_punctuation = do_lower_case, split_punctuation
+        self.counts = None if counts is None else list(counts)
+        self._tokenizer = self._backend(vocab, str(unk_token), do_lower_case, split_punctuation)
+        super().__init__(
+            counts=self.counts,
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            unk_token=unk_token,
+            pad_token=pad_token,
+            **kwargs,
+        )
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        min_count: int = 5,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        pretrained_embeddings: str = "",
+        model_max_length: int = 1_000_000,
+        **kwargs: Any,
+    ) -> Self:
+        """Count words and keep the most frequent. Ties go by the alphabet: the same texts give the same vocabulary.
+
+        Args:
+            texts: strings of any length.
+            vocab_size: tokens to keep at most, the special ones included.
+            min_count: a word seen fewer times is left out.
+            do_lower_case, split_punctuation: see the class.
+            pretrained_embeddings: a directory or Hub id of a model of word vectors. Nothing is counted then: the words
+                are its tokenizer's, in their order and split like them, so that a model can hold its vectors.
+            model_max_length: longest input in words.
+            kwargs: of the class.
+
+        Raises:
+            CtxError: there is no text, no word is frequent enough, or no room for any; `pretrained_embeddings` has no
+                words.
+        """
+        if pretrained_embeddings:
+            return cls.of_static_model(pretrained_embeddings, model_max_length=model_max_length, **kwargs)
+        backend = cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
+        split, normalize = backend.pre_tokenizer.pre_tokenize_str, backend.normalizer.normalize_str
+        seen: Counter[str] = Counter()
+        for text in texts:
+            seen.update(word for word, _ in split(normalize(text)))
+        if not seen:
+            raise no_text()
+        for token in cls.special_tokens:
+            del seen[token]
+        kept = sorted(((-count, word) for word, count in seen.items() if count >= min_count))
+        kept = kept[: max(0, vocab_size - len(cls.special_tokens))]
+        if not kept:
+            raise CtxError(
+                f"No word is kept: {len(seen)} different ones, the most frequent seen {max(seen.values())} times, "
+                f"min_count={min_count}, vocab_size={vocab_size}.",
+                hint=f"give more text, a smaller min_count, or a vocab_size above {len(cls.special_tokens)}.",
+            )
+        return cls.from_words(
+            [word for _, word in kept],
+            [-count for count, _ in kept],
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            model_max_length=model_max_length,
+            **kwargs,
+        )
+
+    @classmethod
+    def of_static_model(cls, source: str, **kwargs: Any) -> Self:
+        """A tokenizer with the words of a model of word vectors, and that splits text as it was split for them.
+
+        Args:
+            source: a directory or Hub id.
+            kwargs: of the class.
+
+        Raises:
+            CtxError: its tokenizer cannot be opened, or is not one of whole words.
+        """
+        try:
+            static = AutoTokenizer.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            raise CtxError(f"Cannot open the tokenizer of the vectors: {error}", location=source) from error
+        if not isinstance(static, CtxWordTokenizer):
+            raise CtxError(f"{type(static).__name__} is no tokenizer of whole words.", location=source)
+        return cls(
+            vocab={word: number for number, word in enumerate(static.words)},
+            counts=static.counts,
+            do_lower_case=static.do_lower_case,
+            split_punctuation=static.split_punctuation,
+            **kwargs,
+        )
+
+    @classmethod
+    def from_words(cls, words: Sequence[str], counts: Sequence[int] | None = None, **kwargs: Any) -> Self:
+        """A tokenizer of these words, numbered behind the special tokens in their order.
+
+        Args:
+            words: no two alike, and none of the special tokens.
+            counts: of each word; None where they are not known.
+            kwargs: of the class.
+        """
+        every = [*cls.special_tokens, *words]
+        require_different(every)
+        vocab = {word: number for number, word in enumerate(every)}
+        numbers = None if counts is None else [0] * len(cls.special_tokens) + [int(count) for count in counts]
+        return cls(vocab=vocab, counts=numbers, **kwargs)
+
+    @classmethod
+    def normalizers(cls, do_lower_case: bool) -> list[normalizers.Normalizer]:
+        """What is done to a text before it is split into words."""
+        return [normalizers.NFC(), *([normalizers.Lowercase()] if do_lower_case else [])]
+
+    @classmethod
+    def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
+        backend = Tokenizer(WordLevel(vocab, unk_token=unk_token))
+        backend.normalizer = normalizers.Sequence(cls.normalizers(lower_case))
+        backend.pre_tokenizer = pre_tokenizers.Whitespace() if split_punctuation else pre_tokenizers.WhitespaceSplit()
+        return backend
+
+    @property
+    def words(self) -> list[str]:
+        """The words in the order of their ids, special tokens included."""
+        return sorted(self._tokenizer.get_vocab(), key=self._tokenizer.get_vocab().__getitem__)
+
+
+def written_words(vocab: dict[str, int], lower_case: bool, split_punctuation: bool = True) -> Tokenizer:
+    """Splits a text into words that can be put together again: a word that follows white space begins with U+2581, so
+    that punctuation finds its place.
+
+    Args:
+        vocab: word -> id, with [UNK].
+        lower_case: lower-case the text.
+        split_punctuation: see `CtxWordTokenizer`.
+    """
+    backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Sequence(CtxWordTokenizer.normalizers(lower_case))
+    pattern = "\u2581?(?:\\w+|[^\\w\u2581]+)" if split_punctuation else "\u2581?[^\u2581]+"
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),  # so that no word's offsets begin at white space
+            pre_tokenizers.Metaspace(prepend_scheme="always", split=False),
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+        ]
+    )
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    return backend
+
+
+class CtxWrittenWordTokenizer(CtxWordTokenizer):
+    """Splits text into words that `decode` puts together again; each text ends with [EOS].
+
+    For families that write. A word that follows white space begins with U+2581.
+
+    Args:
+        vocab, counts, do_lower_case, split_punctuation, unk_token, pad_token: see `CtxWordTokenizer`.
+        eos_token: ends a text.
+        **kwargs: passed on.
+
+    Example:
+        >>> tokenizer = CtxWrittenWordTokenizer.train(["a cat, a dog."], vocab_size=20, min_count=1)
+        >>> tokenizer.decode(tokenizer("a dog, a cat.").input_ids, skip_special_tokens=True)
+        'a dog, a cat.'
+    """
+
+    special_tokens: ClassVar[tuple[str, ...]] = (*SPECIAL_TOKENS, "[EOS]")
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        counts: Sequence[int] | None = None,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        unk_token: str = "[UNK]",
+        pad_token: str = "[PAD]",
+        eos_token: str = "[EOS]",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            vocab=vocab,
+            counts=counts,
+            do_lower_case=do_lower_case,
+            split_punctuation=split_punctuation,
+            unk_token=unk_token,
+            pad_token=pad_token,
+            eos_token=eos_token,
+            **kwargs,
+        )
+        self.set_template("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
+
+    @classmethod
+    def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
+        return written_words(vocab, lower_case, split_punctuation)
+
+
+def require_different(words: Sequence[str]) -> None:
+    """Raise CtxError if a word stands twice."""
+    if len(set(words)) != len(words):
+        twice = next(word for word, times in Counter(words).items() if times > 1)
+        raise CtxError(f"The word {twice!r} stands twice in the vocabulary.", hint="leave one of the two out.")

@@ -1,0 +1,1 @@
+"""Checkpoints: directories, and the state of a run."""

@@ -1,0 +1,135 @@
+"""Checkpoint directories: written whole or not at all, verified before use.
+
+`<output_dir>/checkpoint-<step>/` appears by one rename, after every file in it has reached the disk. What a killed
+process left under a temporary name is removed at the next start. `manifest.json` in it, and beside the final model,
+holds every file's SHA-256.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+from hf_ctxmodels.core.errors import CtxError
+
+MANIFEST_FILE = "manifest.json"
+_COMPLETE = re.compile(r"checkpoint-(\d+)")
+_UNFINISHED = (".writing", ".deleting")
+
+
+def checkpoint_path(output_dir: str | Path, step: int) -> Path:
+    """The directory of one step's checkpoint."""
+    return Path(output_dir) / f"checkpoint-{step}"
+
+
+def temporary_path(path: Path) -> Path:
+    """Where `path` is written before it gets its name; in the same directory, so that a rename is atomic."""
+    return path.with_name(path.name + ".writing")
+
+
+def checkpoints(output_dir: str | Path) -> list[Path]:
+    """The complete checkpoints, oldest first."""
+    directory = Path(output_dir)
+    found = [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
+    matches = [(match, path) for path in found if (match := _COMPLETE.fullmatch(path.name))]
+    return [path for _, path in sorted((int(match.group(1)), path) for match, path in matches)]
+
+
+def remove_unfinished(output_dir: str | Path) -> list[Path]:
+    """Remove what a killed process left half-written or half-deleted, and return it."""
+    directory = Path(output_dir)
+    found = [path for path in directory.iterdir() if path.name.endswith(_UNFINISHED)] if directory.is_dir() else []
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return found
+
+
+def commit(temporary: Path, final: Path) -> None:
+    """Give the finished directory `temporary` its manifest and its name, durably."""
+    for path in [*_write_manifest(temporary), temporary]:
+        _fsync(path)
+    temporary.rename(final)
+    _fsync(final.parent)
+
+
+def publish_files(temporary: Path, directory: Path) -> None:
+    """Move every file of the finished directory `temporary` into `directory`, each atomically, the manifest last."""
+    files = _write_manifest(temporary)
+    (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it is of the files that are replaced now
+    for path in files:
+        _fsync(path)
+        path.replace(directory / path.name)
+    temporary.rmdir()
+    _fsync(directory)
+
+
+def prune(output_dir: str | Path, keep: int) -> None:
+    """Delete all but the `keep` newest checkpoints."""
+    for path in checkpoints(output_dir)[:-keep]:
+        # Renamed first: a half-deleted directory must not look like a checkpoint.
+        doomed = path.with_name(path.name + ".deleting")
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
+    """What is wrong with the files whose names have this ending, one line each; empty when all are as written."""
+    try:
+        manifest: dict[str, str] = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"{MANIFEST_FILE} cannot be read ({error})"]
+    damages = []
+    for name, digest in manifest.items():
+        if not name.endswith(ending):
+            continue
+        if not (checkpoint / name).is_file():
+            damages.append(f"{name} is missing")
+        elif _sha256(checkpoint / name) != digest:
+            damages.append(f"{name} was truncated or changed after it was saved")
+    return damages
+
+
+def latest_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest checkpoint, verified; None where there is none.
+
+    Raises:
+        CtxError: it is damaged; the error names the files and the newest checkpoint that is not.
+    """
+    found = checkpoints(output_dir)
+    if not found:
+        return None
+    *older, newest = found
+    damages = damaged_files(newest)
+    if not damages:
+        return newest
+    good = next((path for path in reversed(older) if not damaged_files(path)), None)
+    then = f"--resume then continues from the last good checkpoint, {good}" if good else "training then starts anew"
+    raise CtxError(
+        f"The checkpoint is damaged: {'; '.join(damages)}.",
+        location=str(newest),
+        hint=f"delete this directory (rm -r {newest}) and run the same command again: {then}.",
+    )
+
+
+def _write_manifest(directory: Path) -> list[Path]:
+    """Note every file's digest in `manifest.json`; all the files, that one last."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(directory)): _sha256(path) for path in files}
+    manifest = directory / MANIFEST_FILE
+    manifest.write_text(json.dumps({"sha256": digests}, indent=2) + "\n", encoding="utf-8")
+    return [*files, manifest]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,265 @@
+"""What a run must remember to go on exactly: saving it as a checkpoint, and restoring it."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint import directory as checkpoints
+from hf_ctxmodels.training.checkpoint.optimizer_state import (
+    load_optimizer_tensors,
+    load_random_state,
+    optimizer_tensors,
+    save_random_state,
+    save_tensors,
+    whole_weights,
+)
+from hf_ctxmodels.training.metrics.step_metrics import StepMetrics
+from hf_ctxmodels.training.optim.averaging import Averaging
+from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
+
+_MODEL_FILE = "model.safetensors"
+_OPTIMIZER_FILE = "optimizer.safetensors"
+_DEEPSPEED_FOLDER = "deepspeed"
+_STATE_FILE = "trainer_state.json"
+_SAME_ON_RESUME = (
+    "seed",
+    "gradient_accumulation_steps",
+    "optimizer",
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "lr_scheduler",
+    "warmup_steps",
+    "max_grad_norm",
+)
+
+
+def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path | None:
+    """Clean the output directory of half-written files; the verified checkpoint to resume from, if any.
+
+    Raises:
+        CtxError: it cannot be made, it holds checkpoints and `resume` is not set, or the newest is damaged.
+    """
+    output_dir = Path(arguments.output_dir)
+    if accelerator.is_main_process:
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CtxError(
+                f"The output directory cannot be made: {error.strerror}.",
+                location=f"--output_dir {output_dir}",
+                hint="give a directory that may be written.",
+            ) from error
+        checkpoints.remove_unfinished(output_dir)
+    accelerator.wait_for_everyone()
+    if arguments.resume:
+        return checkpoints.latest_checkpoint(output_dir)
+    if existing := checkpoints.checkpoints(output_dir):
+        raise CtxError(
+            f"The output directory already holds the checkpoint of a run, {existing[-1].name}.",
+            location=str(output_dir),
+            hint="continue that run with --resume, or give another --output_dir, or delete this one.",
+        )
+    return None
+
+
+class RunState:
+    """Step, data position, weights, optimizer, schedule, what the model remembers, and random generators of a run.
+
+    The data position is the step itself: every step takes `gradient_accumulation_steps` micro-batches.
+
+    Attributes:
+        step: optimizer steps done.
+        tokens: non-padding tokens of the logged steps.
+        metrics: the last evaluation.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        arguments: LoopArguments,
+        tokenizer: PreTrainedTokenizerBase | None,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self._accelerator = accelerator
+        self._arguments = arguments
+        self._tokenizer = tokenizer
+        self.step = self.tokens = 0
+        self.metrics: dict[str, float] = {}
+        same = {name: getattr(arguments, name) for name in _SAME_ON_RESUME}
+        micro_batch = arguments.per_device_batch_size * accelerator.num_processes
+        # Through JSON, so that it compares equal to what a checkpoint holds.
+        self._identity = json.loads(json.dumps({**same, "global_micro_batch": micro_batch, **identity}))
+        self.model_class = ""
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint of the current step."""
+        return checkpoints.checkpoint_path(self._arguments.output_dir, self.step)
+
+    def load_weights(self, checkpoint: Path, model: PreTrainedModel) -> None:
+        """Load a checkpoint's weights into the bare model, before it is wrapped or sharded."""
+        state = self._read(checkpoint)
+        self._check_identity(checkpoint, state["identity"])
+        safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler,
+        records: StepMetrics,
+        carried: RecurrentStateCarrier,
+        averaging: Averaging,
+    ) -> None:
+        """The parts whose state is to be saved; the model prepared, the optimizer bare."""
+        self._model: Any = model  # under DeepSpeed its engine, which has methods of its own
+        self._optimizer, self._scheduler, self._records, self._carried = optimizer, scheduler, records, carried
+        self._averaging = averaging
+        self._bare_model = self._accelerator.unwrap_model(model)
+        # Sharding replaces the class by a subclass named FSDP<class>.
+        self.model_class = type(self._bare_model).__name__.removeprefix("FSDP")
+
+    def load(self, checkpoint: Path) -> None:
+        """Restore everything but the weights; the generators last, as the steps before may draw from them."""
+        state = self._read(checkpoint)
+        self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
+        self._records.load_state_dict(state["records"])
+        if self._uses_deepspeed:
+            self._model.load_checkpoint(str(checkpoint / _DEEPSPEED_FOLDER))
+        else:
+            load_optimizer_tensors(self._bare_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
+        self._scheduler.load_state_dict(state["scheduler"])
+        if "averaging" in state:
+            self._averaging.load_state_dict(state["averaging"])
+        for group, rate in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+        if self._accelerator.scaler is not None:
+            self._accelerator.scaler.load_state_dict(state["scaler"])
+        accelerator = self._accelerator
+        self._carried.load(checkpoint, accelerator.process_index, accelerator.num_processes, accelerator.device)
+        random_state = checkpoint / self._random_file()
+        if random_state.exists():
+            load_random_state(random_state)
+        else:
+            self._accelerator.print(
+                f"Warning: {checkpoint} was saved by fewer processes; dropout will differ from an uninterrupted run."
+            )
+
+    def save(self) -> None:
+        """Write the checkpoint of the current step, unless it exists; delete those that are too old."""
+        temporary = checkpoints.temporary_path(self.path)
+        if self._accelerator.is_main_process and not self.path.exists():
+            temporary.mkdir()
+        self._accelerator.wait_for_everyone()
+        if not temporary.exists():
+            return
+        self._save_model(temporary)
+        self._save_optimizer(temporary)
+        save_random_state(temporary / self._random_file())
+        self._carried.save(temporary, self._accelerator.process_index)
+        if self._accelerator.is_main_process:
+            (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            checkpoints.commit(temporary, self.path)
+            checkpoints.prune(self._arguments.output_dir, self._arguments.save_total_limit)
+        self._accelerator.wait_for_everyone()
+
+    def publish(self) -> None:
+        """Write the final model and tokenizer into the output directory itself, each file atomically."""
+        output_dir = Path(self._arguments.output_dir)
+        temporary = checkpoints.temporary_path(output_dir / "model")
+        if self._accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+        self._accelerator.wait_for_everyone()
+        self._save_model(temporary)
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            checkpoints.publish_files(temporary, output_dir)
+        self._accelerator.wait_for_everyone()
+
+    @property
+    def _uses_deepspeed(self) -> bool:
+        return self._accelerator.distributed_type == DistributedType.DEEPSPEED
+
+    def _save_optimizer(self, directory: Path) -> None:
+        if self._uses_deepspeed:
+            # Its engine partitions the moments in a way of its own; every process writes its part.
+            self._model.save_checkpoint(str(directory / _DEEPSPEED_FOLDER))
+            return
+        tensors = optimizer_tensors(self._bare_model, self._optimizer)
+        if self._accelerator.is_main_process:
+            save_tensors(tensors, directory / _OPTIMIZER_FILE)
+
+    def _save_model(self, directory: Path) -> None:
+        weights = whole_weights(self._bare_model)
+        if not self._accelerator.is_main_process:
+            return
+        with _no_progress_bar():
+            # One file, whatever the size, so that resuming reads one file.
+            self._bare_model.save_pretrained(directory, state_dict=weights, max_shard_size="1000GB")
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(directory)
+
+    def _as_json(self) -> dict[str, Any]:
+        scaler = self._accelerator.scaler
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            "metrics": self.metrics,
+            "identity": self._identity,
+            "records": self._records.state_dict(),
+            "scheduler": self._scheduler.state_dict(),
+            "averaging": self._averaging.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+
+    def _random_file(self) -> str:
+        return f"random_state_{self._accelerator.process_index}.json"
+
+    def _read(self, checkpoint: Path) -> dict[str, Any]:
+        return json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8"))
+
+    def _check_identity(self, checkpoint: Path, saved: dict[str, Any]) -> None:
+        differing = [
+            f"{name} is {self._identity.get(name)}, was {saved.get(name)}"
+            for name in sorted({*self._identity, *saved})
+            if self._identity.get(name) != saved.get(name)
+        ]
+        if differing:
+            raise CtxError(
+                f"This is not the run that the checkpoint belongs to: {'; '.join(differing)}.",
+                location=str(checkpoint),
+                hint="resume with the values of the first run, or give another --output_dir; to start a new run from "
+                "these weights, pass them as --model.",
+            )
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Without transformers' bar for writing weights, which would tear the bar of the run."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""What a run reports: step metrics, progress, evaluation, baselines, summary."""

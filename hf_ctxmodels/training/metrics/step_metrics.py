@@ -1,0 +1,138 @@
+"""What every step yields (loss, gradient norm, tokens), kept on the device until somebody needs to read it."""
+
+import math
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hf_ctxmodels.core.errors import CtxError
+
+_SHOWN_INDICES = 64
+_NUMERATOR, _DENOMINATOR = "|numerator", "|denominator"
+
+
+class NonFiniteError(CtxError):
+    """The loss or the gradient norm became infinite or NaN."""
+
+
+def require_finite_weights(model: nn.Module, step: int) -> None:
+    """Look at the weights before they are saved: a finite gradient can still lead to an infinite weight.
+
+    Raises:
+        NonFiniteError: a weight is NaN or infinite.
+    """
+    parameters = {
+        name: parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        for name, parameter in model.named_parameters()
+    }
+    with torch.no_grad():
+        finite = torch.stack([parameter.isfinite().all() for parameter in parameters.values()]).tolist()
+    if not all(finite):
+        bad = [name for name, good in zip(parameters, finite, strict=True) if not good]
+        raise NonFiniteError(
+            f"{len(bad)} weights are not finite after step {step}, {bad[0]} first; the last good checkpoint was kept.",
+            location=f"step {step}",
+            hint="start again with a lower --learning_rate or longer --warmup_steps.",
+        )
+
+
+class StepMetrics:
+    """Scalars of the steps since the last log record.
+
+    Reading a device scalar waits for the device, so scalars are collected as tensors (`add`) and read together
+    (`settle`), at logging and saving and at least every `capacity` steps. Settled values are means over processes.
+    """
+
+    capacity = 64
+
+    def __init__(self, accelerator: Accelerator, output_dir: str) -> None:
+        self._accelerator = accelerator
+        self._output_dir = output_dir
+        self._pending: list[tuple[int, dict[str, torch.Tensor], list[torch.Tensor]]] = []
+        self._settled: list[dict[str, float]] = []
+
+    def add(self, step: int, scalars: dict[str, torch.Tensor], example_indices: list[torch.Tensor]) -> None:
+        """Take the scalars of one step and its examples. Steps may have other names, the same ones in all processes.
+
+        A scalar is a 0-dimensional tensor, or of two elements: the numerator and the denominator of a metric.
+        """
+        flat: dict[str, torch.Tensor] = {}
+        for name, value in scalars.items():
+            flat |= {name: value} if value.ndim == 0 else {name + _NUMERATOR: value[0], name + _DENOMINATOR: value[1]}
+        self._pending.append((step, flat, example_indices))
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to settle, whatever else happens."""
+        return len(self._pending) >= self.capacity
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of the settled steps."""
+        return math.fsum(row["tokens"] for row in self._settled)
+
+    def settle(self) -> None:
+        """Read the collected scalars.
+
+        Raises:
+            NonFiniteError: at the first step whose loss, or gradient norm where none is expected to overflow, is not
+                finite.
+        """
+        if not self._pending:
+            return
+        names = list(dict.fromkeys(name for _, row, _ in self._pending for name in row))
+        absent = torch.full((), float("nan"), device=self._pending[0][1]["loss"].device)
+        rows = [[row.get(name, absent).float() for name in names] for _, row, _ in self._pending]
+        table = torch.stack([torch.stack(row) for row in rows])
+        # fp16 loss scaling searches for the largest scale that does not overflow, and skips the steps that do.
+        watched = ["loss"] if self._accelerator.mixed_precision == "fp16" else ["loss", "grad_norm"]
+        for (step, _, indices), row in zip(self._pending, table.tolist(), strict=True):
+            values = dict(zip(names, row, strict=True))
+            for name in watched:
+                if not math.isfinite(values[name]):
+                    raise self._non_finite(step, name, values[name], indices)
+        table = self._accelerator.reduce(table, reduction="mean")
+        for values in table.tolist():
+            self._settled.append({name: value for name, value in zip(names, values) if not math.isnan(value)})
+        self._pending.clear()
+
+    def flush(self) -> dict[str, float]:
+        """Settle, return the mean of every scalar over the steps (the sum for "tokens"), and start anew.
+
+        A metric is the sum of its numerators by that of its denominators; left out where the latter is 0.
+        """
+        self.settle()
+        summary = {}
+        for name in dict.fromkeys(name for row in self._settled for name in row):
+            values = [row[name] for row in self._settled if math.isfinite(row.get(name, math.nan))]
+            summary[name] = math.fsum(values) / (1 if name == "tokens" else max(len(values), 1))
+        self._settled.clear()
+        for name in [name.removesuffix(_NUMERATOR) for name in summary if name.endswith(_NUMERATOR)]:
+            numerator, denominator = summary.pop(name + _NUMERATOR), summary.pop(name + _DENOMINATOR)
+            if denominator:
+                summary[name] = numerator / denominator
+        return summary
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The settled values; call `settle` first."""
+        return self._settled
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Take up settled values where they were saved."""
+        self._settled = list(state)
+
+    def _non_finite(self, step: int, name: str, value: float, indices: list[torch.Tensor]) -> NonFiniteError:
+        numbers = torch.cat(indices).tolist()
+        shown = ", ".join(str(number) for number in numbers[:_SHOWN_INDICES])
+        more = f" and {len(numbers) - _SHOWN_INDICES} more" if len(numbers) > _SHOWN_INDICES else ""
+        what = "loss" if name == "loss" else "gradient norm"
+        return NonFiniteError(
+            f"The {what} of step {step} is {value}; training stopped and the last good checkpoint was kept.",
+            location=f"step {step}, process {self._accelerator.process_index}, examples {shown}{more}",
+            hint="look at these examples; if they are sound, start again with a lower --learning_rate, longer "
+            "--warmup_steps, or --mixed_precision bf16 or no. What was saved before this step is in "
+            f"{self._output_dir}.",
+        )

@@ -1,0 +1,1 @@
+"""Optimizers, schedules, averaged weights, discriminative learning rates."""

@@ -1,0 +1,135 @@
+"""Optimizer and learning-rate schedule."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import get_scheduler
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.optim.averaging import FROM_THE_START, NEVER
+from hf_ctxmodels.training.optim.discriminative_lr import group_rates, layer_groups
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Trainable parameters in two groups: matrices with weight decay, biases and normalisation weights without.
+
+    Everything with fewer than two dimensions is a bias or a normalisation weight (BERT, appendix A.2, decays neither).
+    """
+    return _by_decay([parameter for parameter in model.parameters() if parameter.requires_grad], weight_decay)
+
+
+def discriminative_groups(model: Any, weight_decay: float, learning_rate: float, decay: float) -> list[dict]:
+    """`parameter_groups` for each group of layers, with the rate of its depth (Howard & Ruder 2018, section 3.2).
+
+    The heads come first, with `learning_rate`; each group below has the rate of the one above it divided by `decay`.
+    """
+    groups = layer_groups(model)
+    rates = group_rates(groups, learning_rate, decay)
+    return [
+        {**group, "lr": rate}
+        for parameters, rate in zip(reversed(groups), reversed(rates))
+        for group in _by_decay(parameters, weight_decay)
+    ]
+
+
+def _by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict]:
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
+    spared = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
+    """The optimizer that `arguments.optimizer` names, over `parameter_groups` or `discriminative_groups`.
+
+    `transformers.Trainer` takes it too: `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
+
+    Raises:
+        CtxError: its package is not installed.
+    """
+    if arguments.layerwise_lr_decay == 1:
+        groups = parameter_groups(model, arguments.weight_decay)
+    else:
+        rates = arguments.learning_rate, arguments.layerwise_lr_decay
+        groups = discriminative_groups(model, arguments.weight_decay, *rates)
+    options: dict[str, Any] = {
+        "lr": arguments.learning_rate,
+        "betas": (arguments.adam_beta1, arguments.adam_beta2),
+        "eps": arguments.adam_epsilon,
+    }
+    if arguments.optimizer == "lamb":
+        return _lamb(groups, options)
+    if arguments.optimizer in ("asgd", "nt-asgd"):
+        begin = FROM_THE_START if arguments.optimizer == "asgd" else NEVER
+        return torch.optim.ASGD(groups, lr=arguments.learning_rate, lambd=0.0, t0=begin)
+    if arguments.optimizer in ("adagrad", "sgd"):
+        return _for_sparse_gradients(model, groups, arguments)
+    # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters, on CPU as on CUDA
+    return torch.optim.AdamW(groups, fused=True, **options)
+
+
+def _for_sparse_gradients(model: Any, groups: list[dict], arguments: LoopArguments) -> torch.optim.Optimizer:
+    """AdaGrad (Duchi et al. 2011) or plain SGD, which read the rows of a table alone that a step concerns.
+
+    Raises:
+        CtxError: such rows and weight decay, which concerns all.
+    """
+    if hasattr(model, "set_sparse_gradients"):
+        if arguments.weight_decay:
+            raise CtxError(
+                f"Weight decay does not go with sparse gradients, which {type(model).__name__} has.",
+                location=f"--optimizer {arguments.optimizer} --weight_decay {arguments.weight_decay}",
+                hint="give --weight_decay 0.",
+            )
+        model.set_sparse_gradients(True)
+    if arguments.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=arguments.learning_rate)
+    return torch.optim.Adagrad(groups, lr=arguments.learning_rate)
+
+
+def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
+    """LAMB (You et al. 2020, algorithm 2) as in the release that trained ALBERT.
+
+    That is: the decay is a part of the update whose norm is taken, nothing corrects the moments' bias, the trust ratio
+    is the plain ratio of the norms, and biases and normalisation weights have none. No step number enters the update,
+    so the moments alone make a resume exact.
+    """
+    try:
+        from pytorch_optimizer import Lamb
+    except ImportError as error:
+        raise CtxError(
+            "LAMB needs the package pytorch_optimizer.",
+            location="--optimizer lamb",
+            hint="pip install 'hf_ctxmodels[lamb]', or use --optimizer adamw.",
+        ) from error
+    for group in groups:
+        group["adam"] = group["params"][0].ndim < 2  # a trust ratio of 1
+    optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **options)
+    optimizer.clamp = math.inf  # the package limits the weights' norm to 10, which large embeddings exceed at the start
+    return optimizer
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:
+    """Linear warm-up, then linear or cosine decay to 0 at `total_steps`, or a constant rate; or slanted triangles."""
+    warmup = arguments.warmup(total_steps)
+    if arguments.lr_scheduler == "slanted-triangular":
+        return LambdaLR(optimizer, lambda step: slanted_triangle(step, warmup, total_steps, arguments.slant_ratio))
+    name = "constant_with_warmup" if arguments.lr_scheduler == "constant" else arguments.lr_scheduler
+    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total_steps)
+
+
+def slanted_triangle(step: int, cut: int, total_steps: int, ratio: float = 32) -> float:
+    """The share of the peak rate at a step (Howard & Ruder 2018, equation 3): a short way up, a long one down.
+
+    Args:
+        step: from 0 on.
+        cut: step of the peak; a tenth of all in the paper.
+        total_steps: T.
+        ratio: of the peak to the lowest rate.
+    """
+    height = step / cut if step < cut else 1 - (step - cut) / max(1, total_steps - cut)
+    return (1 + height * (ratio - 1)) / ratio

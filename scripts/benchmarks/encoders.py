@@ -1,0 +1,173 @@
+"""The suite `encoders`: inference and pretraining of every encoder family against its peer."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.batches import predicted_tokens, random_batches, random_lengths
+from benchmarks.cases import CASES, Case, Work
+from benchmarks.measure import Measurement, Step, matmul_flops, measure
+from benchmarks.pair import ReferencePair
+from hf_ctxmodels.registry import FAMILIES
+
+_Model: TypeAlias = PreTrainedModel | ReferencePair
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one case gave.
+
+    Attributes:
+        case: What was run.
+        difference: Largest absolute difference of outputs (inference) or losses (training).
+        ours, peer: The two measurements.
+        tokens: Real tokens in the batch.
+        utilisation: Our floating-point rate over that of a large matrix product on the same machine.
+    """
+
+    case: Case
+    difference: float
+    ours: Measurement
+    peer: Measurement
+    tokens: int
+    utilisation: float
+
+
+def run(
+    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
+) -> Iterator[Result]:
+    """Run every case.
+
+    Args:
+        device, dtype: Where and in which precision.
+        repeats: Timed runs of each side.
+        attention: Attention implementation of the peer; eager where it has no other.
+        only: Run the cases that `Case.chosen_by` chooses.
+    """
+    ceiling = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)
+    for case in CASES:
+        if case.chosen_by(only):
+            yield _run_case(case, device, dtype, repeats, attention, ceiling)
+
+
+def _run_case(
+    case: Case, device: torch.device, dtype: torch.dtype, repeats: int, attention: str, ceiling: float
+) -> Result:
+    torch.manual_seed(0)
+    ours, peer = _same_weights(case, attention)
+    ours, peer = (model.to(device, torch.float32 if case.trains else dtype) for model in (ours, peer))
+    lengths = random_lengths(case)
+    batches = random_batches(ours, lengths, case)
+    batches = {side: {name: t.to(device) for name, t in batch.items()} for side, batch in batches.items()}
+    difference = _difference(ours, peer, batches)
+    if case.work == "compiled inference":
+        ours = torch.compile(ours, fullgraph=True)
+    make = training_step if case.trains else _inference_step
+    steps = {
+        "peer": make(peer, batches["peer"], dtype, case.work),
+        "ours": make(ours, batches["ours"], dtype, case.work),
+    }
+    measured = measure(steps, repeats, device)
+    return Result(
+        case=case,
+        difference=difference,
+        ours=measured["ours"],
+        peer=measured["peer"],
+        tokens=int(lengths.sum()),
+        utilisation=_model_flops(ours.config.vocab_size, lengths, case) / measured["ours"].seconds / ceiling,
+    )
+
+
+def build_model(case: Case) -> PreTrainedModel:
+    """A new model of ours."""
+    family = FAMILIES[case.family]
+    config = family.config(
+        hidden_size=case.width,
+        num_hidden_layers=case.layers,
+        num_attention_heads=case.width // 64,
+        intermediate_size=4 * case.width,
+        **case.config,
+    )
+    return family.models[_auto_name(case)](config)
+
+
+def _auto_name(case: Case) -> str:
+    return "AutoModelForPreTraining" if case.pretrains else "AutoModel"
+
+
+def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, _Model]:
+    """Our model and the peer opened from its export."""
+    ours = build_model(case)
+    if case.wiring is not None:
+        return ours, ReferencePair(ours, case.wiring, attention)
+    with tempfile.TemporaryDirectory() as folder:
+        ours.export_reference(folder)
+        reference = transformers.AutoConfig.from_pretrained(folder)
+        peer_class = getattr(transformers, _auto_name(case))._model_mapping[type(reference)]
+        attention = attention if peer_class._supports_sdpa else "eager"
+        peer = peer_class.from_pretrained(folder, attn_implementation=attention)
+    return ours, peer
+
+
+def _inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
+    model.eval()
+
+    @torch.inference_mode()
+    def step() -> None:
+        model(**batch)
+
+    return step
+
+
+def training_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
+    """Forward, backward and, but for "gradients", a fused AdamW update; half precision by autocast, as in training."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    real = batch["attention_mask"].bool()
+
+    def step() -> None:
+        with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
+            outputs = model(**batch)
+            loss = (
+                outputs.last_hidden_state[real].float().square().mean() if work == "encoder training" else outputs.loss
+            )
+        loss.backward()
+        if work != "gradients":
+            optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@torch.no_grad()
+def _difference(ours: PreTrainedModel, peer: _Model, batches: dict[str, dict[str, Tensor]]) -> float:
+    """Largest difference between the two sides with dropout off, before they are timed."""
+    ours.eval(), peer.eval()
+    a = ours(**batches["ours"])
+    drawn = {"corrupted_ids": a.corrupted_ids} if "corrupted_ids" in a else {}
+    b = peer(**batches["peer"], **drawn)
+    if "loss" in a:
+        return abs(a.loss.item() - b.loss.item())
+    real = batches["ours"]["attention_mask"].bool()
+    return (a.last_hidden_state[real] - b.last_hidden_state[real]).abs().max().item()
+
+
+def _model_flops(vocab_size: int, lengths: Tensor, case: Case) -> float:
+    """Operations the work needs: 2 per weight of a linear map and token, attention, 3 times as much with backward.
+
+    The vocabulary is counted at the predicted positions only: what need not be computed does not count as useful.
+    """
+    tokens, pairs = lengths.sum().item(), (lengths**2).sum().item()
+    flops = 0.0
+    for share in [1.0] if case.wiring is None else [1.0, case.config["generator_size"]]:  # a pair has two encoders
+        width = case.width * share
+        per_layer = 12 * width**2  # projections (4) and feed-forward (8)
+        flops += case.layers * (2 * per_layer * tokens + 4 * width * pairs)
+    flops += 2 * case.config.get("embedding_size", case.width) * vocab_size * predicted_tokens(lengths, case)
+    return 3 * flops if case.trains else flops
