@@ -48,6 +48,13 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     reference_architecture: ClassVar[str | None] = None
     export_conversion: ClassVar[list[WeightTransform]]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Take the most derived configuration among the bases: transformers takes the first base's, which for a mixin
+        of several families is a general one."""
+        super().__init_subclass__(**kwargs)
+        known = [getattr(base, "config_class", None) for base in cls.__bases__]
+        cls.config_class = max([cls.config_class, *filter(None, known)], key=lambda config: len(config.__mro__))
+
     def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a head, given a `learning_rate`, does the work of this optimizer by itself: no backward pass."""
         return False

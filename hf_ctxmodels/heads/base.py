@@ -6,7 +6,7 @@ name to number for all heads.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributed
@@ -17,10 +17,6 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import Pooling
 
 IGNORED = -100
-if TYPE_CHECKING:
-    _Mixin = CtxPreTrainedModel
-else:  # derived from PreTrainedModel themselves, the heads would settle `config_class` before the family can
-    _Mixin = object
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 
 
@@ -112,7 +108,7 @@ def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([((logits.argmax(-1) == targets) & counted).sum(), counted.sum()]).float()
 
 
-class HeadModel(_Mixin):
+class HeadModel(CtxPreTrainedModel):
     """A head on a family's encoder, which it holds under the family's `base_model_prefix`.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Heads that compare the vectors of two texts, each encoded by itself (Conneau et al. 2017, section 3.1)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,13 @@ from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models._shared.recurrent import check_words
 
-if TYPE_CHECKING:
-    _Mixin = HeadModel
-else:
-    _Mixin = object
-
 
 def pair_features(first: Tensor, second: Tensor) -> Tensor:
     """(rows, width) vectors u and v -> (rows, 4 * width): u, v, |u - v| and u * v."""
     return torch.cat([first, second, (first - second).abs(), first * second], -1)
 
 
-class SiameseEncoder(_Mixin):
+class SiameseEncoder(HeadModel):
     """A head that has the encoder read both texts of a row, told apart by `token_type_ids`, each by itself."""
 
     def encode_texts(

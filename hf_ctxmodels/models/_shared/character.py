@@ -3,7 +3,7 @@
 A family derives its `...PreTrainedModel` from `CharacterPreTrainedModel` and its encoder from `CharacterModel`.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -54,13 +54,7 @@ class CharacterPreTrainedModel(RecurrentPreTrainedModel):
         return self.get_input_embeddings()
 
 
-if TYPE_CHECKING:
-    _Mixin = CharacterPreTrainedModel
-else:  # derived from PreTrainedModel itself, the encoder would settle `config_class` before the family can
-    _Mixin = object
-
-
-class CharacterModel(_Mixin):
+class CharacterModel(CharacterPreTrainedModel):
     """Words from their characters.
 
     Attributes:

@@ -7,7 +7,7 @@ language model adds to the cross-entropy.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,13 +60,7 @@ class LSTMLanguageModelOutput(BaseModelOutputWithPooling):
     states: list[Tensor] | None = None
 
 
-if TYPE_CHECKING:
-    _Mixin = LSTMLanguageModelPreTrainedModel
-else:  # derived from PreTrainedModel itself, the encoder would settle `config_class` before the family can
-    _Mixin = object
-
-
-class LSTMLanguageModel(_Mixin):
+class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
     """Words, and LSTMs that read them from left to right. `config.layer_sizes` lists the widths of the layers' inputs,
     and of what the last one gives.
 

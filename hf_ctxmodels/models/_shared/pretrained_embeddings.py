@@ -4,7 +4,7 @@ A family derives its `...PreTrainedModel` from `PretrainedEmbeddingPreTrainedMod
 `PretrainedEmbeddingEncoder`.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +63,7 @@ class PretrainedEmbeddingPreTrainedModel(RecurrentPreTrainedModel):
             super()._init_weights(module)
 
 
-if TYPE_CHECKING:
-    _Mixin = PretrainedEmbeddingPreTrainedModel
-else:  # derived from PreTrainedModel itself, the encoder would settle `config_class` before the family can
-    _Mixin = object
-
-
-class PretrainedEmbeddingEncoder(_Mixin):
+class PretrainedEmbeddingEncoder(PretrainedEmbeddingPreTrainedModel):
     """Looks words up.
 
     Attributes:

@@ -1,25 +1,19 @@
 """Families whose sentence vectors are pooled from recurrent layers of both directions: the encoder they share."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.models._shared.recurrent import check_words, rows_of, run_both_ways
 from hf_ctxmodels.models._shared.sentence_encoder import SentenceEncoder
 
-if TYPE_CHECKING:
-    _Mixin = CtxPreTrainedModel
-else:  # derived from PreTrainedModel itself, the encoder would settle `config_class` before the family can
-    _Mixin = object
 
-
-class RecurrentSentenceEncoder(SentenceEncoder, _Mixin):
+class RecurrentSentenceEncoder(SentenceEncoder):
     """Looks words up, runs over them in both directions, and pools the states.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Vectors of whole sentences from any model: what it pools itself, or its tokens' states pooled."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +13,8 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 from hf_ctxmodels.tokenizers.base import check_fit
 
-if TYPE_CHECKING:
-    _Mixin = CtxPreTrainedModel
-else:  # derived from PreTrainedModel itself, the mixin would settle `config_class` before the family can
-    _Mixin = object
 
-
-class SentenceEncoder(_Mixin):
+class SentenceEncoder(CtxPreTrainedModel):
     """A base model whose `pooler_output` is made to stand for a sentence."""
 
     def encode(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,13 +121,7 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
             getattr(parent, name).sparse = sparse
 
 
-if TYPE_CHECKING:
-    _Mixin = StaticPreTrainedModel
-else:  # derived from PreTrainedModel itself, the encoder would settle `config_class` before the family can
-    _Mixin = object
-
-
-class StaticEncoder(_Mixin):
+class StaticEncoder(StaticPreTrainedModel):
     """Looks words up. A word's state is its vector; that of a row is pooled.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The encoder that BERT (Devlin et al. 2019) and its heirs share: embeddings, post-norm layers, perhaps a pooler."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from transformers.utils.generic import merge_with_config_defaults
@@ -16,11 +16,6 @@ from hf_ctxmodels.core.model import (
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.transformer.block import PostNormLayer
-
-if TYPE_CHECKING:
-    _Mixin = CtxPreTrainedModel
-else:  # derived from PreTrainedModel itself, the encoder would settle `config_class` before the family can
-    _Mixin = object
 
 
 def build_embeddings(config: Any, *, width: int, projected_size: int | None = None) -> TokenPositionTypeEmbeddings:
@@ -57,7 +52,7 @@ def build_layer(config: Any) -> PostNormLayer:
     )
 
 
-class Encoder(_Mixin):
+class Encoder(CtxPreTrainedModel):
     """The forward of a post-norm encoder.
 
     Attributes:
