@@ -12,7 +12,6 @@ from hf_ctxmodels.heads.downstream import ForSequenceClassification
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.models._shared.recurrent import check_words
 
 
 def pair_features(first: Tensor, second: Tensor) -> Tensor:
@@ -39,7 +38,7 @@ class SiameseEncoder(HeadModel):
             Its output, in which every state is the one of the text it is in, and (batch, width) vectors of both texts.
         """
         aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
-        given = check_words(self, input_ids, inputs_embeds, attention_mask, **aligned)
+        given = self.check_word_input(input_ids, inputs_embeds, attention_mask, **aligned)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
         if token_type_ids is None or not (is_traced(given) or bool(token_type_ids.any())):
             outputs = self.base_model(return_dict=True, attention_mask=attention_mask, **inputs, **kwargs)
