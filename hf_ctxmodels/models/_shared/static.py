@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import RowPooler
 from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
 from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 
 
 def is_compiled(table: Tensor) -> bool:
@@ -187,3 +190,25 @@ class StaticEncoder(StaticPreTrainedModel):
             pooler_output=None if self.pooler is None else self.pooler(states, inputs.tokens),
             hidden_states=(states,) if wants_states else None,
         )
+
+
+def words_and_vectors(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[str], Tensor, list[int]]:
+    """The words of a model of a static family without special tokens, their vectors (words, width) as float32 on the
+    CPU, and their ids.
+
+    Raises:
+        CtxError: The model has no vector for each word, or the tokenizer is not one of words.
+    """
+    encoder: Any = model.base_model
+    if not isinstance(encoder, StaticEncoder) or not isinstance(tokenizer, CtxWordTokenizer):
+        raise CtxError(
+            f"{type(model).__name__} with {type(tokenizer).__name__} has no fixed vector for each word.",
+            hint="use a model with one vector for each word, with its tokenizer.",
+        )
+    special = set(tokenizer.all_special_ids)
+    words = tokenizer.words
+    ids = [number for number in range(len(words)) if number not in special]
+    with torch.no_grad():
+        return [words[number] for number in ids], encoder.vectors()[ids].float().cpu(), ids

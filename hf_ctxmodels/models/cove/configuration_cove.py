@@ -16,7 +16,8 @@ class CtxCoveConfig(CtxConfig):
         hidden_size: Width of a state of the encoder, of both directions together, and of one of the decoder.
         num_hidden_layers: LSTM layers of the encoder, and of the decoder.
         pretrained_embeddings: A directory or Hub id of a family with one vector for each word, of the same vocabulary
-            as the source language's. The vectors are copied from there into a new model, and saved with it.
+            as the source language's. `load_pretrained_embeddings` copies the vectors into a new model; they are saved
+            with it.
         train_vectors: Train the vectors too.
         decoder_attention: Attend to the encoder's states; without, the decoder starts from the last ones and knows no
             more of the source: a plain sequence-to-sequence model, to compare with.

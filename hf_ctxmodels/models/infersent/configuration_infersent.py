@@ -18,7 +18,7 @@ class CtxInferSentConfig(CtxConfig):
         num_hidden_layers: LSTM layers; the paper has one.
         pooling: What stands for a sentence: the largest value ("max") or the "mean" of its words' states.
         pretrained_embeddings: A directory or Hub id of a family with one vector for each word, of the same vocabulary.
-            The vectors are copied from there into a new model, and saved with it.
+            `load_pretrained_embeddings` copies the vectors into a new model; they are saved with it.
         train_vectors: Train the vectors too.
         skip_unknown: Leave unknown words out, as the released code does, unless there is no other in the text; else
             they are read as zero vectors.
