@@ -91,6 +91,16 @@ from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqCo
 from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration, CtxLmSeq2SeqModel
 from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
 from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
+from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
+from hf_ctxmodels.models.roberta.modeling_roberta import (
+    CtxRobertaForMaskedLM,
+    CtxRobertaForMultipleChoice,
+    CtxRobertaForQuestionAnswering,
+    CtxRobertaForSequenceClassification,
+    CtxRobertaForTokenClassification,
+    CtxRobertaModel,
+)
+from hf_ctxmodels.models.roberta.tokenization_roberta import CtxRobertaTokenizer
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 from hf_ctxmodels.models.seqae.modeling_seqae import (
     CtxSeqaeForCausalLM,
@@ -213,6 +223,14 @@ __all__ = [
     "CtxLmSeq2SeqForPreTraining",
     "CtxLmSeq2SeqModel",
     "CtxLmSeq2SeqTokenizer",
+    "CtxRobertaConfig",
+    "CtxRobertaForMaskedLM",
+    "CtxRobertaForMultipleChoice",
+    "CtxRobertaForQuestionAnswering",
+    "CtxRobertaForSequenceClassification",
+    "CtxRobertaForTokenClassification",
+    "CtxRobertaModel",
+    "CtxRobertaTokenizer",
     "CtxSeqaeConfig",
     "CtxSeqaeForCausalLM",
     "CtxSeqaeForSequenceClassification",

@@ -49,6 +49,10 @@ from hf_ctxmodels.models.lmseq2seq import modeling_lmseq2seq as lmseq2seq
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
 from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
+from hf_ctxmodels.models.roberta import modeling_roberta as roberta
+from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
+from hf_ctxmodels.models.roberta.conversion_roberta import ROBERTA_CONVERSION
+from hf_ctxmodels.models.roberta.tokenization_roberta import CtxRobertaTokenizer
 from hf_ctxmodels.models.seqae import modeling_seqae as seqae
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
@@ -67,6 +71,7 @@ from hf_ctxmodels.objectives import (
     CausalLM,
     ContinuousBagOfWords,
     Cooccurrence,
+    FullSentences,
     MaskedLM,
     MaskedLMWithNextSentence,
     MaskedLMWithSentenceOrder,
@@ -176,6 +181,29 @@ FAMILIES: dict[str, Family] = {
                 "large": _encoder_size(1024, 24, 16),
             },
             conversion=BERT_CONVERSION,
+        ),
+        Family(
+            name="roberta",
+            paper="Liu et al. 2019, RoBERTa: A Robustly Optimized BERT Pretraining Approach (arXiv 1907.11692)",
+            config=CtxRobertaConfig,
+            tokenizer=CtxRobertaTokenizer,
+            models={
+                "AutoModel": roberta.CtxRobertaModel,
+                "AutoModelForMaskedLM": roberta.CtxRobertaForMaskedLM,
+                "AutoModelForSequenceClassification": roberta.CtxRobertaForSequenceClassification,
+                "AutoModelForTokenClassification": roberta.CtxRobertaForTokenClassification,
+                "AutoModelForQuestionAnswering": roberta.CtxRobertaForQuestionAnswering,
+                "AutoModelForMultipleChoice": roberta.CtxRobertaForMultipleChoice,
+            },
+            objectives={"full-sentences": FullSentences, "mlm": MaskedLM},
+            sizes={
+                "tiny": _encoder_size(128, 2, 2),
+                "mini": _encoder_size(256, 4, 4),
+                "small": _encoder_size(512, 4, 8),
+                "base": _encoder_size(768, 12, 12),
+                "large": _encoder_size(1024, 24, 16),
+            },
+            conversion=ROBERTA_CONVERSION,
         ),
         Family(
             name="albert",
@@ -507,7 +535,7 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> Family:
     if isinstance(key, PreTrainedModel):
         key = key.config
     for family in FAMILIES.values():
-        if isinstance(key, family.config) or key in (family.name, family.config.model_type):
+        if type(key) is family.config or key in (family.name, family.config.model_type):
             return family
     if isinstance(key, PreTrainedConfig):
         raise CtxError(

@@ -343,7 +343,7 @@ def make_batch(
         if "token_type_ids" in batch:
             batch["token_type_ids"][row, columns] = (torch.arange(length) >= (length + 1) // 2).long()
         if "position_ids" in batch:
-            batch["position_ids"][row, columns] = torch.arange(length)
+            batch["position_ids"][row, columns] = config.first_position + torch.arange(length)
     batch["input_ids"] = case.spell(batch["input_ids"])
     if case.writes:
         written = [torch.Generator().manual_seed(1000 * seed + row) for row in range(len(lengths))]

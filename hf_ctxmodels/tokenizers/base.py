@@ -100,8 +100,8 @@ def check_fit(
             location=f"--max_length {max_length}",
             hint=f"use --max_length {special + 1} or more.",
         )
-    limit = getattr(config, "max_position_embeddings", None)  # a model of relative positions has none, or -1
-    if limit is not None and 0 < limit < max_length:
+    limit = getattr(config, "max_sequence_length", None)
+    if limit is not None and limit < max_length:
         raise CtxError(
             f"Inputs of {max_length} tokens are over the model's limit of {limit} positions (max_position_embeddings).",
             location=f"--max_length {max_length}",
