@@ -125,6 +125,16 @@ from hf_ctxmodels.models.word2vec.modeling_word2vec import (
     CtxWord2VecModel,
 )
 from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokenizer
+from hf_ctxmodels.models.xlm_roberta.configuration_xlm_roberta import CtxXLMRobertaConfig
+from hf_ctxmodels.models.xlm_roberta.modeling_xlm_roberta import (
+    CtxXLMRobertaForMaskedLM,
+    CtxXLMRobertaForMultipleChoice,
+    CtxXLMRobertaForQuestionAnswering,
+    CtxXLMRobertaForSequenceClassification,
+    CtxXLMRobertaForTokenClassification,
+    CtxXLMRobertaModel,
+)
+from hf_ctxmodels.models.xlm_roberta.tokenization_xlm_roberta import CtxXLMRobertaTokenizer
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.modeling_xlnet import (
     CtxXLNetForMultipleChoice,
@@ -249,6 +259,14 @@ __all__ = [
     "CtxWord2VecForTokenClassification",
     "CtxWord2VecModel",
     "CtxWord2VecTokenizer",
+    "CtxXLMRobertaConfig",
+    "CtxXLMRobertaForMaskedLM",
+    "CtxXLMRobertaForMultipleChoice",
+    "CtxXLMRobertaForQuestionAnswering",
+    "CtxXLMRobertaForSequenceClassification",
+    "CtxXLMRobertaForTokenClassification",
+    "CtxXLMRobertaModel",
+    "CtxXLMRobertaTokenizer",
     "CtxXLNetConfig",
     "CtxXLNetForMultipleChoice",
     "CtxXLNetForPreTraining",

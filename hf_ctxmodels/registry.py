@@ -62,6 +62,9 @@ from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
 from hf_ctxmodels.models.word2vec import modeling_word2vec as word2vec
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
 from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokenizer
+from hf_ctxmodels.models.xlm_roberta import modeling_xlm_roberta as xlm_roberta
+from hf_ctxmodels.models.xlm_roberta.configuration_xlm_roberta import CtxXLMRobertaConfig
+from hf_ctxmodels.models.xlm_roberta.tokenization_xlm_roberta import CtxXLMRobertaTokenizer
 from hf_ctxmodels.models.xlnet import modeling_xlnet as xlnet
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION
@@ -194,6 +197,29 @@ FAMILIES: dict[str, Family] = {
                 "AutoModelForTokenClassification": roberta.CtxRobertaForTokenClassification,
                 "AutoModelForQuestionAnswering": roberta.CtxRobertaForQuestionAnswering,
                 "AutoModelForMultipleChoice": roberta.CtxRobertaForMultipleChoice,
+            },
+            objectives={"full-sentences": FullSentences, "mlm": MaskedLM},
+            sizes={
+                "tiny": _encoder_size(128, 2, 2),
+                "mini": _encoder_size(256, 4, 4),
+                "small": _encoder_size(512, 4, 8),
+                "base": _encoder_size(768, 12, 12),
+                "large": _encoder_size(1024, 24, 16),
+            },
+            conversion=ROBERTA_CONVERSION,
+        ),
+        Family(
+            name="xlm_roberta",
+            paper="Conneau et al. 2020, Unsupervised Cross-lingual Representation Learning at Scale (arXiv 1911.02116)",
+            config=CtxXLMRobertaConfig,
+            tokenizer=CtxXLMRobertaTokenizer,
+            models={
+                "AutoModel": xlm_roberta.CtxXLMRobertaModel,
+                "AutoModelForMaskedLM": xlm_roberta.CtxXLMRobertaForMaskedLM,
+                "AutoModelForSequenceClassification": xlm_roberta.CtxXLMRobertaForSequenceClassification,
+                "AutoModelForTokenClassification": xlm_roberta.CtxXLMRobertaForTokenClassification,
+                "AutoModelForQuestionAnswering": xlm_roberta.CtxXLMRobertaForQuestionAnswering,
+                "AutoModelForMultipleChoice": xlm_roberta.CtxXLMRobertaForMultipleChoice,
             },
             objectives={"full-sentences": FullSentences, "mlm": MaskedLM},
             sizes={

@@ -4,7 +4,7 @@ import json
 from os import PathLike
 from typing import Any, Self
 
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
 
 from hf_ctxmodels.core.code_copy import InstalledCode
@@ -52,6 +52,11 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
             pair=pair.format(**names),
             special_tokens=[(token, self.convert_tokens_to_ids(token)) for token in used],
         )
+
+
+def word_like(token: str | AddedToken) -> AddedToken:
+    """A mask token that takes the space before it, as a word does, unless it says otherwise itself."""
+    return token if isinstance(token, AddedToken) else AddedToken(token, lstrip=True, special=True)
 
 
 def require_tokens(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 from transformers import BatchEncoding
 
@@ -151,11 +151,6 @@ def _some_text(texts: Iterable[str]) -> Iterator[str]:
         yield text
     if not found:
         raise no_text()
-
-
-def word_like(token: str | AddedToken) -> AddedToken:
-    """A mask token that takes the space before it, as a word does, unless it says otherwise itself."""
-    return token if isinstance(token, AddedToken) else AddedToken(token, lstrip=True, special=True)
 
 
 def _build_backend(

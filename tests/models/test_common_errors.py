@@ -33,9 +33,9 @@ class TestInput:
 
     @pytest.mark.parametrize("case", SEGMENT_LIMITED, ids=str)
     def test_token_type_out_of_range(self, case: Case) -> None:
-        batch = make_batch(case)
-        batch["token_type_ids"].flatten(0, -2)[0, 2] = 2
-        assert_refused(case, batch, "token_type_ids[0, 2]", "is 2", "type_vocab_size=2")
+        batch, limit = make_batch(case), case.config().type_vocab_size
+        batch.setdefault("token_type_ids", torch.zeros_like(batch["input_ids"])).flatten(0, -2)[0, 2] = limit
+        assert_refused(case, batch, "token_type_ids[0, 2]", f"is {limit}", f"type_vocab_size={limit}")
 
     @pytest.mark.parametrize("case", COUNTING, ids=str)
     def test_position_out_of_range(self, case: Case) -> None:
@@ -49,7 +49,8 @@ class TestInput:
         assert_refused(case, batch, str(LONGEST + 1), f"max_position_embeddings={LONGEST}", "truncat")
 
     def test_the_longest_is_allowed(self, case: Case) -> None:
-        case.model()(**make_batch(case, (LONGEST,)))
+        longest = case.config().max_sequence_length or LONGEST
+        case.model()(**make_batch(case, (longest,)))
 
     def test_neither_ids_nor_embeddings(self, case: Case) -> None:
         assert_refused(case, {}, "input_ids", "inputs_embeds")

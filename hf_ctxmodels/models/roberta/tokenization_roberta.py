@@ -4,7 +4,8 @@ from typing import Any
 
 from tokenizers import AddedToken, processors
 
-from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer, word_like
+from hf_ctxmodels.tokenizers.base import word_like
+from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
 
 
 class CtxRobertaTokenizer(CtxByteBPETokenizer):
