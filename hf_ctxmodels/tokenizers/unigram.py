@@ -184,13 +184,13 @@ def read_sentencepiece(path: str, arrange: Callable[[Pieces], Pieces]) -> dict[s
         raise _sentencepiece_missing(f"Reading {path}") from error
     except DecodeError as error:
         raise CtxError(
-            f"spiece.model is damaged; it is no SentencePiece model: {error}.",
+            f"{Path(path).name} is damaged; it is no SentencePiece model: {error}.",
             location=path,
             hint="copy the file again from its source, or train the tokenizer again.",
         ) from error
     if extractor.proto.trainer_spec.model_type != UNIGRAM or not extractor.proto.pieces:
         raise CtxError(
-            "spiece.model holds no unigram model, but one of another kind.",
+            f"{Path(path).name} holds no unigram model, but one of another kind.",
             location=path,
             hint="open it with the tokenizer of its own family.",
         )

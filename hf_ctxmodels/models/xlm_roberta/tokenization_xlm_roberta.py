@@ -4,6 +4,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.tokenizers.base import word_like
 from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer, Pieces
 
@@ -71,6 +72,16 @@ class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
 
     @classmethod
     def arrange(cls, pieces: Pieces) -> Pieces:
-        """fairseq's order: its own special tokens, of which SentencePiece has the first three, then the pieces."""
+        """fairseq's order: its own special tokens, of which SentencePiece's file begins with three, then the pieces.
+
+        Raises:
+            CtxError: The file begins with other tokens.
+        """
+        if tuple(piece for piece, _ in pieces[: len(cls.first_tokens)]) != cls.first_tokens:
+            raise CtxError(
+                f"The SentencePiece model begins with {', '.join(piece for piece, _ in pieces[:3])}, not with "
+                f"{', '.join(cls.first_tokens)}: it is another family's.",
+                hint="open it with that family's tokenizer.",
+            )
         first = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
         return [*first, *pieces[len(cls.first_tokens) :], ("<mask>", 0.0)]
