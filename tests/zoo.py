@@ -18,7 +18,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.models._shared.static import StaticPreTrainedModel
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 
 PAD, CLS, SEP, MASK, UNKNOWN, FIRST_WORD = 0, 1, 2, 3, 4, 5
 CHOICES = 3
@@ -71,7 +72,7 @@ class Case:
     Without `has_auto_class` it is the class that `family.peers` has for the Auto class of its peer in transformers.
     """
 
-    family: Family
+    family: FamilySpec
     auto_name: str
     has_auto_class: bool = True
 
@@ -284,13 +285,13 @@ TOKEN_HEADS = [case for case in CASES if case.labels_tokens]
 TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
 
 
-def main_head(family: Family) -> str:
+def main_head(family: FamilySpec) -> str:
     """The Auto class of what a family is first trained as: its language model, or its first head where it has none."""
     heads = [name for name in family.models if name != "AutoModel"]
     return "AutoModelForPreTraining" if "AutoModelForPreTraining" in heads else heads[0]
 
 
-def tiny_config(family: Family, **changes: Any) -> PreTrainedConfig:
+def tiny_config(family: FamilySpec, **changes: Any) -> PreTrainedConfig:
     return family.config(**{**_known_fields(TINY, family.config), **changes})
 
 

@@ -17,7 +17,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data import DataArguments, ExampleSet, ExampleStream, SampledMixture, build_training_set
 from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.registry import FAMILIES, Family, get_family
+from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import count_items
@@ -128,7 +129,7 @@ def tokenizer_source(arguments: PretrainingArguments) -> str:
     return source
 
 
-def find_family(arguments: PretrainingArguments) -> Family:
+def find_family(arguments: PretrainingArguments) -> FamilySpec:
     """The family named, or else that of the model to continue from.
 
     Raises:
@@ -142,7 +143,7 @@ def find_family(arguments: PretrainingArguments) -> Family:
             )
         return named
     config = load_config(arguments.model)
-    if named is not None and not any(isinstance(config, family.config) for family in FAMILIES.values()):
+    if named is not None and not any(type(config) is family.config for family in FAMILIES.values()):
         return named  # a reference checkpoint: which family opens it is for the user to say
     found = get_family(config)
     if named not in (None, found):
@@ -155,7 +156,7 @@ def find_family(arguments: PretrainingArguments) -> Family:
 
 
 def make_objective(
-    family: Family, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
+    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
 ) -> tuple[str, Objective]:
     """The objective asked for, and its name.
 
@@ -201,7 +202,7 @@ def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any
 
 
 def make_model(
-    family: Family, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
+    family: FamilySpec, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
 ) -> PreTrainedModel:
     """The model to train: new, of a size or a configuration file, or opened from a checkpoint.
 

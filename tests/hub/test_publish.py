@@ -9,7 +9,8 @@ from saved_models import save_model
 from zoo import main_head
 
 from hf_ctxmodels.hub.publish import repository_files
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 
 PUSH = """
 import json, runpy, sys
@@ -105,7 +106,7 @@ def _check_that_remote_code_opens_them(run, repos: dict[str, str], again: Path) 
         assert "auto_map" not in saved["config.json"] + saved["tokenizer_config.json"]
 
 
-def test_auto_map_covers_the_registry_row(saved_model: Path, family: Family) -> None:
+def test_auto_map_covers_the_registry_row(saved_model: Path, family: FamilySpec) -> None:
     files = repository_files(saved_model, REPO)
     auto_map = json.loads(files["config.json"])["auto_map"]
     assert set(auto_map) == {"AutoConfig", *family.models}

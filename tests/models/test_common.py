@@ -10,7 +10,8 @@ from safetensors import safe_open
 from zoo import CASES, PEERED, Case, assert_same_outputs, make_batch, make_targets, tiny_config
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.registry import FAMILIES, Family, get_family
+from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.spec import FamilySpec
 
 LISTED = [case for case in CASES if case.has_auto_class]
 
@@ -172,12 +173,12 @@ PUBLISHED = {
 
 
 @pytest.fixture(params=FAMILIES.values(), ids=list(FAMILIES))
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> FamilySpec:
     return request.param
 
 
 class TestConfig:
-    def test_round_trip(self, family: Family, tmp_path: Path) -> None:
+    def test_round_trip(self, family: FamilySpec, tmp_path: Path) -> None:
         config = tiny_config(family, unpad=False)
         config.save_pretrained(tmp_path)
         again = family.config.from_pretrained(tmp_path)
@@ -186,33 +187,33 @@ class TestConfig:
         assert json.loads((tmp_path / "config.json").read_text())["model_type"] == family.config.model_type
         assert type(transformers.AutoConfig.from_pretrained(tmp_path)) is family.config
 
-    def test_misspelt_field_raises_and_names_the_right_one(self, family: Family) -> None:
+    def test_misspelt_field_raises_and_names_the_right_one(self, family: FamilySpec) -> None:
         with pytest.raises(ValueError, match=r"no field 'hiden_size' \(did you mean 'hidden_size'"):
             family.config(hiden_size=3)
 
-    def test_misspelt_field_in_a_file_raises(self, family: Family, tmp_path: Path) -> None:
+    def test_misspelt_field_in_a_file_raises(self, family: FamilySpec, tmp_path: Path) -> None:
         tiny_config(family).save_pretrained(tmp_path)
         path = tmp_path / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"hiden_size": 3}))
         with pytest.raises(ValueError, match="hiden_size"):
             family.config.from_pretrained(tmp_path)
 
-    def test_wrong_type_raises(self, family: Family) -> None:
+    def test_wrong_type_raises(self, family: FamilySpec) -> None:
         with pytest.raises(Exception, match="hidden_size"):
             family.config(hidden_size="wide")
 
-    def test_every_size_is_a_valid_configuration(self, family: Family) -> None:
+    def test_every_size_is_a_valid_configuration(self, family: FamilySpec) -> None:
         assert set(family.sizes) >= {"tiny", "base"}
         for name, values in family.sizes.items():
             config = family.config(**values)
             assert {key: getattr(config, key) for key in values} == values, name
 
-    def test_family_is_found_by_name_type_config_and_model(self, family: Family) -> None:
+    def test_family_is_found_by_name_type_config_and_model(self, family: FamilySpec) -> None:
         model = next(Case(family, name) for name in family.models).model()
         for key in (family.name, family.config.model_type, tiny_config(family), model):
             assert get_family(key) is family
 
-    def test_a_reference_configuration_is_of_no_family(self, family: Family) -> None:
+    def test_a_reference_configuration_is_of_no_family(self, family: FamilySpec) -> None:
         if family.reference is None:
             pytest.skip(f"transformers has no {family.name}")
         reference = transformers.CONFIG_MAPPING[family.reference]()
@@ -394,5 +395,5 @@ def test_parameter_count_of_published_models(case: Case, changes: dict, count: i
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
-def test_every_family_has_published_counts(family: Family) -> None:
+def test_every_family_has_published_counts(family: FamilySpec) -> None:
     assert PUBLISHED.get(family.name), f"add the parameter counts of a published {family.name} to PUBLISHED"

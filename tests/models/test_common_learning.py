@@ -9,7 +9,8 @@ from accelerate.state import AcceleratorState, GradientState
 
 from benchmarks.learning import is_token_loss, judge_pretraining, learning_recipes
 from hf_ctxmodels.data import load_documents
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
@@ -35,7 +36,7 @@ MARGIN = 0.1  # nats below guessing by frequency: more than a model can gain tha
 
 
 def learn(
-    family: Family, recipe: Path, folder: Path, dataset: list[str] | tuple[str, ...], **changes: object
+    family: FamilySpec, recipe: Path, folder: Path, dataset: list[str] | tuple[str, ...], **changes: object
 ) -> tuple[TrainingSummary, list[str]]:
     """Pretrain in this process by a recipe of scripts/learning.py; gives the command line, too."""
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -76,7 +77,7 @@ def join_documents(documents: Iterable[list[str]]) -> str:
     return "\n\n".join("\n".join(document) for document in documents)
 
 
-def small_text(family: Family, demo_text: Path, folder: Path) -> list[str] | tuple[str, ...]:
+def small_text(family: FamilySpec, demo_text: Path, folder: Path) -> list[str] | tuple[str, ...]:
     """The demo text, a quarter of it where that serves; to translate short sentences of it, and each backwards."""
     objective = next(iter(family.objectives.values()))
     text, translation = folder / "text.txt", folder / "reversed.txt"
@@ -94,7 +95,7 @@ def small_text(family: Family, demo_text: Path, folder: Path) -> list[str] | tup
     return (str(text), str(translation), *(["<backwards>"] if objective.marks_languages else []))
 
 
-def train_tokenizer(family: Family, folder: Path, dataset: list[str] | tuple[str, ...], vocab_size: int) -> None:
+def train_tokenizer(family: FamilySpec, folder: Path, dataset: list[str] | tuple[str, ...], vocab_size: int) -> None:
     if isinstance(dataset, tuple):
         documents = load_documents(dataset[0], translations=dataset[1:2], marks=dataset[2:])
     else:
@@ -104,7 +105,7 @@ def train_tokenizer(family: Family, folder: Path, dataset: list[str] | tuple[str
 
 
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
-def test_pretraining_beats_guessing_by_frequency(family: Family, demo_text: Path, tmp_path) -> None:
+def test_pretraining_beats_guessing_by_frequency(family: FamilySpec, demo_text: Path, tmp_path) -> None:
     """By the recipe of scripts/learning.py, cut short."""
     quick = family.name in QUICK
     cut: dict[str, object] = {
@@ -131,7 +132,7 @@ def test_pretraining_beats_guessing_by_frequency(family: Family, demo_text: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
-def test_the_recipe_reaches_what_is_demanded(family: Family, shared_data: Path, tmp_path) -> None:
+def test_the_recipe_reaches_what_is_demanded(family: FamilySpec, shared_data: Path, tmp_path) -> None:
     """The whole recipe, up to three hours: every demand of scripts/learning.py on pretraining is met."""
     if next(iter(family.objectives.values())).reads_translations:
         pytest.skip(f"{family.name} translates, whose figure is BLEU: see its card")

@@ -6,14 +6,15 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 from zoo import tiny_config
 
 from hf_ctxmodels.inference import WordTaggingPipeline, answer_questions
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge"]
 CONTEXT = "the old sailor mended the bridge and nobody saw the red boat"
 
 
 @pytest.fixture(params=list(FAMILIES.values()), ids=lambda family: family.name)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> FamilySpec:
     return request.param
 
 
