@@ -6,11 +6,11 @@ from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, Fi
 
 ROBERTA_EXPORT: list[WeightTransform] = [
     *POST_NORM_RENAMINGS,
-    WeightRenaming(r"lm_head\.dense\.", r"mlm_head.dense."),
-    WeightRenaming(r"lm_head\.layer_norm\.", r"mlm_head.norm."),
-    WeightRenaming(r"lm_head\.decoder\.weight", r"mlm_head.decoder.weight"),
+    WeightRenaming(r"^lm_head\.dense\.", r"mlm_head.dense."),
+    WeightRenaming(r"^lm_head\.layer_norm\.", r"mlm_head.norm."),
+    WeightRenaming(r"^lm_head\.decoder\.weight", r"mlm_head.decoder.weight"),
     *fused_projections("attention.self"),
     # One parameter under two names there, of which a file of a tied model holds one.
-    WeightConverter(["lm_head.decoder.bias", "lm_head.bias"], "mlm_head.decoder.bias", [FirstFound()]),
+    WeightConverter(["^lm_head.decoder.bias", "^lm_head.bias"], "mlm_head.decoder.bias", [FirstFound()]),
 ]
 ROBERTA_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *ROBERTA_EXPORT]
