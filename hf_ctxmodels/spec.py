@@ -25,13 +25,18 @@ class PublishedCount(NamedTuple):
 
 
 class Target(Enum):
-    """What a target of a head is made of, where its name does not tell."""
+    """What a target of a head is made of."""
 
-    NEXT_WORD = auto()  # a vocabulary id at some tokens: the word after
-    WRITTEN = auto()  # a vocabulary id at some steps of the decoder
-    ROW_CLASS = auto()  # one of two classes for each row
-    ORIGINAL = auto()  # each token's id before `labels` replaced some
+    POSITION = auto()  # the column of a token in each row
+    TOKEN_ID = auto()  # a vocabulary id at some tokens
+    NEXT_WORD = auto()  # at some tokens of a text that is read, the id of the one after it
+    WRITTEN = auto()  # an id of the target vocabulary at some steps of the decoder
+    ORIGINAL = auto()  # each token's id before those with `labels` were replaced
+    TOKEN_CLASS = auto()  # one of `num_labels` classes at some tokens
+    REPLACED = auto()  # at each token, whether it is a wrong one
     AGREEMENT = auto()  # where two predictions of the model are compared with each other
+    ROW_CLASS = auto()  # one of `num_labels` classes, or the right choice, for each row
+    PAIR_CLASS = auto()  # one of two classes for each row
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Traits:
     Attributes:
         tiny: Fields of the tiny configuration that tests use, in addition to those that are common to all families.
         learning: The short pretraining run.
-        targets: Targets whose kind does not follow from their name.
+        targets: What a target of `loss_targets` is made of, where its name and head do not tell; see tests/zoo.
         loss_weights: Component of a head's loss in its output -> the configuration's field that weighs it.
         selects_extremes: Auto classes whose head passes on the largest or smallest of several values, of which rounding
             may choose another; a configuration with `pooling="max"` says so by itself.

@@ -18,20 +18,8 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
-TEXT = {"albert": "news_*.txt.gz"}  # the order of segments shows in short documents; others learn from everything
 REVIEWS = "glue_like/movie_reviews/polarity2.jsonl.gz"
 PRETRAINED = [family for family in FAMILIES.values() if family.objectives]
-# Steps for families that learn from a quarter of the demo text in 500 tokens, 16 rows a step ...
-QUICK = {"bert": 200, "electra": 200, "word2vec": 600, "glove": 200, "elmo": 130}
-# ... and for the others, which need all of it, 1000 tokens, 32 rows and 300 steps, to leave the plateau of how
-# frequent words are.
-SLOW = {"xlnet": 450}
-# In so few steps a generator that shares all weights learns little beside fifty times the other loss. ULMFiT needs only
-# half its width.
-OPTIONS = {
-    "electra": ("embedding_size=128", "generator_size=0.25", "initializer_range=0.05"),
-    "ulmfit": ("dropout_scale=0.1", "initializer_range=0.5", "activation_penalty=0", "slowness_penalty=0"),
-}
 MARGIN = 0.1  # nats below guessing by frequency: more than a model can gain that does not look at the context
 
 
@@ -81,7 +69,7 @@ def small_text(family: FamilySpec, demo_text: Path, folder: Path) -> list[str] |
     """The demo text, a quarter of it where that serves; to translate short sentences of it, and each backwards."""
     objective = next(iter(family.objectives.values()))
     text, translation = folder / "text.txt", folder / "reversed.txt"
-    if family.name in QUICK:
+    if family.traits.learning.small:
         quarter = islice(load_documents(str(demo_text)), 0, None, 4)
         text.write_text(join_documents(quarter), encoding="utf-8")
         return [str(text)]
@@ -107,17 +95,17 @@ def train_tokenizer(family: FamilySpec, folder: Path, dataset: list[str] | tuple
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
 def test_pretraining_beats_guessing_by_frequency(family: FamilySpec, demo_text: Path, tmp_path) -> None:
     """By the recipe of scripts/learning.py, cut short."""
-    quick = family.name in QUICK
+    learning = family.traits.learning
     cut: dict[str, object] = {
         "max_length": 64,
-        "per_device_batch_size": 16 if quick else 32,
-        "max_steps": QUICK[family.name] if quick else SLOW.get(family.name, 300),
+        "per_device_batch_size": 16 if learning.small else 32,
+        "max_steps": learning.steps,
         "lr_scheduler": "constant",
     }
-    if family.name in OPTIONS:
-        cut["config_options"] = OPTIONS[family.name]
+    if learning.config_options:
+        cut["config_options"] = learning.config_options
     text = small_text(family, demo_text, tmp_path)
-    train_tokenizer(family, tmp_path, text, 500 if quick else 1000)
+    train_tokenizer(family, tmp_path, text, 500 if learning.small else 1000)
     summary, _ = learn(family, learning_recipes(RECIPES, family.name)[0], tmp_path, text, **cut)
     if not next(iter(family.objectives.values())).evaluates:
         losses = [record["loss"] for record in summary.curve if "loss" in record]
@@ -140,7 +128,7 @@ def test_the_recipe_reaches_what_is_demanded(family: FamilySpec, shared_data: Pa
         family.models["AutoModelForPreTraining"], "loss_by_scores"
     ):
         pytest.skip(f"{family.name} has no held-out loss of one token among all, which the demands are for")
-    text = [str(shared_data / "corpus" / TEXT.get(family.name, "[!t]*.txt.gz")), str(shared_data / REVIEWS)]
+    text = [str(shared_data / "corpus" / family.traits.learning.text), str(shared_data / REVIEWS)]
     train_tokenizer(family, tmp_path, text, 8000)
     start = {}
     for recipe in learning_recipes(RECIPES, family.name):

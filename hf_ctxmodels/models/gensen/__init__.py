@@ -41,7 +41,7 @@ SPEC = FamilySpec(
     parent="laser",
     traits=Traits(
         tiny={"written_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
-        targets={"relation_labels": Target.ROW_CLASS},
+        targets={"relation_labels": Target.PAIR_CLASS},
     ),
 )
 

@@ -38,6 +38,7 @@ SPEC = FamilySpec(
     tokenizer=CtxRobertaTokenizer,
     models={
         "AutoModel": CtxRobertaModel,
+        "AutoModelForPreTraining": CtxRobertaForMaskedLM,
         "AutoModelForMaskedLM": CtxRobertaForMaskedLM,
         "AutoModelForSequenceClassification": CtxRobertaForSequenceClassification,
         "AutoModelForTokenClassification": CtxRobertaForTokenClassification,

@@ -28,6 +28,7 @@ SPEC = FamilySpec(
     tokenizer=CtxXLMRobertaTokenizer,
     models={
         "AutoModel": CtxXLMRobertaModel,
+        "AutoModelForPreTraining": CtxXLMRobertaForMaskedLM,
         "AutoModelForMaskedLM": CtxXLMRobertaForMaskedLM,
         "AutoModelForSequenceClassification": CtxXLMRobertaForSequenceClassification,
         "AutoModelForTokenClassification": CtxXLMRobertaForTokenClassification,
