@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.data.arguments import DataArguments
-from hf_ctxmodels.data.documents import Documents, NoDocumentError, text_of
-from hf_ctxmodels.objectives.base import TranslatedText
+from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.recipe import parse_arguments
 

@@ -1,7 +1,7 @@
 """From text to training examples."""
 
 from hf_ctxmodels.data.arguments import DataArguments
-from hf_ctxmodels.data.documents import Documents, load_documents
+from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream, build_training_set
 from hf_ctxmodels.data.mixtures import (
@@ -17,6 +17,7 @@ from hf_ctxmodels.data.sampling import (
     ShuffledStream,
     training_loader,
 )
+from hf_ctxmodels.data.sources import load_documents
 
 __all__ = [
     "ContiguousBatchSampler",

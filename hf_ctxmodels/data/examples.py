@@ -1,16 +1,28 @@
 """Tokenised examples: in memory as flat arrays, or as a stream."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.base import Example, Objective
+
+Example = dict[str, np.ndarray | int]
+"""One tokenised example: token-wise columns as 1-D integer arrays of one length, and integers for the whole row."""
 
 ROWS_PER_BLOCK = 8192  # examples gathered as small arrays before they are joined
+
+
+class ExampleMaker(Protocol):
+    """What turns documents into examples: an `hf_ctxmodels.objectives.Objective`."""
+
+    statistics: Counter[str]
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """See `Objective.examples`."""
 
 
 class Column:
@@ -126,7 +138,7 @@ class ExampleStream:
     """
 
     documents: Iterable[list[str]]
-    objective: Objective
+    objective: ExampleMaker
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
         """The examples of one pass over the documents, with `example_index` and `epoch`."""
@@ -135,7 +147,7 @@ class ExampleStream:
 
 
 def build_training_set(
-    documents: Iterable[list[str]], objective: Objective, streaming: bool = False
+    documents: Iterable[list[str]], objective: ExampleMaker, streaming: bool = False
 ) -> ExampleSet | ExampleStream:
     """Examples of an objective, in memory or as a stream."""
     if streaming:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Sampler, Subset
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.epochs import EpochBatchSampler
-from hf_ctxmodels.objectives.common.seeding import Stream, row_keys, uniforms
+from hf_ctxmodels.data.seeding import Stream, row_keys, uniforms
 
 if TYPE_CHECKING:
     from hf_ctxmodels.data.examples import ExampleSet

@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
 from hf_ctxmodels.data.mixtures import MixtureBatchSampler, RoundRobinMixture
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Stream, generator
 
 
 class ContiguousBatchSampler(Sampler[list[tuple[int, int]]]):

@@ -11,29 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-
-Example = dict[str, np.ndarray | int]
-"""One tokenised example: token-wise columns as 1-D integer arrays of one length, and integers for the whole row."""
+from hf_ctxmodels.data.examples import Example
 
 Batch = dict[str, torch.Tensor]
-
-
-class TranslatedText(list[str]):
-    """A document of two: a text and its translation. As one string, they have `between` between them."""
-
-    between: ClassVar[str] = "\t"
-
-
-class LabelledPair(list[str]):
-    """A document of two texts of one language, and what is said of the two.
-
-    Attributes:
-        label: That.
-    """
-
-    def __init__(self, texts: Iterable[str], label: str) -> None:
-        super().__init__(texts)
-        self.label = label
 
 
 class Objective(ABC):

@@ -12,12 +12,13 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.layers.lm_loss.sampled import log_uniform_samples
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import feature_generator, require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.seeding import Stream
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _BEHIND_A_WORD = 0xFF  # in no UTF-8 text

@@ -12,7 +12,8 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import (
     feature_generator,
     feature_word_ids,
@@ -20,7 +21,7 @@ from hf_ctxmodels.objectives.common.features import (
     require_padding_token,
 )
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
+from hf_ctxmodels.objectives.common.non_special_tokens import OrdinaryTokens
 from hf_ctxmodels.objectives.common.padding import RowPadder
 from hf_ctxmodels.objectives.common.segments import RowTemplate, tokenized_batches
 from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
 
 FIRST_WORD = 5  # the special tokens come first
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
-from hf_ctxmodels.objectives.common.seeding import generator
 
 SHARES = np.array([6, 3, 2]) / 11
 

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
+from hf_ctxmodels.objectives.common.non_special_tokens import OrdinaryTokens
 from hf_ctxmodels.objectives.common.spans import Units, harmonic
 
 IGNORED = -100
