@@ -5,11 +5,10 @@ from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream, build_training_set
 from hf_ctxmodels.data.mixtures import (
+    Mixture,
     MixtureBatchSampler,
     RoundRobinMixture,
     SampledMixture,
-    UnlabelledCollator,
-    without_labels,
 )
 from hf_ctxmodels.data.sampling import (
     ContiguousBatchSampler,
@@ -18,6 +17,7 @@ from hf_ctxmodels.data.sampling import (
     training_loader,
 )
 from hf_ctxmodels.data.sources import load_documents
+from hf_ctxmodels.data.unlabelled import UnlabelledCollator, without_labels
 
 __all__ = [
     "ContiguousBatchSampler",
@@ -27,6 +27,7 @@ __all__ = [
     "EpochBatchSampler",
     "ExampleSet",
     "ExampleStream",
+    "Mixture",
     "MixtureBatchSampler",
     "RoundRobinMixture",
     "SampledMixture",

@@ -122,7 +122,7 @@ class BidirectionalLMOptions:
     """Options of `BidirectionalLM`."""
 
     negatives: int = flag(0, "Words drawn for every row, of which all stand for the vocabulary; 0: the whole softmax.")
-    carry: bool = flag(True, "The LSTM's state goes on from a row to the next; rows are then trained in lanes.")
+    carry: bool = flag(True, "Carry the LSTM's state from row to row; rows are then contiguous text, not shuffled.")
 
     def __post_init__(self) -> None:
         if self.negatives < 0:

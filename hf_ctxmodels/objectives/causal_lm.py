@@ -78,7 +78,7 @@ class CausalLMOptions:
     bptt: int = flag(0, "Usual length of a row; 0: max_length less two of its deviations.")
     bptt_deviation: float = flag(5.0, "Standard deviation of the rows' lengths; 0: all are alike.")
     backward: bool = flag(False, "From right to left: each word from those behind it; for a model that reads so.")
-    carry: bool = flag(True, "The model's state goes on from a row to the next; rows are then trained in lanes.")
+    carry: bool = flag(True, "Carry the model's state from row to row; rows are then contiguous text, not shuffled.")
 
     def __post_init__(self) -> None:
         for name in ("bptt", "bptt_deviation"):

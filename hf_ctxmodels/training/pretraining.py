@@ -253,7 +253,7 @@ def make_examples(arguments: PretrainingArguments, objective: Objective) -> tupl
             hint="leave it out.",
         )
     examples = ExampleSet.build(objective.examples(documents))
-    return SampledMixture.of_kinds(examples, objective.task_column, objective.task_periods), held_out
+    return SampledMixture.by_column(examples, objective.task_column, objective.task_periods), held_out
 
 
 def realised_rates(objective: Objective, examples: Examples, batch_size: int) -> dict[str, float]:

@@ -76,11 +76,11 @@ def test_targets_and_ranks(trailing_tokenizer, lengths, chosen):
 
         assert (np.diff(targets) > 0).all(), "each target once, in order"
         assert labels.tolist() == ids[targets].tolist()
-        ordinary = ids >= FIRST_WORD
-        assert ordinary[targets].all(), "no special token is a target"
-        assert len(targets) >= ordinary.any()
+        non_special = ids >= FIRST_WORD
+        assert non_special[targets].all(), "no special token is a target"
+        assert len(targets) >= non_special.any()
         if chosen["num_predictions"] is not None:
-            assert len(targets) == min(chosen["num_predictions"], ordinary.sum())
+            assert len(targets) == min(chosen["num_predictions"], non_special.sum())
 
         is_target = np.isin(np.arange(len(ids)), targets)
         reuse = min(chosen["reuse_length"] or len(ids), len(ids))
@@ -189,7 +189,7 @@ def test_spans_are_of_whole_words(trailing_tokenizer):
     assert selected.any(axis=1).all()
     inside &= np.roll(row["input_ids"] >= FIRST_WORD, 1)  # a row or segment may begin within a word
     assert inside.any()
-    assert (selected[:, 1:] == selected[:, :-1])[:, inside[1:]].all(), "a piece shares the fate of the one before it"
+    assert (selected[:, 1:] == selected[:, :-1])[:, inside[1:]].all(), "a piece is selected with the one before it"
 
 
 @settings(max_examples=40, deadline=None)
