@@ -3,7 +3,7 @@
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.epochs import EpochBatchSampler
-from hf_ctxmodels.data.examples import ExampleSet, ExampleStream, build_training_set
+from hf_ctxmodels.data.examples import DocumentStream, ExampleSet, ExampleStream
 from hf_ctxmodels.data.mixtures import (
     Mixture,
     MixtureBatchSampler,
@@ -17,12 +17,14 @@ from hf_ctxmodels.data.sampling import (
     training_loader,
 )
 from hf_ctxmodels.data.sources import load_documents
+from hf_ctxmodels.data.training_set import SamplingPolicy, build_training_set
 from hf_ctxmodels.data.unlabelled import UnlabelledCollator, without_labels
 
 __all__ = [
     "ContiguousBatchSampler",
     "ContiguousStream",
     "DataArguments",
+    "DocumentStream",
     "Documents",
     "EpochBatchSampler",
     "ExampleSet",
@@ -31,6 +33,7 @@ __all__ = [
     "MixtureBatchSampler",
     "RoundRobinMixture",
     "SampledMixture",
+    "SamplingPolicy",
     "ShuffledStream",
     "UnlabelledCollator",
     "build_training_set",

@@ -1,5 +1,6 @@
 """Tokenised examples: in memory as flat arrays, or as a stream."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -77,10 +78,7 @@ class ExampleSet(torch.utils.data.Dataset):
         if block:
             blocks.append(_store(block))
         if not blocks:
-            raise CtxError(
-                "The documents gave no example: none of them holds a token.",
-                hint="check the data set and the tokenizer.",
-            )
+            raise no_example()
         columns = {name: _join([stored.pop(name) for stored in blocks]) for name in list(blocks[0])}
         return cls(columns, length, statistics or {})
 
@@ -125,9 +123,17 @@ def _join(parts: list[Column]) -> Column:
     return Column(values, np.concatenate([[0], np.cumsum(lengths)]))
 
 
+class ExampleStream(ABC):
+    """Examples made while they are read, for text that exceeds memory."""
+
+    @abstractmethod
+    def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
+        """The examples of one pass over the text, with `example_index` and `epoch`."""
+
+
 @dataclass(frozen=True)
-class ExampleStream:
-    """Examples made while they are read, for text that exceeds memory.
+class DocumentStream(ExampleStream):
+    """The examples of an objective.
 
     Its first pass gives the examples of the `ExampleSet` of the same documents, in the same order; later passes draw
     new pairs. At most the documents that are tokenised together are held.
@@ -141,18 +147,20 @@ class ExampleStream:
     objective: ExampleMaker
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """The examples of one pass over the documents, with `example_index` and `epoch`."""
+        """See `ExampleStream.one_pass`.
+
+        Raises:
+            CtxError: the documents give no example.
+        """
+        index = -1
         for index, example in enumerate(self.objective.examples(self.documents, epoch)):
             yield {**example, "example_index": index, "epoch": epoch}
+        if index < 0:
+            raise no_example()
 
 
-def build_training_set(
-    documents: Iterable[list[str]], objective: ExampleMaker, streaming: bool = False
-) -> ExampleSet | ExampleStream:
-    """Examples of an objective, in memory or as a stream."""
-    if streaming:
-        return ExampleStream(documents, objective)
-    before = dict(objective.statistics)
-    examples = ExampleSet.build(objective.examples(documents))
-    examples.statistics = {name: value - before.get(name, 0) for name, value in objective.statistics.items()}
-    return examples
+def no_example() -> CtxError:
+    """The error where documents give no example."""
+    return CtxError(
+        "The documents gave no example: none of them holds a token.", hint="check the data set and the tokenizer."
+    )

@@ -105,17 +105,13 @@ class ShuffledStream(EndlessStream):
     def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
         rng = generator(self.seed, epoch, 0, Stream.ORDER)
         buffer: list[dict[str, Any]] = []
-        empty = True
         for example in self.stream.one_pass(epoch):
-            empty = False
             if len(buffer) < self.buffer_size:
                 buffer.append(example)
                 continue
             place = int(rng.integers(len(buffer)))
             yield buffer[place]
             buffer[place] = example
-        if empty:
-            raise CtxError("The documents gave no example: none of them holds a token.", hint="check the data set.")
         yield from (buffer[place] for place in rng.permutation(len(buffer)))
 
 

@@ -1,7 +1,7 @@
 """Each word from those before or behind it, in stretches of one running text (Merity et al. 2017, section 5)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
@@ -113,7 +114,8 @@ class CausalLM(Objective):
                 f"Rows of max_length={max_length} words, usually of bptt={self.options.bptt}.",
                 hint="use a max_length of 2 or more, and a bptt of at most that, or 0.",
             )
-        self.contiguous = self.options.carry
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <eos> are targets
+        self.sampling = SamplingPolicy(contiguous=self.options.carry)
         self.usual = self.options.bptt or max(-(-max_length // 2), round(max_length - 2 * self.options.bptt_deviation))
         self.collate = DataCollatorForRunningText(tokenizer, self.options.backward)
 
@@ -126,11 +128,6 @@ class CausalLM(Objective):
     def immutable_config_fields(self) -> tuple[str, ...]:
         """See `Objective.immutable_config_fields`."""
         return ("backward",)
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding alone: marks and unknown words are predicted."""
-        return [int(self.tokenizer.pad_token_id)]
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and following."""

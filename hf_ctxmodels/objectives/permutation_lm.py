@@ -13,6 +13,7 @@ from transformers.data.data_collator import DataCollatorMixin
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import (
     feature_generator,
@@ -231,7 +232,7 @@ class PermutationLM(Objective):
 
     A row is `segment A <sep> segment B <sep> <cls>`; see `ContiguousRows` for how text fills it. With
     `memory_length` a row begins with `reuse_length` tokens that the next row has as its memory; rows then follow each
-    other in the text and must be trained in contiguous lanes (`contiguous` is true, which the training loop heeds).
+    other in the text and are trained as contiguous rows (see `sampling`).
 
     References: Yang et al. 2019, sections 2.3 (partial prediction), 2.4 (memory), 2.5 (segments), 3.1 (spans).
     """
@@ -244,7 +245,7 @@ class PermutationLM(Objective):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         self.template = RowTemplate(tokenizer, segments=2)
         reuse_length = self._reuse_length(self.template.room(max_length))
-        self.contiguous = reuse_length > 0
+        self.sampling = SamplingPolicy(contiguous=reuse_length > 0)
         self.rows = ContiguousRows(self.template, max_length, reuse_length, self._document_end(), seed)
         passed_on = ("partial_prediction", "max_span", "num_predictions", "whole_word", "static", "pad_to_multiple_of")
         self.collate = DataCollatorForPermutationLanguageModeling(
@@ -257,7 +258,7 @@ class PermutationLM(Objective):
     @property
     def config_fields(self) -> dict[str, Any]:
         """See `Objective.config_fields`: how much the model remembers, and of which part of a row."""
-        if not self.contiguous:
+        if not self.sampling.contiguous:
             return {}
         return {"mem_len": self.options.memory_length, "reuse_len": self.rows.reuse_length, "use_mems_train": True}
 
@@ -272,7 +273,7 @@ class PermutationLM(Objective):
         for row in self.rows.cut(batches, pass_index, self.statistics):
             empty = False
             yield row
-        if empty and self.contiguous and self.statistics["tokens"]:
+        if empty and self.sampling.contiguous and self.statistics["tokens"]:
             raise CtxError(
                 f"The text has {self.statistics['tokens']} tokens, which do not fill one row of {self.max_length}, and "
                 "with a memory no row may be short.",

@@ -17,8 +17,7 @@ class Numbered(ExampleStream):
     """A stream of `count` numbered examples."""
 
     def __init__(self, count):
-        super().__init__([], None)
-        object.__setattr__(self, "count", count)
+        self.count = count
 
     def one_pass(self, epoch):
         return ({"epoch": epoch, "example_index": index} for index in range(self.count))

@@ -293,7 +293,7 @@ def test_rows_on_their_own_hold_all_of_the_text_in_order(trailing_tokenizer, sha
     documents, _ = numbered_documents(shape)
     text, ends = running_text(documents), sentence_ends(shape)
     objective = PermutationLM(trailing_tokenizer, max_length=max_length, seed=seed)
-    assert not objective.contiguous
+    assert not objective.sampling.contiguous
     assert not objective.config_fields
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)
@@ -326,7 +326,7 @@ def test_rows_with_a_memory_continue_each_other(trailing_tokenizer, shape, max_l
     reuse_length = max(1, min(round(reuse * room), room - 2))
     given_options = {"memory_length": 20, "reuse_length": reuse_length}
     objective = PermutationLM(trailing_tokenizer, max_length=max_length, seed=seed, **given_options)
-    assert objective.contiguous
+    assert objective.sampling.contiguous
     assert objective.config_fields == {"mem_len": 20, "reuse_len": reuse_length, "use_mems_train": True}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)

@@ -133,7 +133,7 @@ def test_long_ones_are_left_out_and_counted(documents: Documents, tokenizer: Ctx
 def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     examples = ExampleSet.build(objective.examples(documents))
-    mixture = SampledMixture.by_column(examples, objective.task_column, objective.task_periods)
+    mixture = SampledMixture.by_column(examples, objective.sampling.task_column, objective.sampling.task_periods)
     assert len(mixture) == len(examples)
     batches = [[mixture[key] for key in batch] for batch in islice(MixtureBatchSampler(mixture, 3, seed=1), 400)]
     tasks = [{int(row["task"]) for row in batch} for batch in batches]
@@ -151,9 +151,9 @@ def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTo
 
 def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0, relations_every=0)
-    assert objective.task_periods == {}
+    assert objective.sampling.task_periods == {}
     alone = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="relations")
-    mixture = SampledMixture.by_column(ExampleSet.build(alone.examples(documents)), "task", alone.task_periods)
+    mixture = SampledMixture.by_column(ExampleSet.build(alone.examples(documents)), "task", alone.sampling.task_periods)
     assert set(mixture.choose(np.arange(50), seed=0).tolist()) == {0}
 
 

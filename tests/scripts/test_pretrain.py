@@ -216,7 +216,7 @@ def test_options_change_the_configuration(folder, monkeypatch, capsys) -> None:
     assert json.loads((folder / "out2" / "config.json").read_text())["num_hidden_layers"] == 1
 
 
-def test_the_summary_holds_what_guessing_gets(folder, monkeypatch) -> None:
+def test_the_summary_holds_the_frequency_baseline(folder, monkeypatch) -> None:
     flags = [*new_run(folder), "--max_steps", 1, "--validation_fraction", 0.2]
     assert pretrain(monkeypatch, *flags) == 0
     metrics = TrainingSummary.load(folder / "out").metrics

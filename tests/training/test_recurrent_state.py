@@ -73,8 +73,11 @@ def rows():
 class Streamed(ExampleStream):
     """The rows as a stream."""
 
+    def __init__(self, rows):
+        self.rows = rows
+
     def one_pass(self, epoch):
-        return ({**row, "example_index": index, "epoch": epoch} for index, row in enumerate(self.documents))
+        return ({**row, "example_index": index, "epoch": epoch} for index, row in enumerate(self.rows))
 
 
 def collate(features):
@@ -93,7 +96,7 @@ def run(model, rows, output_dir, streaming=False, evaluate=None, contiguous=True
         "lr_scheduler": "constant",
     }
     options = LoopArguments(output_dir=str(output_dir), **{**fixed, **more})
-    examples = Streamed(rows, None) if streaming else ExampleSet.build(rows)
+    examples = Streamed(rows) if streaming else ExampleSet.build(rows)
     accelerator = make_accelerator(options)
     return train(model, examples, collate, options, accelerator, evaluate=evaluate, contiguous=contiguous)
 
