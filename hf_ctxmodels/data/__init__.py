@@ -9,7 +9,9 @@ from hf_ctxmodels.data.mixtures import (
     MixtureBatchSampler,
     RoundRobinMixture,
     SampledMixture,
+    SampledStream,
 )
+from hf_ctxmodels.data.multilingual import ResampledDocuments, sampling_probabilities
 from hf_ctxmodels.data.sampling import (
     ContiguousBatchSampler,
     ContiguousStream,
@@ -31,13 +33,16 @@ __all__ = [
     "ExampleStream",
     "Mixture",
     "MixtureBatchSampler",
+    "ResampledDocuments",
     "RoundRobinMixture",
     "SampledMixture",
+    "SampledStream",
     "SamplingPolicy",
     "ShuffledStream",
     "UnlabelledCollator",
     "build_training_set",
     "load_documents",
+    "sampling_probabilities",
     "training_loader",
     "without_labels",
 ]

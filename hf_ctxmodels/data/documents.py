@@ -59,6 +59,8 @@ class Documents:
         skip_empty: pass over documents without text instead of raising.
         held_out: how the source is split; None for not at all.
         part: "all", "training" or "held-out": what of the source is iterated.
+        first: number of the source's first document; numbers decide which documents are held out.
+        sources: name and reader of each of several sources, which `read` reads one after the other.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Documents:
     skip_empty: bool = False
     held_out: HeldOut | None = None
     part: str = "all"
+    first: int = 0
+    sources: tuple[tuple[str, Callable[[], Iterator[list[str]]]], ...] = ()
 
     def __iter__(self) -> Iterator[list[str]]:
         """Yield documents.
@@ -75,7 +79,7 @@ class Documents:
             CtxError: the source cannot be read, or a document has no text (unless `skip_empty`).
         """
         empty = True
-        for number, paragraphs in enumerate(self.read()):
+        for number, paragraphs in enumerate(self.read(), self.first):
             if self.held_out is not None and (number in self.held_out) != (self.part == "held-out"):
                 continue
             if isinstance(paragraphs, TranslatedText | LabelledPair):
@@ -103,6 +107,18 @@ class Documents:
         """The documents as single strings, one sentence a line; can be iterated again and again."""
         return DocumentTexts(self)
 
+    def parts(self) -> list[Self]:
+        """The documents of each source by themselves: together those of the whole, with the same ones held out.
+
+        Where documents are held out, every source is read once to count them, so that they are numbered as in the
+        whole.
+        """
+        parts, first = [], self.first
+        for name, read in self.sources or [(self.name, self.read)]:
+            parts.append(replace(self, name=name, read=read, first=first, sources=()))
+            first += 0 if self.held_out is None else sum(1 for _ in read())
+        return parts
+
     def split(self, validation_fraction: float, seed: int = 0) -> tuple[Self, Self]:
         """Training documents and held-out documents; see `HeldOut`. Reads nothing.
 
@@ -118,9 +134,9 @@ class Documents:
 
 @dataclass(frozen=True)
 class DocumentTexts:
-    """`Documents` as strings: one sentence a line, or a text, a tab and its translation."""
+    """Documents as strings: one sentence a line, or a text, a tab and its translation."""
 
-    documents: Documents
+    documents: Iterable[list[str]]
 
     def __iter__(self) -> Iterator[str]:
         return map(text_of, self.documents)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -129,6 +130,10 @@ class ExampleStream(ABC):
     @abstractmethod
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
         """The examples of one pass over the text, with `example_index` and `epoch`."""
+
+    def passes(self) -> Iterator[dict[str, Any]]:
+        """The examples of one pass after the other, without end."""
+        return chain.from_iterable(map(self.one_pass, count()))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Sampler, Subset
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.epochs import EpochBatchSampler
-from hf_ctxmodels.data.examples import ExampleSet
+from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
 from hf_ctxmodels.data.seeding import Stream, row_keys, uniforms
 
 _AT_ONCE = 1 << 16  # draws computed together
@@ -166,6 +166,30 @@ class SampledMixture(Mixture):
         for part, period in self.periods.items():
             parts[steps % period == 0] = part
         return parts
+
+
+class SampledStream(ExampleStream):
+    """Examples of several streams, each drawn at random with fixed probabilities, as by `SampledMixture` by example.
+
+    Each part begins again when it ends, so the stream has no end; the epoch of an example is the number of passes over
+    its part.
+
+    Args:
+        parts: streams.
+        probabilities: (parts,) of the draws.
+        seed: of the draws.
+    """
+
+    def __init__(self, parts: Sequence[ExampleStream], probabilities: np.ndarray, seed: int) -> None:
+        self.parts, self.probabilities, self.seed = parts, probabilities, seed
+
+    def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
+        """All examples there will ever be, whatever `epoch` is."""
+        streams = [part.passes() for part in self.parts]
+        for first in count(0, _AT_ONCE):
+            for part in draw_parts(np.arange(first, first + _AT_ONCE), self.probabilities, self.seed).tolist():
+                example = next(streams[part])
+                yield {**example, "example_index": example["example_index"] * len(streams) + part}
 
 
 class MixtureBatchSampler(Sampler[list[tuple[int, int]]]):

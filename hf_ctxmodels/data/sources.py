@@ -74,7 +74,7 @@ def load_documents(
         name, read = sources[0]
     else:
         name, read = ", ".join(name for name, _ in sources), partial(_one_by_one, [read for _, read in sources])
-    return Documents(name, read, skip_empty)
+    return Documents(name, read, skip_empty, sources=tuple(sources))
 
 
 def _open(

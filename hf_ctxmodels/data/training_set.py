@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.examples import DocumentStream, ExampleMaker, ExampleSet, ExampleStream
 from hf_ctxmodels.data.mixtures import SampledMixture
+from hf_ctxmodels.data.multilingual import multilingual_training_set
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ def build_training_set(
     policy: SamplingPolicy = SamplingPolicy(),
     *,
     streaming: bool = False,
+    alpha: float | None = None,
+    seed: int = 0,
 ) -> ExampleSet | ExampleStream | SampledMixture:
     """Examples of an objective, in memory or as a stream, for `training_loader`.
 
@@ -39,10 +42,22 @@ def build_training_set(
         objective: makes the examples.
         policy: the objective's; a stream of several tasks is not possible.
         streaming: make the examples while training, for text that exceeds memory.
+        alpha: draw examples from the documents' sources by this exponent (see `data.multilingual`); None for all text
+            once per epoch.
+        seed: of draws from a stream by `alpha`.
 
     Raises:
         CtxError: no document gives an example, or the policy does not allow what is asked for.
     """
+    if alpha is not None:
+        if policy != SamplingPolicy():
+            raise CtxError(
+                "The objective's examples have an order of their own (contiguous rows, or one task a step), so that "
+                "they cannot be drawn by language.",
+                location="--sampling_alpha",
+                hint="leave it out, or for contiguous rows switch the memory off.",
+            )
+        return multilingual_training_set(documents, objective, alpha, seed=seed, streaming=streaming)
     if policy.task_column is not None and streaming:
         raise CtxError(
             "The objective draws a task for each step, which needs all examples in memory.",

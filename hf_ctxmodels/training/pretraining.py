@@ -237,7 +237,15 @@ def make_examples(arguments: PretrainingArguments, objective: Objective) -> tupl
     held_out = None
     if others is not None and objective.evaluates:
         held_out = ExampleSet.build(objective.examples(others))
-    return build_training_set(documents, objective, objective.sampling, streaming=arguments.streaming), held_out
+    examples = build_training_set(
+        documents,
+        objective,
+        objective.sampling,
+        streaming=arguments.streaming,
+        alpha=arguments.sampling_alpha,
+        seed=objective.seed,
+    )
+    return examples, held_out
 
 
 def realised_rates(objective: Objective, examples: Examples, batch_size: int) -> dict[str, float]:
