@@ -32,10 +32,10 @@ def state_outputs(model: nn.Module) -> tuple[str, ...]:
 
 
 class RecurrentStateCarrier:
-    """The memory of this process's lanes of text; see `hf_ctxmodels.data.ContiguousBatchSampler`.
+    """The states of this process's contiguous rows; see `hf_ctxmodels.data.ContiguousBatchSampler`.
 
-    Every micro-batch of a step has lanes of its own, and so a memory of its own: 4 micro-batches of 4 lanes make the
-    step that one of 16 makes. Rows whose text does not continue that of the row before, as the examples' numbers tell,
+    Every micro-batch of a step has rows of its own, and so states of its own: 4 micro-batches of 4 rows make the step
+    that one of 16 makes. Rows whose text does not continue that of the row before, as the examples' numbers tell,
     start with zeros. Evaluation does not come here: it neither sees nor changes what training remembers.
 
     Args:
@@ -89,7 +89,7 @@ class RecurrentStateCarrier:
             save_tensors(tensors, directory / _file_name(process))
 
     def load(self, directory: Path, process: int, processes: int, device: torch.device) -> None:
-        """Take up what `save` wrote, also when as many lanes are spread over another number of processes now."""
+        """Load what `save` wrote, also when as many rows are spread over another number of processes now."""
         if not self._names or not (directory / _file_name(0)).exists():
             return
         saved = len(list(directory.glob(_file_name("*"))))
