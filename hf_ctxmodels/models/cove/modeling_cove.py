@@ -166,7 +166,7 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
 
     def build_head(self, config: CtxCoveConfig) -> None:
         """Maxout layers."""
-        self.dropout = Dropout(0.0)  # it stands behind the normalisations
+        self.dropout = nn.Identity()  # dropout follows the normalisations
         self.classifier = MaxoutClassifier(
             config.pooled_size,
             2 * config.biattention_size,
