@@ -117,7 +117,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         """The discriminator's decoder, for a task over the vocabulary."""
         return self.mlm_head.decoder if hasattr(self, "mlm_head") else None
 
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace it (used when the vocabulary is resized)."""
         self.mlm_head.decoder = new_embeddings
 
