@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -119,7 +119,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace it (used when the vocabulary is resized)."""
-        self.mlm_head.decoder = new_embeddings
+        self.mlm_head.decoder = cast(nn.Linear, new_embeddings)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize the vocabulary of both."""
