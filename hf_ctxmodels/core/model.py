@@ -164,7 +164,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             )
         if max_length is not None and length > max_length:
             raise CtxError(
-                f"The sequence has {length} tokens, this model takes at most max_position_embeddings={max_length}; "
+                f"The sequence has {length} tokens, this model takes at most {max_length} "
+                f"(max_position_embeddings={self.config.max_position_embeddings}); "
                 f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows."
             )
         padding_mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None

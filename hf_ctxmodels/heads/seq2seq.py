@@ -14,8 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import check_ids, is_traced
-from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, vocabulary_loss
-from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
+from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss
 
 
 @dataclass
@@ -159,13 +158,13 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         languages: Tensor | None,
         counts: ItemCounts,
     ) -> Tensor:
-        """Mean cross-entropy in nats of the labels; see `decode` and `vocabulary_loss`."""
+        """Mean cross-entropy in nats of the labels; see `decode` and `language_modeling_loss`."""
         given, target_mask = (encoded, attention_mask, cache, languages), labels != IGNORED
         if is_traced(labels) or not self.config.unpad:
             states = self.decode(ids, None, *given)[0][target_mask]
         else:
             states, _ = self.decode(ids, target_mask, *given)
-        return vocabulary_loss(self._summed_loss, states, labels, self.config.target_vocab_size, counts)
+        return language_modeling_loss(self.prediction, states, labels, counts)
 
     def decoder_ids(self, encoded: Any, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right.
@@ -199,9 +198,6 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
         # ids outside the vocabulary are refused with the loss
         return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
-
-    def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        return summed_cross_entropy(self.prediction, states, targets)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, past_key_values: RecurrentCache | None = None, **kwargs: Any

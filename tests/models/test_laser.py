@@ -138,7 +138,7 @@ class TestData:
         assert batch["target_languages"].tolist() == [0, 0, 1, 1]
         assert objective.config_fields["num_languages"] == 2
         assert objective.config_fields["eos_token_id"] == tokenizer.eos_token_id
-        assert set(tokenizer.convert_tokens_to_ids(["<de>", "<en>"])) <= set(objective.never_predicted)
+        assert set(tokenizer.convert_tokens_to_ids(["<de>", "<en>"])) <= set(objective.baseline.excluded_ids)
 
     def test_translations_without_a_mark_are_refused(self, files: list[str]) -> None:
         tokenizer = train(files)

@@ -85,8 +85,3 @@ class CtxCharacterConfig(CtxConfig):
     def padding_character(self) -> int:
         """The id that fills a word after its end."""
         return self.num_characters - self.num_languages - 1
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

@@ -21,7 +21,6 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import sequence_numbers
-from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
@@ -193,6 +192,7 @@ class LSTMForCausalLM(heads.HeadModel, GenerationMixin):
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    output_layer = "decoder"
     looks_ahead: ClassVar[bool] = True
     state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
     _is_stateful = True  # no words can be removed from a state, as assisted generation would
@@ -216,14 +216,6 @@ class LSTMForCausalLM(heads.HeadModel, GenerationMixin):
             neighbours: (batch, length - 1) bool, True where two adjacent words belong to one sequence.
         """
         return None
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The softmax's weights."""
-        return self.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace them (used when the vocabulary is resized)."""
-        self.decoder = new_embeddings
 
     @can_return_tuple
     def forward(
@@ -283,16 +275,11 @@ class LSTMForCausalLM(heads.HeadModel, GenerationMixin):
         self, raw: Tensor, targets: Tensor, target_mask: Tensor, neighbours: Tensor, counts: heads.ItemCounts
     ) -> Tensor:
         dropped = self.output_dropout(raw)
-        loss = heads.vocabulary_loss(
-            self._summed_loss, dropped[target_mask], targets, self.decoder.out_features, counts
-        )
+        loss = heads.language_modeling_loss(self.decoder, dropped[target_mask], targets, counts)
         if not self.training:
             return loss
         more = self.regularization_loss(raw, dropped, target_mask, neighbours)
         return loss if more is None else loss + heads.mean_over_targets(more, targets, "labels", counts)
-
-    def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        return summed_cross_entropy(self.decoder, states, targets)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any

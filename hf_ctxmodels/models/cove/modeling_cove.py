@@ -167,7 +167,7 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
 
     def build_head(self, config: CtxCoveConfig) -> None:
         """Maxout layers."""
-        self.dropout = Dropout(0.0)  # it comes after the normalisations
+        self.dropout = nn.Identity()  # dropout follows the normalisations
         self.classifier = MaxoutClassifier(
             config.pooled_size,
             2 * config.biattention_size,

@@ -189,7 +189,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             disagreement = mean_over_targets(total, views, "views", num_items_in_batch)
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return CtxCvtOutput(
-            loss=self.with_every_parameter(self._loss(supervised, disagreement)),
+            loss=self.with_unused_parameters(self._loss(supervised, disagreement)),
             logits=logits,
             hidden_states=states if wants else None,
             supervised_loss=None if supervised is None else supervised.detach(),

@@ -18,7 +18,6 @@ from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import check_ids
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.lm_loss.sampled import sampled_cross_entropy
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import concat_directions
@@ -207,6 +206,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
     """The bidirectional language model (section 3.1). Both directions share characters and softmax, not the LSTMs."""
 
     mixes_layers = False
+    output_layer = "decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     label_axes: ClassVar[tuple[str, ...]] = ("directions",)
     state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
@@ -215,14 +215,6 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         """Dropout and the softmax's weights."""
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.decoder = nn.Linear(config.projection_size, config.vocab_size)
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The softmax's weights."""
-        return self.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace them (used when the vocabulary is resized)."""
-        self.decoder = new_embeddings
 
     @can_return_tuple
     def forward(
@@ -261,13 +253,9 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         if labels is None or target_mask is None:
             loss, logits = None, self.decoder(top)
         else:
-            loss = heads.vocabulary_loss(
-                partial(self._summed_loss, negatives=negatives if self.training else None),
-                top[target_mask[target_mask.any(-1)]],
-                labels,
-                self.decoder.out_features,
-                num_items_in_batch,
-            )
+            read = top[target_mask[target_mask.any(-1)]]
+            sampled = None if negatives is None or not self.training else partial(self._sampled_loss, negatives)
+            loss = heads.language_modeling_loss(self.decoder, read, labels, num_items_in_batch, summed_loss=sampled)
             logits = None
         return CtxElmoForPreTrainingOutput(
             loss=loss,
@@ -281,16 +269,14 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             raise CtxError(f"labels must be (batch, words, 2); got {tuple(labels.shape)}.")
         return labels != heads.IGNORED
 
-    def _summed_loss(self, states: Tensor, targets: Tensor, negatives: Tensor | None) -> Tensor:
-        if negatives is None:
-            return summed_cross_entropy(self.decoder, states, targets)
+    def _sampled_loss(self, negatives: Tensor, states: Tensor, targets: Tensor) -> Tensor:
         check_ids("negatives", negatives, self.decoder.out_features, "vocab_size")
         return sampled_cross_entropy(states, self.decoder.weight, self.decoder.bias, targets, negatives.flatten())
 
 
 class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoHeadModel):
-    """ELMo with a classifier or regressor on a row's pooled mix of layers."""
+    """ELMo that classifies a sequence, or regresses a number on it, from its pooled mix of layers."""
 
 
 class CtxElmoForTokenClassification(heads.ForTokenClassification, CtxElmoHeadModel):
-    """ELMo with a linear classifier on each word's mix of layers."""
+    """ELMo that classifies each word, from its mix of layers."""

@@ -164,22 +164,19 @@ class CtxGenSenForPreTraining(
         """See `ForConditionalGeneration.written_loss`; each row by its own decoder, and of that the softmax."""
         numbers, vectors = self._decoder_numbers(ids, languages), encoded.pooler_output
         target_mask = labels != heads.IGNORED
-
-        def summed(given: Tensor, _: Tensor) -> Tensor:
-            total = (given * 0).sum()  # a differentiable zero without targets
-            for number, decoder in self._numbered():
-                mine = numbers == number
-                if not self._chooses_rows(ids):
-                    there = target_mask & mine[:, None]
-                    states = decoder(ids, given, cache, unpad=False)[0][there]
-                    total = total + decoder.summed_loss(states, labels[there])
-                elif bool((target_mask & mine[:, None]).any()):
-                    vector = given[mine]
-                    states = decoder.target_states(ids[mine], target_mask[mine], vector, decoder.start(vector))
-                    total = total + decoder.summed_loss(states, labels[mine][target_mask[mine]])
-            return total
-
-        return heads.vocabulary_loss(summed, vectors, labels, self.config.target_vocab_size, counts)
+        heads.check_token_labels(labels, self.config.target_vocab_size)
+        total = (vectors * 0).sum()  # a loss, too, of a batch without targets
+        for number, decoder in self._numbered():
+            mine = numbers == number
+            if not self._chooses_rows(ids):
+                there = target_mask & mine[:, None]
+                states = decoder(ids, vectors, cache, unpad=False)[0][there]
+                total = total + decoder.summed_loss(states, labels[there])
+            elif bool((target_mask & mine[:, None]).any()):
+                vector = vectors[mine]
+                states = decoder.target_states(ids[mine], target_mask[mine], vector, decoder.start(vector))
+                total = total + decoder.summed_loss(states, labels[mine][target_mask[mine]])
+        return heads.mean_over_targets(total, labels, "labels", counts)
 
     def _numbered(self) -> Iterator[tuple[int, ConditionalDecoder]]:
         return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders.values()))
@@ -248,7 +245,7 @@ class CtxGenSenForPreTraining(
         if _asks(labels):
             found["writing_loss"] = written.loss.detach()
         if found.loss is not None:
-            found["loss"] = self.with_every_parameter(found.loss)
+            found["loss"] = self.with_unused_parameters(found.loss)
         return found
 
     def _relate(

@@ -66,8 +66,3 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
     def layer_sizes(self) -> list[int]:
         """Width of the input of every layer, and of the last one's output."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

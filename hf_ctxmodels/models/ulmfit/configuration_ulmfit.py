@@ -88,8 +88,3 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
     def pooled_size(self) -> int:
         """Width of `pooler_output`: the state of the word read last, the largest values and the mean (section 3.3)."""
         return 3 * self.hidden_size
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

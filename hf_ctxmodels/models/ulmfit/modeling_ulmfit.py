@@ -98,7 +98,7 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
     def build_head(self, config: CtxUlmfitConfig) -> None:
         """Two blocks, each of a normalisation, dropout and a linear map."""
         norm = RowNorm if config.classifier_norm == "batch" else nn.LayerNorm
-        self.dropout = Dropout(0.0)  # it comes after the normalisation
+        self.dropout = nn.Identity()  # dropout follows the normalisation
         self.classifier = nn.Sequential(
             norm(config.pooled_size),
             Dropout(config.head_dropout),
