@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler, Subset
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.objectives.common.seeding import Stream, row_keys, uniforms
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from hf_ctxmodels.data.examples import ExampleSet
 
 UNLABELLED = "unlabelled"
-_IGNORED = -100
 
 
 class RoundRobinMixture(Dataset):
@@ -172,7 +172,7 @@ class UnlabelledCollator:
         labels = batch["labels"]
         unlabelled = torch.tensor([UNLABELLED in feature for feature in features])
         unlabelled = unlabelled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
-        there = labels != _IGNORED
-        batch["views"] = torch.where(unlabelled & there, 1, _IGNORED)
-        batch["labels"] = labels.masked_fill(unlabelled, _IGNORED)
+        there = labels != IGNORED
+        batch["views"] = torch.where(unlabelled & there, 1, IGNORED)
+        batch["labels"] = labels.masked_fill(unlabelled, IGNORED)
         return batch

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import Pooling
 
-IGNORED = -100
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 
 

@@ -18,6 +18,10 @@ from hf_ctxmodels.layers.attention.layouts import check_row_lengths
 from hf_ctxmodels.layers.pooling import RowPooler
 from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
 
+# Of what numba compiles: sums in any order, but no assumption that all is finite. Kernels are loops, since array
+# expressions cost a call each.
+FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+
 
 def is_compiled(table: Tensor) -> bool:
     """Whether a table can be updated by what numba compiled: single precision on a CPU, and numba is installed."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_ctxmodels.training.batches import IGNORED_TARGET, Batch
+from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.training.batches import Batch
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class FrequencyGuesser:
         per_token: set[str] = set()
         for batch in batches:
             for name in set(targets) & set(batch):
-                values = batch[name][batch[name] != IGNORED_TARGET].cpu().numpy()
+                values = batch[name][batch[name] != IGNORED].cpu().numpy()
                 totals[name] = _sum(totals.get(name), np.bincount(values))
                 per_token |= {name} if batch[name].ndim > 1 else set()
         tokens = self._tokens + 1
