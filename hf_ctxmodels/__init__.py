@@ -13,9 +13,11 @@ from hf_ctxmodels.models.glove import *
 from hf_ctxmodels.models.infersent import *
 from hf_ctxmodels.models.laser import *
 from hf_ctxmodels.models.lmseq2seq import *
+from hf_ctxmodels.models.roberta import *
 from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.ulmfit import *
 from hf_ctxmodels.models.word2vec import *
+from hf_ctxmodels.models.xlm_roberta import *
 from hf_ctxmodels.models.xlnet import *
 from hf_ctxmodels.objectives import (
     DataCollatorForCooccurrences,
@@ -53,9 +55,11 @@ __all__ += models.glove.__all__
 __all__ += models.infersent.__all__
 __all__ += models.laser.__all__
 __all__ += models.lmseq2seq.__all__
+__all__ += models.roberta.__all__
 __all__ += models.seqae.__all__
 __all__ += models.ulmfit.__all__
 __all__ += models.word2vec.__all__
+__all__ += models.xlm_roberta.__all__
 __all__ += models.xlnet.__all__
 
 register()

@@ -15,6 +15,8 @@ from hf_ctxmodels.spec import FamilySpec
 # Folders of hf_ctxmodels/models, each with a SPEC. A parent stands before its children.
 _FOLDERS = (
     "bert",
+    "roberta",
+    "xlm_roberta",
     "albert",
     "electra",
     "xlnet",

@@ -18,7 +18,7 @@ Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase, str]
 
 
 def save(family: FamilySpec, folder: Path) -> Opened:
-    tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=120)
+    tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=300)  # 256 bytes among them, for some
     torch.manual_seed(0)
     model = family.models["AutoModel"](tiny_config(family, vocab_size=len(tokenizer))).eval()
     for part in (model, tokenizer):

@@ -26,7 +26,7 @@ QUICK = ["--max_steps", "50", "--learning_rate", "5e-3", "--per_device_batch_siz
 
 def save_tiny(directory: Path, family, upstream: bool) -> str:
     """A tiny random model with a vocabulary of the words above."""
-    tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)] * 20, vocab_size=150)
+    tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)] * 20, vocab_size=300)
     torch.manual_seed(0)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
     known = {name: size for name, size in sizes.items() if name in family.config.__dataclass_fields__}

@@ -25,7 +25,7 @@ def saved(family, tmp_path):
     def save(auto_name: str, **config):
         if auto_name not in family.models:
             pytest.skip(f"{family.name} has no {auto_name}")
-        tokenizer = family.tokenizer.train([*TEXTS, CONTEXT] * 5, vocab_size=120)
+        tokenizer = family.tokenizer.train([*TEXTS, CONTEXT] * 5, vocab_size=300)
         torch.manual_seed(0)
         model = family.models[auto_name](tiny_config(family, vocab_size=len(tokenizer), **config)).eval()
         model.save_pretrained(tmp_path)
