@@ -18,6 +18,7 @@ from hf_ctxmodels.models._shared.character_vectors import CharacterVectors
 from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
 from hf_ctxmodels.models._shared.pretrained_embeddings import open_pretrained_embeddings
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.models._shared.static import vectors_of_words
 from hf_ctxmodels.tokenizers.characters import characters_of
 
 
@@ -136,15 +137,14 @@ def fill_from_model(module: CharacterVectors, config: CtxCharacterConfig) -> Non
     Raises:
         CtxError: it is not given, cannot be opened, or has no fixed vector for each word.
     """
-    from hf_ctxmodels.io.word_vectors import WordVectors  # it imports the registry, and that all families
-
     source = config.pretrained_embeddings
     if source is None:
         raise CtxError(
             f"static_size={config.static_size}, but pretrained_embeddings is not given.",
             hint="name the model of the vectors.",
         )
-    found = WordVectors.of_model(*open_pretrained_embeddings(source))
+    model, tokenizer = open_pretrained_embeddings(source)
+    ids, vectors = vectors_of_words(model, tokenizer)
     width = config.max_characters_per_token
-    spelled = np.array([characters_of(word, width) for word in found.words], dtype=np.int64)
-    module.fill(torch.from_numpy(spelled), torch.from_numpy(found.matrix))
+    spelled = np.array([characters_of(tokenizer.words[number], width) for number in ids], dtype=np.int64)
+    module.fill(torch.from_numpy(spelled), vectors)

@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import RowPooler
 from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
 from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 
 # Of what numba compiles: sums in any order, but no assumption that all is finite. Kernels are loops, since array
 # expressions cost a call each.
@@ -191,3 +194,21 @@ class StaticEncoder(StaticPreTrainedModel):
             pooler_output=None if self.pooler is None else self.pooler(states, inputs.tokens),
             hidden_states=(states,) if wants_states else None,
         )
+
+
+def vectors_of_words(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], Tensor]:
+    """The ids of a tokenizer's words, special tokens left out, and their vectors (words, hidden), single precision.
+
+    Raises:
+        CtxError: The model has no vector for each word, or the tokenizer is not one of words.
+    """
+    encoder = model.base_model
+    if not isinstance(encoder, StaticEncoder) or not isinstance(tokenizer, CtxWordTokenizer):
+        raise CtxError(
+            f"{type(model).__name__} with {type(tokenizer).__name__} has no fixed vector for each word.",
+            hint="use a model with one vector for each word, with its tokenizer.",
+        )
+    special = set(tokenizer.all_special_ids)
+    ids = [number for number in range(len(tokenizer.words)) if number not in special]
+    with torch.no_grad():
+        return ids, encoder.vectors()[ids].float().cpu()
