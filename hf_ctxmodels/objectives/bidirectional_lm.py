@@ -1,5 +1,6 @@
 """Each word from those before it, and from those behind it (Peters et al. 2018, section 3.1)."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,7 +16,6 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.layers.lm_loss.sampled import log_uniform_samples
 from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import feature_generator, require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
@@ -23,6 +23,12 @@ from hf_ctxmodels.objectives.common.padding import RowPadder
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _BEHIND_A_WORD = 0xFF  # in no UTF-8 text
+
+
+def log_uniform_samples(numbers: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Ids with the probabilities of `layers.lm_loss.sampled.log_uniform`, from numbers that are uniform in [0, 1)."""
+    ids = (numbers.double() * math.log(vocab_size + 1)).exp().long() - 1
+    return ids.clamp(0, vocab_size - 1)
 
 
 def spelling_of(words: Iterable[str]) -> np.ndarray:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 from hf_ctxmodels.objectives.common.spans import Units, harmonic
 
-IGNORED = -100
 """Label of a token that is not predicted."""
 
 
