@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,11 +16,12 @@ from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.layers.lm_loss.sampled import log_uniform_samples
 from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.features import feature_generator, require_padding_token
+from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator, require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.segments import document_batches
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _BEHIND_A_WORD = 0xFF  # in no UTF-8 text
 
 
@@ -79,12 +79,7 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
         rows = [np.asarray(feature["input_ids"]) for feature in features]
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
         ids = np.concatenate(rows)
-        if ids.min() < 0 or ids.max() >= len(self.characters):
-            raise CtxError(
-                f"A word id is outside the tokenizer's vocabulary of {len(self.characters)}: the example was made with "
-                "another tokenizer.",
-                hint="tokenise the text again with this one.",
-            )
+        check_token_ids(ids, len(self.characters))
         unknown = self.tokenizer.unk_token_id
         words = [word for feature in features for word in words_of(np.asarray(feature["spelling"]))]
         spelled = self.characters[ids]
@@ -169,8 +164,7 @@ class BidirectionalLM(Objective):
         unknown, room = self.tokenizer.unk_token_id, self.max_length
         rows: list[np.ndarray] = []
         words: list[str] = []
-        iterator = iter(documents)
-        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+        for batch in document_batches(documents):
             sentences = [sentence for document in batch for sentence in document]
             self.statistics["documents"] += len(batch)
             for ids, unknown_words in self.tokenizer.vocabulary_ids(sentences):
@@ -191,18 +185,8 @@ class BidirectionalLM(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        target_mask = batch["labels"] != IGNORED
-        return {
-            "words": int(batch["attention_mask"].sum()),
-            "places": batch["attention_mask"].numel(),
-            "targets": int(target_mask.sum()),
-            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
-        }
+        return count_targets(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""
-        return {
-            "fill": counts["words"] / max(1, counts["places"]),
-            "targets_per_word": counts["targets"] / max(1, counts["words"]),
-            "unknown_targets": counts["unknown"] / max(1, counts["targets"]),
-        }
+        return target_rates(counts)

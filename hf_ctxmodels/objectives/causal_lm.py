@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,8 +19,9 @@ from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.segments import document_batches
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _HALVED = 0.05  # share of the rows that are half as long
 _SHORTEST = 5
 
@@ -146,8 +147,7 @@ class CausalLM(Objective):
 
     def _texts(self, documents: Iterable[list[str]]) -> Iterator[np.ndarray]:
         """(words,) ids of some documents behind each other, with the special tokens of each."""
-        iterator = iter(documents)
-        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+        for batch in document_batches(documents):
             encodings = self.tokenizer([" ".join(document) for document in batch], verbose=False).encodings or []
             text = np.concatenate([np.array(encoding.ids, dtype=np.int32) for encoding in encodings])
             self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)), tokens=len(text))
@@ -170,19 +170,8 @@ class CausalLM(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        return {
-            "rows": len(batch["input_ids"]),
-            "words": int(batch["attention_mask"].sum()),
-            "places": batch["attention_mask"].numel(),
-            "targets": int((batch["labels"] != IGNORED).sum()),
-            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
-        }
+        return count_targets(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""
-        return {
-            "fill": counts["words"] / max(1, counts["places"]),
-            "words_per_row": counts["words"] / max(1, counts["rows"]),
-            "targets_per_word": counts["targets"] / max(1, counts["words"]),
-            "unknown_targets": counts["unknown"] / max(1, counts["targets"]),
-        }
+        return {**target_rates(counts), "words_per_row": counts["tokens"] / max(1, counts["rows"])}

@@ -21,9 +21,12 @@ from hf_ctxmodels.objectives.common.features import (
 from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, TokenMasker, masking_rates
 from hf_ctxmodels.objectives.common.packing import pack_rows
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument, tokenized_batches
-
-DOCUMENTS_PER_BATCH = 1000  # tokenised together; next-sentence prediction draws its random segments among them
+from hf_ctxmodels.objectives.common.segments import (
+    DOCUMENTS_PER_BATCH,
+    RowTemplate,
+    TokenizedDocument,
+    tokenized_batches,
+)
 
 
 @dataclass

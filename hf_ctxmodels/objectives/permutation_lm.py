@@ -24,10 +24,9 @@ from hf_ctxmodels.objectives.common.features import (
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.segments import RowTemplate, tokenized_batches
+from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, RowTemplate, tokenized_batches
 from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget
 from hf_ctxmodels.objectives.contiguous import ContiguousRows
-from hf_ctxmodels.objectives.masked_lm import DOCUMENTS_PER_BATCH
 
 SEEN_BY_ALL = -1
 """Rank of a token that is not predicted (in the first block of a row)."""

@@ -14,9 +14,13 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument, tokenized_batches
-from hf_ctxmodels.objectives.masked_lm import (
+from hf_ctxmodels.objectives.common.segments import (
     DOCUMENTS_PER_BATCH,
+    RowTemplate,
+    TokenizedDocument,
+    tokenized_batches,
+)
+from hf_ctxmodels.objectives.masked_lm import (
     DataCollatorForMaskedLanguageModeling,
     MaskingOptions,
 )

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +20,9 @@ from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.segments import document_batches
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
 SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
 NEXT, PREVIOUS = "next", "previous"
 _EMPTY = np.zeros(0, dtype=np.int32)
@@ -156,8 +156,8 @@ class SentenceTasks(Objective):
         Raises:
             CtxError: A translation without mark, an unknown label, or no example of a task that was asked for by name.
         """
-        iterator, seen = iter(documents), Counter[int]()
-        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+        seen = Counter[int]()
+        for batch in document_batches(documents):
             self.statistics["documents"] += len(batch)
             translated = [each for each in batch if isinstance(each, TranslatedText)]
             pairs = [each for each in batch if isinstance(each, LabelledPair)]
@@ -251,27 +251,20 @@ class SentenceTasks(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        target_mask = batch["labels"] != IGNORED
-        writes = {
-            f"written_{name}": int((target_mask.any(1) & (batch["target_languages"] == number)).sum())
+        has_target = (batch["labels"] != IGNORED).any(1)
+        written = {
+            f"written_{name}": int((has_target & (batch["target_languages"] == number)).sum())
             for number, name in enumerate(self.written)
         }
-        return {
-            "rows": len(target_mask),
-            "words": int(batch["attention_mask"].sum()),
-            "places": batch["attention_mask"].numel(),
-            "targets": int(target_mask.sum()),
-            "target_places": target_mask.numel(),
-            "related": int((batch["relation_labels"] != IGNORED).sum()),
-            **writes,
-        }
+        related = int((batch["relation_labels"] != IGNORED).sum())
+        return {**count_targets(batch, self.tokenizer.unk_token_id), "related": related, **written}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`; the shares are of the examples, not of the steps."""
         rows = max(1, counts["rows"])
         return {
-            "fill": counts["words"] / max(1, counts["places"]),
-            "target_fill": counts["targets"] / max(1, counts["target_places"]),
+            **target_rates(counts),
+            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
             **{f"share_{name}": counts[f"written_{name}"] / rows for name in self.written},
             f"share_{RELATIONS}": counts["related"] / rows,
         }

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,8 +16,8 @@ from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.segments import document_batches
 
 
 @dataclass
@@ -100,8 +99,8 @@ class SequenceAutoencoding(Objective):
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids, the end included."""
-        iterator, end = iter(documents), int(self.tokenizer.eos_token_id)
-        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+        end = int(self.tokenizer.eos_token_id)
+        for batch in document_batches(documents):
             texts = [sentence for document in batch for sentence in document]
             if not self.options.by_sentence:
                 texts = [" ".join(document) for document in batch]
@@ -114,20 +113,8 @@ class SequenceAutoencoding(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        target_mask = batch["labels"] != IGNORED
-        return {
-            "rows": len(target_mask),
-            "words": int(batch["attention_mask"].sum()),
-            "places": batch["attention_mask"].numel(),
-            "targets": int(target_mask.sum()),
-            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
-        }
+        return count_targets(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""
-        return {
-            "fill": counts["words"] / max(1, counts["places"]),
-            "targets_per_row": counts["targets"] / max(1, counts["rows"]),
-            "targets_per_word": counts["targets"] / max(1, counts["words"]),
-            "unknown_targets": counts["unknown"] / max(1, counts["targets"]),
-        }
+        return {**target_rates(counts), "targets_per_row": counts["targets"] / max(1, counts["rows"])}

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,8 +18,8 @@ from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.segments import document_batches
 
 
 @dataclass
@@ -137,8 +136,8 @@ class Translation(Objective):
         Raises:
             CtxError: A document is not a text with its translation.
         """
-        iterator, special = iter(documents), self.tokenizer.num_special_tokens_to_add()
-        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+        special = self.tokenizer.num_special_tokens_to_add()
+        for batch in document_batches(documents):
             for document in batch:
                 if not isinstance(document, TranslatedText):
                     raise CtxError(
@@ -161,24 +160,15 @@ class Translation(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        target_mask = batch["labels"] != IGNORED
-        return {
-            "words": int(batch["attention_mask"].sum()),
-            "places": batch["attention_mask"].numel(),
-            "unknown": int((batch["input_ids"] == self.tokenizer.unk_token_id).sum()),
-            "targets": int(target_mask.sum()),
-            "target_places": target_mask.numel(),
-            "unknown_targets": int((batch["labels"] == self.tokenizer.target_unknown_id).sum()),
-        }
+        unknown = int((batch["input_ids"] == self.tokenizer.unk_token_id).sum())
+        return {**count_targets(batch, self.tokenizer.target_unknown_id), "unknown": unknown}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""
         return {
-            "fill": counts["words"] / max(1, counts["places"]),
-            "target_fill": counts["targets"] / max(1, counts["target_places"]),
-            "targets_per_word": counts["targets"] / max(1, counts["words"]),
-            "unknown": counts["unknown"] / max(1, counts["words"]),
-            "unknown_targets": counts["unknown_targets"] / max(1, counts["targets"]),
+            **target_rates(counts),
+            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
+            "unknown": counts["unknown"] / max(1, counts["tokens"]),
         }
 
 

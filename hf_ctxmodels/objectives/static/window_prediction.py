@@ -18,13 +18,12 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.features import feature_keys, require_padding_token
+from hf_ctxmodels.objectives.common.features import check_token_ids, feature_keys, require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.segments import tokenized_batches
+from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, tokenized_batches
 from hf_ctxmodels.objectives.static import window_draws
 from hf_ctxmodels.objectives.static.noise import HuffmanTree, NoiseDistribution, kept_shares, word_counts
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _COMPILED = "hf_ctxmodels.objectives.static.window_kernels"
 Output = Literal["negative-sampling", "hierarchical-softmax"]
 
@@ -93,7 +92,9 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         """Collate features; see the class for what they hold and what is returned."""
         rows = [np.asarray(feature["input_ids"], dtype=np.int64) for feature in features]
         ids, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
-        self._check(ids, lengths)
+        if not lengths.all():
+            raise CtxError("A row holds no word.", hint="leave it out: nothing is to be predicted there.")
+        check_token_ids(ids, len(self.kept))
         keys = feature_keys(features, self.seed, len(_Draw))
         ids, lengths = self.draws.keep(ids, lengths, keys[_Draw.DROPPED], self.kept, self.counts)
         first, shape = self._lines(lengths)
@@ -135,16 +136,6 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
             first.append(line * width + start)
             start += -(-(length + self.window) // self.block) * self.block
         return np.array(first), (line + 1, width)
-
-    def _check(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        if not lengths.all():
-            raise CtxError("A row holds no word.", hint="leave it out: nothing is to be predicted there.")
-        if ids.min() < 0 or ids.max() >= len(self.kept):
-            raise CtxError(
-                f"A word id is outside the tokenizer's vocabulary of {len(self.kept)}: the example was made with "
-                "another tokenizer.",
-                hint="tokenise the text again with this one.",
-            )
 
 
 class _Draw(IntEnum):
