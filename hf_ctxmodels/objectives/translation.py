@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives.base import Batch, Objective
@@ -55,35 +54,6 @@ class DataCollatorForTranslation(DataCollatorMixin):
         }
         if "target_language" in features[0]:
             batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
-        return batch
-
-
-@dataclass
-class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
-    """As `DataCollatorForTranslation`, with the next word of each language as a target besides.
-
-    Returns also:
-        source_labels: (batch, width) the word behind each word of a text; -100 for none.
-        target_labels: (batch, steps) the labels again, for the decoder's language model.
-
-    Attributes:
-        source, target: Whether there are such targets; without, all are -100.
-    """
-
-    source: bool = True
-    target: bool = True
-
-    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
-        """Collate features; see the class for what they hold and what is returned."""
-        batch = super().torch_call(features)
-        rows = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
-        following = [np.append(row[1:], IGNORED) for row in rows]
-        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
-        batch["source_labels"] = padder.pad(following, IGNORED)
-        batch["target_labels"] = batch["labels"].clone()
-        for name, required in {"source_labels": self.source, "target_labels": self.target}.items():
-            if not required:
-                batch[name].fill_(IGNORED)
         return batch
 
 
@@ -211,32 +181,3 @@ class TranslationToLanguages(Translation):
             )
         found = super().example(ids, labels[1:])
         return found | {"target_language": self._numbers[labels[0]]}
-
-
-@dataclass(frozen=True)
-class TranslationWithLanguageModelsOptions:
-    """Options of `TranslationWithLanguageModels`."""
-
-    source_lm: bool = flag(True, "The encoder goes on predicting the next word of the text.")
-    target_lm: bool = flag(True, "The decoder goes on predicting the next word of the translation without the text.")
-
-
-class TranslationWithLanguageModels(Translation):
-    """Translation, and beside it the language models of both languages from which the translator was made, so that
-    they are not forgotten: three losses of equal weight, on the two sides of each pair.
-
-    References: Ramachandran et al. 2016 (arXiv 1611.02683), section 2.2, where the language models read text without
-    translations.
-
-    Related: `Translation` alone.
-    """
-
-    auto_class = "AutoModelForPreTraining"
-    Options: ClassVar[type] = TranslationWithLanguageModelsOptions
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
-        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        self.baseline = replace(self.baseline, targets=("labels", "target_labels"))
-        self.collate = DataCollatorForTranslationWithLanguageModels(
-            tokenizer, source=self.options.source_lm, target=self.options.target_lm
-        )
