@@ -13,7 +13,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.registry import FAMILIES, Family, get_family
+from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.loading import (
@@ -121,7 +122,7 @@ def tokenizer_source(arguments: PretrainingArguments) -> str:
     return source
 
 
-def find_family(arguments: PretrainingArguments) -> Family:
+def find_family(arguments: PretrainingArguments) -> FamilySpec:
     """The family named, or else that of the model to continue from.
 
     Raises:
@@ -135,7 +136,7 @@ def find_family(arguments: PretrainingArguments) -> Family:
             )
         return named
     config = load_config(arguments.model)
-    if named is not None and not any(isinstance(config, family.config) for family in FAMILIES.values()):
+    if named is not None and not any(type(config) is family.config for family in FAMILIES.values()):
         return named  # a reference checkpoint: which family opens it is for the user to say
     found = get_family(config)
     if named not in (None, found):
@@ -148,7 +149,7 @@ def find_family(arguments: PretrainingArguments) -> Family:
 
 
 def make_objective(
-    family: Family, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
+    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
 ) -> tuple[str, Objective]:
     """The objective asked for, and its name.
 
@@ -194,7 +195,7 @@ def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any
 
 
 def make_model(
-    family: Family, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
+    family: FamilySpec, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
 ) -> PreTrainedModel:
     """The model to train: new, of a size or a configuration file, or opened from a checkpoint.
 

@@ -107,7 +107,7 @@ def test_bad_languages() -> None:
     with pytest.raises(CtxError, match=r"target_languages is \(2,\), expected \(4,\)"):
         model(**batch, target_languages=torch.tensor([0, 1]))
     cove = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
-    with pytest.raises(CtxError, match="writes one language"):
+    with pytest.raises(CtxError, match="one target language"):
         cove.model()(**make_batch(cove), target_languages=torch.tensor([0, 0, 0, 0]))
 
 

@@ -220,7 +220,7 @@ def test_a_model_without_memory_is_refused(rows, tmp_path):
         return RememberingOutput(loss=forward(**inputs).loss)
 
     silent.forward = without
-    with pytest.raises(CtxError, match="gave no 'mems' to carry"):
+    with pytest.raises(CtxError, match="returned no 'mems' to carry"):
         run(silent, rows, tmp_path / "b")
 
 
