@@ -1,4 +1,4 @@
-"""Pretraining objectives: what a row holds, what is corrupted in it, and what is predicted."""
+"""Pretraining objectives: how rows are made of documents, what is corrupted in them and what is predicted."""
 
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.baseline import BaselinePolicy

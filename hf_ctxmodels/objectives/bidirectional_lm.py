@@ -1,4 +1,4 @@
-"""Each word from those before it, and from those behind it (Peters et al. 2018, section 3.1)."""
+"""Bidirectional language modelling: a forward and a backward model (Peters et al. 2018, section 3.1)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ _BEHIND_A_WORD = 0xFF  # in no UTF-8 text
 
 
 def spelling_of(words: Iterable[str]) -> np.ndarray:
-    """(bytes,) uint8: words behind each other."""
+    """(bytes,) uint8: the UTF-8 bytes of the words, each followed by a separator."""
     text = b"".join(word.encode("utf-8", "surrogatepass") + bytes([_BEHIND_A_WORD]) for word in words)
     return np.frombuffer(text, dtype=np.uint8)
 
@@ -39,24 +39,24 @@ def words_of(spelling: np.ndarray) -> list[str]:
 
 @dataclass
 class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
-    """Spells words, and says which word stands behind and which before each.
+    """Makes the characters of each word, and its next and previous word as targets.
 
     Each feature holds:
-        input_ids: (words,) vocabulary ids, with those that mark sentences.
-        spelling: the words that are unknown to the vocabulary, see `spelling_of`.
-        example_index, epoch: integers, with `negatives`; they seed what is drawn.
+        input_ids: (words,) vocabulary ids, with those that mark sentence boundaries.
+        spelling: the words that are not in the vocabulary, see `spelling_of`.
+        example_index, epoch: integers, needed with `negatives`; they seed the draws.
 
     Returns, padded on the tokenizer's side:
         input_ids: (batch, words, characters).
         attention_mask: (batch, words).
-        labels: (batch, words, 2) the next and the previous word; -100 outside the row, and where it would mark the
-            beginning of the next sentence or the end of the previous one: known without reading.
-        negatives: (batch, negatives) ids for a sampled softmax, see `layers.sampled_softmax`; absent with 0.
+        labels: (batch, words, 2) the next and the previous word; -100 at padding, at the ends of a row, and for
+            boundary tokens of the neighbouring sentence, which follow from the word itself.
+        negatives: (batch, negatives) ids for a sampled softmax, see `layers.lm_loss.sampled`; absent with 0.
 
     Attributes:
-        tokenizer: one that spells (`spell`).
+        tokenizer: one that gives characters (`spell`).
         negatives: drawn for every row.
-        seed: of what is drawn.
+        seed: of the draws.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -117,7 +117,9 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
 class BidirectionalLMOptions:
     """Options of `BidirectionalLM`."""
 
-    negatives: int = flag(0, "Words drawn for every row, of which all stand for the vocabulary; 0: the whole softmax.")
+    negatives: int = flag(
+        0, "Words sampled for every row in place of the whole vocabulary (sampled softmax); 0: the whole softmax."
+    )
     carry: bool = flag(True, "Carry the LSTM's state from row to row; rows are then contiguous text, not shuffled.")
 
     def __post_init__(self) -> None:
@@ -126,15 +128,21 @@ class BidirectionalLMOptions:
 
 
 class BidirectionalLM(Objective):
-    """A language model of each direction, which share all but their LSTMs.
+    """ELMo's objective: predict each word from those before it, and from those after it, by two LSTMs.
 
-    Rows are whole sentences, as many as fit, each between its marks; one that is longer than a row is cut. Both
-    directions go on from row to row: the backward one's state then is that of the beginning of a sentence, as in the
-    released models.
+    Rows are whole sentences, as many as fit, each between its boundary tokens; a longer sentence is cut. The LSTM state
+    of both directions is carried from row to row: the backward state then is that of the beginning of a sentence, as in
+    the released models.
+
+    | document | row | targets |
+    |---|---|---|
+    | sentences | `<S> words </S>` of several sentences, as characters | each word's next and previous word |
 
     References: Peters et al. 2018, section 3.1; Jozefowicz et al. 2016 (arXiv 1602.02410) for words from characters.
+    Related: `CausalLM` has one direction; `MaskedLM` reads both sides in one model.
 
-    Related: `MaskedLM` sees both sides at once.
+    Example:
+        >>> BidirectionalLM(tokenizer, max_length=128, seed=0, negatives=8192)
     """
 
     auto_class = "AutoModelForPreTraining"

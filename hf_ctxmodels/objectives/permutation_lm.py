@@ -25,7 +25,7 @@ class PermutationOptions:
     max_span: int = flag(5, "Longest span of predicted words.")
     num_predictions: int | None = flag(None, "Exactly so many predictions in a row instead of one token in K.")
     whole_word: bool = flag(True, "Spans are of whole words instead of tokens.")
-    memory_length: int = flag(0, "Hidden states of earlier text that a row sees; 0: rows stand for themselves.")
+    memory_length: int = flag(0, "Hidden states of earlier text that a row sees; 0: no memory.")
     reuse_length: int | None = flag(None, "Tokens of a row that the next one remembers; by default half of the row.")
     document_end: str = flag("<eod>", "Token put after every document; `none` puts nothing.")
     static: bool = flag(False, "The same targets and order in every epoch instead of new ones.")
@@ -33,13 +33,21 @@ class PermutationOptions:
 
 
 class PermutationLM(Objective):
-    """XLNet's own objective: predict one token in six, in a random order, from the tokens before it in that order.
+    """XLNet's objective: predict one token in six, in a random order, from the tokens before it in that order.
 
-    A row is `segment A <sep> segment B <sep> <cls>`; see `ContiguousRows` for how text fills it. With
-    `memory_length` a row begins with `reuse_length` tokens that the next row has as its memory; rows then follow each
-    other in the text and are trained as contiguous rows (see `sampling`).
+    `ContiguousRows` cuts the rows from the text. With `memory_length` the first `reuse_length` tokens of a row are the
+    memory of the next row; rows then follow each other in the text and are trained as contiguous rows (see `sampling`).
+
+    | document | row | targets |
+    |---|---|---|
+    | running text | `A <sep> B <sep> <cls>` | about 1/6 of the tokens, in spans of 1 to 5 words |
 
     References: Yang et al. 2019, sections 2.3 (partial prediction), 2.4 (memory), 2.5 (segments), 3.1 (spans).
+    Related: `MaskedLM` predicts all targets at once and puts mask tokens into the input; `CausalLM` has one fixed
+    order.
+
+    Example:
+        >>> PermutationLM(tokenizer, max_length=512, seed=0, memory_length=384, reuse_length=256, num_predictions=85)
     """
 
     auto_class = "AutoModelForPreTraining"
@@ -105,7 +113,7 @@ class PermutationLM(Objective):
         if not 0 < reuse <= room - 2:
             raise CtxError(
                 f"reuse_length={reuse} is out of range for rows of {self.max_length} tokens.",
-                hint=f"use 1 to {room - 2}, so that two segments fit behind it.",
+                hint=f"use 1 to {room - 2}, so that two segments fit after it.",
             )
         return reuse
 

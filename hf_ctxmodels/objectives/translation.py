@@ -1,4 +1,4 @@
-"""Translation, word by word (McCann et al. 2017, section 3)."""
+"""Translation: each word of the target from the source and the words before it (McCann et al. 2017, section 3)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ class DataCollatorForTranslation(DataCollatorMixin):
     Each feature holds:
         input_ids: (tokens,) of the text.
         labels: (tokens,) of the translation, its end included.
-        target_language: of the translation, a number; where the objective gives it.
+        target_language: number of the translation's language; only where the objective gives it.
 
-    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 behind a translation's end;
+    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 after a translation's end;
         target_languages (batch,), where the features hold one.
 
     Attributes:
@@ -63,11 +63,22 @@ class TranslationOptions:
 
 
 class Translation(Objective):
-    """A text's translation, each word from the text and from the words before it.
+    """Predict each word of a translation from the text and from the words before it.
 
-    A pair of which one is longer than `max_length` is left out, and counted: a cut text is no translation of the other.
+    A pair of which one side is longer than `max_length` is left out, and counted: a cut text is no translation of the
+    other.
+
+    | document | input | targets |
+    |---|---|---|
+    | a text and its translation | the text | the translation and its end |
 
     References: McCann et al. 2017, section 3; Luong et al. 2015 (arXiv 1508.04025).
+    Related: `TranslationToLanguages` has several target languages; `TranslationWithLanguageModels` adds the losses of
+    two language models.
+
+    Example:
+        >>> objective = Translation(tokenizer, max_length=50, seed=0)
+        >>> next(objective.examples(load_documents("train.en", translations=["train.de"])))
     """
 
     auto_class = "AutoModelForSeq2SeqLM"
@@ -143,10 +154,17 @@ class Translation(Objective):
 
 
 class TranslationToLanguages(Translation):
-    """Translation into several languages, of which the decoder is told the one. A translation begins with its
-    language's mark, which the tokenizer names among its `languages` and which is not predicted.
+    """LASER's objective: translation into several languages, of which the decoder is given the one to write.
+
+    A translation begins with the tag of its language, which the tokenizer lists in `languages` and which is no target.
+    The encoder is not given the language of the text.
+
+    | document | input | targets |
+    |---|---|---|
+    | a text and its tagged translation, `<de> ...` | the text; the number of `<de>` | the translation and its end |
 
     References: Artetxe & Schwenk 2019 (arXiv 1812.10464), section 3.
+    Related: `Translation` has one target language; `SentenceTasks` has a decoder for each.
     """
 
     reads_language_tags = True
@@ -156,11 +174,11 @@ class TranslationToLanguages(Translation):
         if not getattr(tokenizer, "languages", None):
             raise CtxError(
                 "The tokenizer knows no language.",
-                hint="train it on text whose translations have a mark for their language: --language_tags '<de>' ...",
+                hint="train it on text whose translations have a tag for their language: --language_tags '<de>' ...",
             )
-        marks = tokenizer.convert_tokens_to_ids(tokenizer.languages)
-        self._numbers = {mark: number for number, mark in enumerate(marks)}
-        self.baseline = replace(self.baseline, excluded_ids=[*self.baseline.excluded_ids, *marks])
+        tags = tokenizer.convert_tokens_to_ids(tokenizer.languages)
+        self._numbers = {tag: number for number, tag in enumerate(tags)}
+        self.baseline = replace(self.baseline, excluded_ids=[*self.baseline.excluded_ids, *tags])
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -168,16 +186,16 @@ class TranslationToLanguages(Translation):
         return super().config_fields | {"num_languages": len(self._numbers)}
 
     def example(self, ids: list[int], labels: list[int]) -> Example:
-        """With the language, and without its mark.
+        """With the language, and without its tag.
 
         Raises:
-            CtxError: There is no mark.
+            CtxError: There is no tag.
         """
         if labels[0] not in self._numbers:
             raise CtxError(
                 f"A translation does not begin with one of {', '.join(self.tokenizer.languages)}: "
                 f"{self.tokenizer.decode(labels)[:60]!r}.",
-                hint="give a mark for each file of translations, as to the tokenizer: --language_tags '<de>' ...",
+                hint="give a tag for each file of translations, as to the tokenizer: --language_tags '<de>' ...",
             )
         found = super().example(ids, labels[1:])
         return found | {"target_language": self._numbers[labels[0]]}

@@ -15,14 +15,14 @@ from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Tran
 
 @dataclass
 class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
-    """As `DataCollatorForTranslation`, with the next word of each language as a target besides.
+    """As `DataCollatorForTranslation`, with the next word of each language as additional targets.
 
     Returns also:
-        source_labels: (batch, width) the word behind each word of a text; -100 for none.
+        source_labels: (batch, width) the word after each word of a text; -100 for none.
         target_labels: (batch, steps) the labels again, for the decoder's language model.
 
     Attributes:
-        source, target: Whether there are such targets; without, all are -100.
+        source, target: whether there are such targets; without, all are -100.
     """
 
     source: bool = True
@@ -46,18 +46,26 @@ class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
 class TranslationWithLanguageModelsOptions:
     """Options of `TranslationWithLanguageModels`."""
 
-    source_lm: bool = flag(True, "The encoder goes on predicting the next word of the text.")
-    target_lm: bool = flag(True, "The decoder goes on predicting the next word of the translation without the text.")
+    source_lm: bool = flag(True, "Keep training the encoder's language model on the text.")
+    target_lm: bool = flag(True, "Keep training the decoder's language model on the translation.")
 
 
 class TranslationWithLanguageModels(Translation):
-    """Translation, and beside it the language models of both languages from which the translator was made, so that
-    they are not forgotten: three losses of equal weight, on the two sides of each pair.
+    """Translation, and the language models of both languages that the translator was initialised with.
+
+    The language models are trained on, so that they are not forgotten: three losses of equal weight, on the two sides
+    of each pair.
+
+    | document | input | targets |
+    |---|---|---|
+    | a text and its translation | the text | the translation; each next word of the text and of the translation |
 
     References: Ramachandran et al. 2016 (arXiv 1611.02683), section 2.2, where the language models read text without
     translations.
+    Related: `Translation` alone; `CausalLM` pretrains the two language models.
 
-    Related: `Translation` alone.
+    Example:
+        >>> TranslationWithLanguageModels(tokenizer, max_length=50, seed=0, source_lm=False)
     """
 
     auto_class = "AutoModelForPreTraining"

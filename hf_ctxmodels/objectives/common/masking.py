@@ -1,4 +1,4 @@
-"""Which tokens a masked language model predicts, and what stands in their place (Devlin et al. 2019, section 3.1).
+"""Which tokens a masked language model predicts, and what replaces them (Devlin et al. 2019, section 3.1).
 
 Runs of words: Lan et al. 2019, section 4.1.
 """
@@ -20,7 +20,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """How much is selected and what becomes of it.
+    """How many tokens are selected, and what replaces them.
 
     Attributes:
         probability: share of the non-special tokens of a row that is selected.

@@ -140,7 +140,7 @@ class RowTemplate:
         room = max_length - self.special_tokens
         if room < segments:
             raise CtxError(
-                f"max_length={max_length} leaves no room for text beside the special tokens.",
+                f"max_length={max_length} leaves no room for text between the special tokens.",
                 hint=f"use at least {self.special_tokens + segments}.",
             )
         return room

@@ -17,7 +17,7 @@ class Units:
     """The candidates of a row, grouped into units that are selected whole: words, or single tokens.
 
     Attributes:
-        positions: (candidates,) where they stand in the row, ascending.
+        positions: (candidates,) their positions in the row, ascending.
         bounds: (units + 1,) unit u is `positions[bounds[u]:bounds[u + 1]]`.
     """
 
