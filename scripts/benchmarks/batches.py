@@ -5,7 +5,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.cases import Case
-from hf_ctxmodels.objectives.permutation_lm import expand_permutation
+from hf_ctxmodels.objectives import expand_permutation
 
 _MASKED_SHARE = 0.15
 _PERMUTED_SHARE = 1 / 6
