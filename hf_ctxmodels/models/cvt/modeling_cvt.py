@@ -4,8 +4,6 @@ Its own here: which layers are read, and how a batch with labels and one without
 in `hf_ctxmodels.models.cvt.cross_view`, words and recurrence in `hf_ctxmodels.models._shared.character`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, mean_over_targets
-from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.dropout import Dropout, dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, fixed_vectors
 from hf_ctxmodels.models._shared.recurrent import rows_of, side_by_side
@@ -60,6 +58,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         output_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,
         depth: int | None = None,
+        dropout_rate: float | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
@@ -73,6 +72,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
             wanted: (batch, words) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden).
             output_hidden_states: Give `hidden_states`: the words, and the output of every layer.
             depth: Run so many layers only.
+            dropout_rate: In training, in place of the configured rates on words and on layers.
             kwargs: What other families' models read, such as `token_type_ids`.
 
         Raises:
@@ -87,14 +87,17 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         words = words * token_mask(given, attention_mask, sequence_ids)[..., None].to(words.dtype)
         states = [words]
         for layer in self.layers[:depth]:
-            read = self.word_dropout(states[0]) if len(states) == 1 else states[-1]
+            read = self._drop(self.word_dropout, states[0], dropout_rate) if len(states) == 1 else states[-1]
             packed, _ = layer(rows.pack(read), rows)
-            states.append(self.dropout(side_by_side(rows.unpack(packed))))
+            states.append(self._drop(self.dropout, side_by_side(rows.unpack(packed)), dropout_rate))
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPooling(
             last_hidden_state=states[-1] if output_mask is None else states[-1][output_mask],
             hidden_states=tuple(states) if wants else None,
         )
+
+    def _drop(self, module: Dropout, states: Tensor, rate: float | None) -> Tensor:
+        return module(states) if rate is None else dropout(states, rate, self.training)
 
 
 @dataclass
@@ -137,6 +140,10 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         """What predicts so many labels."""
         raise NotImplementedError
 
+    def problem_type(self, labels: Tensor | None) -> str:
+        """What the predictions are: "regression", "single_label_classification" or "multi_label_classification"."""
+        return self.config.problem_type or "single_label_classification"
+
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
         """Mean loss of the primary prediction."""
         return cross_entropy_over_targets(logits, labels, "labels", counts)
@@ -177,8 +184,8 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         given = input_ids if input_ids is not None else inputs_embeds
         learns_views = views is not None and given is not None and self._are_asked(views, given, attention_mask)
         alone = learns_views and (labels is None or not bool((labels != IGNORED).any()))
-        with at_dropout(self, self.config.view_dropout) if alone else nullcontext():
-            outputs = self.encode(output_hidden_states=True, depth=1 if alone else None, **inputs)
+        shallow = {"depth": 1, "dropout_rate": self.config.view_dropout} if alone else {}
+        outputs = self.encode(output_hidden_states=True, **shallow, **inputs)
         states = outputs.hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
         logits, supervised, disagreement, metrics = None, None, None, None
@@ -186,7 +193,8 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             logits = predict(torch.cat(states[1:], -1), tokens)
             if labels is not None:
                 supervised = self.supervised_loss(logits, labels, num_items_in_batch)
-                metrics = {"accuracy": heads.accuracy_counts(logits, labels)} if self._has_classes else None
+                if self.problem_type(labels) == "single_label_classification":
+                    metrics = {"accuracy": heads.accuracy_counts(logits, labels)}
         if learns_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
             total = self._disagreement(states[1], sequences, tokens, views != IGNORED, inputs)
@@ -213,14 +221,6 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             raise CtxError(f"views asks for padding, at {misplaced.nonzero()[0].tolist()}.", hint="put -100 there.")
         return bool(target_mask.any())
 
-    @property
-    def _kind(self) -> str:
-        return self.config.problem_type or "single_label_classification"
-
-    @property
-    def _has_classes(self) -> bool:
-        return self._kind == "single_label_classification"
-
     def _task(self, task: str | None) -> str:
         name = next(iter(self.predictors)) if task is None else task
         if name not in self.predictors:
@@ -237,32 +237,19 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         self, first: Tensor, sequences: Tensor, tokens: Tensor, target_mask: Tensor, inputs: dict[str, Any]
     ) -> Tensor:
         """Summed over tasks, views and what is `asked` for; `first` are the students' states of the first layer."""
-        with torch.no_grad(), at_dropout(self, 0.0):
-            states = self.encode(output_hidden_states=True, **inputs).hidden_states
+        with torch.no_grad():
+            states = self.encode(output_hidden_states=True, dropout_rate=0.0, **inputs).hidden_states
             teachers = {name: each(torch.cat(states[1:], -1), tokens) for name, each in self.predictors.items()}
         total = first.new_zeros((), dtype=torch.float32)
         for name, each in self.predictors.items():
             found: dict[str, Tensor] = each.get_views(first, sequences)  # type: ignore[operator]
             students = {view: logits[target_mask] for view, logits in found.items()}
-            total = total + summed_disagreement(teachers[name][target_mask], students, self._kind)
+            total = total + summed_disagreement(teachers[name][target_mask], students, self.problem_type(None))
         return total
 
 
-@contextmanager
-def at_dropout(model: nn.Module, rate: float) -> Iterator[None]:
-    """Another rate of dropout, for a while, in all of a model."""
-    rates = {module: module.p for module in model.modules() if isinstance(module, nn.Dropout)}
-    for module in rates:
-        module.p = rate
-    try:
-        yield
-    finally:
-        for module, own in rates.items():
-            module.p = own
-
-
 class CtxCvtForTokenClassification(CtxCvtHeadModel):
-    """A tagger, of one task or several (sections 3.2 and 4.1)."""
+    """Classifies each word, for one task or several (sections 3.2 and 4.1)."""
 
     views_of_words = True
 
@@ -273,7 +260,7 @@ class CtxCvtForTokenClassification(CtxCvtHeadModel):
 
 
 class CtxCvtForSequenceClassification(CtxCvtHeadModel):
-    """A classifier of texts, whose views are ours."""
+    """Classifies texts; the paper has no such task, the views are this package's."""
 
     def predictor_for(self, labels: int) -> nn.Module:
         """One class per text."""
@@ -287,6 +274,21 @@ class CtxCvtForSequenceClassification(CtxCvtHeadModel):
             config.pooling,
         )
 
+    def problem_type(self, labels: Tensor | None) -> str:
+        """As in `heads.ForSequenceClassification`, but for batches without labels as for those with labels.
+
+        Raises:
+            CtxError: The labels are those of several classes at once, and the configuration does not say so.
+        """
+        found = heads.problem_type_of(self.config, labels)
+        if found != heads.problem_type_of(self.config, None):
+            raise CtxError(
+                "The labels are of several classes at once, but config.problem_type is None, by which texts without "
+                "labels have one class.",
+                hint='set config.problem_type="multi_label_classification".',
+            )
+        return found
+
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-        """Of classes, numbers or several labels at once; see `heads.ForSequenceClassification`."""
+        """Mean loss of classes, numbers or several labels at once; see `heads.ForSequenceClassification`."""
         return heads.sequence_loss(self.config, logits, labels, counts)
