@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow test-faults lint format clean
 
 help:           ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ test: $(VENV)/.dev      ## the test-suite
 
 test-slow: $(VENV)/.dev ## the tests that take long
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-faults: $(VENV)/.dev ## plant one-line faults, and see that the tests catch each
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/plant.py
 
 lint: $(VENV)/.dev      ## style and types, as CI checks them
 	$(BIN)/ruff check .

@@ -60,6 +60,17 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         super().__post_init__(**{key: value for key, value in kwargs.items() if key not in unknown})
 
     @property
+    def first_position(self) -> int:
+        """Position of a sequence's first token, where positions are numbers."""
+        return 0
+
+    @property
+    def max_sequence_length(self) -> int | None:
+        """Longest input in tokens; None for no limit."""
+        rows = getattr(self, "max_position_embeddings", None)  # a model of relative positions has none, or -1
+        return None if rows is None or rows < 0 else rows - self.first_position
+
+    @property
     def task_size(self) -> int:
         """Width of what a task head reads of every token."""
         return self.hidden_size

@@ -43,7 +43,7 @@ class SiameseEncoder(HeadModel):
         if attention_mask is not None and attention_mask.dim() != 2:
             raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
         aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
-        given = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
+        given = self.check_word_input(input_ids, inputs_embeds, attention_mask, **aligned)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
         if token_type_ids is None or not (is_traced(given) or bool(token_type_ids.any())):
             outputs = self.base_model(return_dict=True, attention_mask=attention_mask, **inputs, **kwargs)

@@ -122,10 +122,10 @@ class TestTargets:
         batch["labels"][0, 0] = 61
         refused("labels holds 61", "vocab_size=61", **batch)
 
-    def test_wanted_beside_targets(self) -> None:
+    def test_output_mask_beside_targets(self) -> None:
         batch = without(make_batch(), "labels")
-        with pytest.raises(CtxError, match="wanted"):
-            ENCODER.model()(**batch, wanted=batch["attention_mask"].bool())
+        with pytest.raises(CtxError, match="output_mask"):
+            ENCODER.model()(**batch, output_mask=batch["attention_mask"].bool())
 
 
 class TestOther:

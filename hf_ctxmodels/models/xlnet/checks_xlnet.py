@@ -173,7 +173,7 @@ def check_combination(
         CtxError: Saying which.
     """
     if output_mask is not None and permutation.target_positions is not None:
-        raise CtxError("wanted chooses outputs of a single stream; with targets the outputs are theirs.")
+        raise CtxError("output_mask chooses outputs of a single stream; with targets the outputs are theirs.")
     if sequence_ids is not None and memory is not None:
         raise CtxError("sequence_ids puts several texts into one row; which of them would mems belong to?")
     if config.bi_data and len(words) % 2:
