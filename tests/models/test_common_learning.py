@@ -80,7 +80,7 @@ def small_text(family: FamilySpec, demo_text: Path, folder: Path) -> list[str] |
     text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
     backwards = (" ".join(sentence.split()[::-1]) for sentence in sentences)
     translation.write_text("".join(f"{sentence}\n" for sentence in backwards), encoding="utf-8")
-    return (str(text), str(translation), *(["<backwards>"] if objective.marks_languages else []))
+    return (str(text), str(translation), *(["<backwards>"] if objective.reads_language_tags else []))
 
 
 def train_tokenizer(family: FamilySpec, folder: Path, dataset: list[str] | tuple[str, ...], vocab_size: int) -> None:

@@ -56,8 +56,3 @@ class CtxStaticConfig(CtxConfig):
     def pooled_size(self) -> int:
         """Width of `pooler_output`."""
         return self.hidden_size * (2 if self.pooling == "mean+max" else 1)
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout
