@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead, ProjectedHead
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import count_tokens
 from hf_ctxmodels.layers.transformer.block import FirstTokenPooler, PostNormLayer
@@ -73,15 +71,13 @@ class CtxRobertaForMaskedLM(heads.ForMaskedLM, CtxRobertaHeadModel):
     """RoBERTa with the masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = {"mlm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"}
-
-    def build_head(self, config: CtxRobertaConfig) -> None:
-        """The masked-LM head; its activation is gelu whatever `hidden_act` is, as in the reference."""
-        width, eps = config.hidden_size, config.layer_norm_eps
-        self.mlm_head = MaskedPredictionHead(width, width, config.vocab_size, activation="gelu", layer_norm_eps=eps)
+    transform_activation = "gelu"  # whatever `hidden_act` is, as in the reference
 
 
 class CtxRobertaForSequenceClassification(heads.ForSequenceClassification, CtxRobertaHeadModel):
     """RoBERTa with a classifier or regressor on the state of <s>: dropout, dense, tanh, dropout and a linear map."""
+
+    classifier_activation = "tanh"
 
     def build_encoder(self, config: CtxRobertaConfig) -> CtxPreTrainedModel:
         """The encoder, whose `pooler_output` is the first token's state as it is."""
@@ -89,12 +85,6 @@ class CtxRobertaForSequenceClassification(heads.ForSequenceClassification, CtxRo
         if self.pooling is None:
             encoder.pooler = nn.Identity()
         return encoder
-
-    def build_head(self, config: CtxRobertaConfig) -> None:
-        """The classifier, with dropout before each of its layers."""
-        rate = config.head_dropout
-        self.dropout = Dropout(rate)
-        self.classifier = ProjectedHead(config.hidden_size, config.num_labels, activation="tanh", dropout=rate)
 
 
 class CtxRobertaForTokenClassification(heads.ForTokenClassification, CtxRobertaHeadModel):
