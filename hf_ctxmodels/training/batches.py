@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import Dataset
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream, training_loader
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -18,7 +19,6 @@ Collate = Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]
 Batch = dict[str, torch.Tensor]
 
 INDEX_KEY = "example_index"
-IGNORED_TARGET = -100
 
 
 class EpochIndexed(Dataset):
@@ -124,7 +124,7 @@ def _count_batch(batch: Batch, targets: Sequence[str]) -> torch.Tensor:
 def _count_target(target: torch.Tensor) -> torch.Tensor:
     if target.is_floating_point():
         return torch.tensor(target.numel(), device=target.device)
-    return (target != IGNORED_TARGET).sum()
+    return (target != IGNORED).sum()
 
 
 def _count_tokens(batch: Batch) -> torch.Tensor:

@@ -19,6 +19,10 @@ from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
 from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 
+# Of what numba compiles: sums in any order, but no assumption that all is finite. Kernels are loops, since array
+# expressions cost a call each.
+FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+
 
 def is_compiled(table: Tensor) -> bool:
     """Whether compiled code can update a table: it is float32 on a CPU, and numba is installed."""

@@ -11,7 +11,8 @@ from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.models._shared.torch_lstm import convert_layers, layer_fields, read_torch_file
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
-from hf_ctxmodels.models.laser.tokenization_laser import END_OF_WORD, SPECIAL_TOKENS, CtxLaserTokenizer
+from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
+from hf_ctxmodels.tokenizers.subwords import END_OF_WORD, SPECIAL_TOKENS
 
 _GOES_ON = "@@"  # ends a subword that does not end a word
 
