@@ -151,7 +151,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             )
         if max_length is not None and length > max_length:
             raise CtxError(
-                f"The sequence has {length} tokens, this model takes at most max_position_embeddings={max_length}; "
+                f"The sequence has {length} tokens, this model takes at most {max_length} "
+                f"(max_position_embeddings={self.config.max_position_embeddings}); "
                 f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows."
             )
         padding_mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
@@ -169,6 +170,31 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
                         f"{int(misplaced.sum())} of the labels other than -100 stand where {name} is 0 (padding), the "
                         f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not belong together."
                     )
+        return given
+
+    def check_word_input(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        width: int | None = None,
+        /,
+        **aligned: Tensor | None,
+    ) -> Tensor:
+        """`check_encoder_input` of encoders without attention: any length, and a mask of two dimensions.
+
+        Args:
+            width: Of embeddings; None for `config.embedding_size`.
+
+        Raises:
+            CtxError: As there, or a mask that is not (batch, length), or embeddings of another width.
+        """
+        given = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
+        width = getattr(self.config, "embedding_size", None) if width is None else width
+        if inputs_embeds is not None and inputs_embeds.shape[2] != width:
+            raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
         return given
 
     def encoder_layout(

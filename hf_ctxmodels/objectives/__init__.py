@@ -4,6 +4,7 @@ from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLanguageModeling
 from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForRunningText
 from hf_ctxmodels.objectives.common.masking import MaskingRule, TokenMasker
+from hf_ctxmodels.objectives.full_sentences import FullSentences
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
 from hf_ctxmodels.objectives.next_sentence import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
 from hf_ctxmodels.objectives.permutation_lm import (
@@ -47,6 +48,7 @@ __all__ = [
     "DataCollatorForTranslation",
     "DataCollatorForTranslationWithLanguageModels",
     "DataCollatorForWindowPrediction",
+    "FullSentences",
     "MaskedLM",
     "MaskedLMWithNextSentence",
     "MaskedLMWithSentenceOrder",

@@ -1,7 +1,7 @@
 """Each word from those before it, and from those behind it (Peters et al. 2018, section 3.1)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -12,12 +12,14 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream
+from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.layers.lm_loss.sampled import log_uniform_samples
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import feature_generator, require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.seeding import Stream
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _BEHIND_A_WORD = 0xFF  # in no UTF-8 text
@@ -121,7 +123,7 @@ class BidirectionalLMOptions:
     """Options of `BidirectionalLM`."""
 
     negatives: int = flag(0, "Words drawn for every row, of which all stand for the vocabulary; 0: the whole softmax.")
-    carry: bool = flag(True, "The LSTM's state goes on from a row to the next; rows are then trained in lanes.")
+    carry: bool = flag(True, "Carry the LSTM's state from row to row; rows are then contiguous text, not shuffled.")
 
     def __post_init__(self) -> None:
         if self.negatives < 0:
@@ -150,7 +152,8 @@ class BidirectionalLM(Objective):
             raise CtxError(
                 f"max_length={max_length} leaves no room for a word between its marks.", hint="use 3 or more."
             )
-        self.contiguous = self.options.carry
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <S> are targets
+        self.sampling = SamplingPolicy(contiguous=self.options.carry)
         self.collate = DataCollatorForBidirectionalLanguageModeling(tokenizer, self.options.negatives, seed)
 
     @property
@@ -160,11 +163,6 @@ class BidirectionalLM(Objective):
         if languages := self.tokenizer.languages:
             fields |= {"num_characters": self.tokenizer.num_characters, "num_languages": len(languages)}
         return fields
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding alone: marks of sentences and unknown words are predicted."""
-        return [int(self.tokenizer.pad_token_id)]
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and spelling."""

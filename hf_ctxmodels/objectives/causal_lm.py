@@ -1,7 +1,7 @@
 """Each word from those before or behind it, in stretches of one running text (Merity et al. 2017, section 5)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any, ClassVar
 
@@ -12,11 +12,13 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _HALVED = 0.05  # share of the rows that are half as long
@@ -77,7 +79,7 @@ class CausalLMOptions:
     bptt: int = flag(0, "Usual length of a row; 0: max_length less two of its deviations.")
     bptt_deviation: float = flag(5.0, "Standard deviation of the rows' lengths; 0: all are alike.")
     backward: bool = flag(False, "From right to left: each word from those behind it; for a model that reads so.")
-    carry: bool = flag(True, "The model's state goes on from a row to the next; rows are then trained in lanes.")
+    carry: bool = flag(True, "Carry the model's state from row to row; rows are then contiguous text, not shuffled.")
 
     def __post_init__(self) -> None:
         for name in ("bptt", "bptt_deviation"):
@@ -112,7 +114,8 @@ class CausalLM(Objective):
                 f"Rows of max_length={max_length} words, usually of bptt={self.options.bptt}.",
                 hint="use a max_length of 2 or more, and a bptt of at most that, or 0.",
             )
-        self.contiguous = self.options.carry
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <eos> are targets
+        self.sampling = SamplingPolicy(contiguous=self.options.carry)
         self.usual = self.options.bptt or max(-(-max_length // 2), round(max_length - 2 * self.options.bptt_deviation))
         self.collate = DataCollatorForRunningText(tokenizer, self.options.backward)
 
@@ -125,11 +128,6 @@ class CausalLM(Objective):
     def immutable_config_fields(self) -> tuple[str, ...]:
         """See `Objective.immutable_config_fields`."""
         return ("backward",)
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding alone: marks and unknown words are predicted."""
-        return [int(self.tokenizer.pad_token_id)]
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and following."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hf_ctxmodels.objectives.base import Example
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.common.segments import NO_WORD, RowTemplate, TokenizedDocument
 
 RANDOM_SEGMENT_SHARE = 0.5  # of the rows whose segment B is from elsewhere, as in the original data preparation

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import (
     feature_generator,
     feature_word_ids,
@@ -27,7 +28,7 @@ DOCUMENTS_PER_BATCH = 1000  # tokenised together; next-sentence prediction draws
 
 @dataclass
 class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
-    """Pads a batch and masks it: 15% of the ordinary tokens, of which 80% -> mask token, 10% -> random, 10% kept.
+    """Pads a batch and masks it: 15% of the non-special tokens, of which 80% -> mask token, 10% -> random, 10% kept.
 
     Differs from `transformers.DataCollatorForLanguageModeling` in that the number of predictions of a row is its share
     exactly (rounded, at least one) instead of a coin per token, that whole words follow 80/10/10 as well, and that the

@@ -12,7 +12,9 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import (
     feature_generator,
     feature_word_ids,
@@ -20,7 +22,7 @@ from hf_ctxmodels.objectives.common.features import (
     require_padding_token,
 )
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
+from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 from hf_ctxmodels.objectives.common.padding import RowPadder
 from hf_ctxmodels.objectives.common.segments import RowTemplate, tokenized_batches
 from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget
@@ -44,7 +46,7 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
 
     Tokens to predict are spans of 1 to `max_span` words or tokens, p(n) proportional to 1/n, each at a random place in
     a context of `partial_prediction` times its length. Special tokens are never among them; every row with an
-    ordinary token has at least one.
+    non-special token has at least one.
 
     Visibility follows from `permutation_order` alone. The content of position i sees position j if
     `order[j] <= order[i]`; the query of target i sees j if `order[j] < order[i]`. Targets have ranks of their own;
@@ -72,7 +74,7 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
         tokenizer: with a padding token.
         partial_prediction: one token in so many is predicted (K).
         max_span: the longest span, in words or tokens.
-        num_predictions: exactly so many targets per row that has as many ordinary tokens, instead of about 1/K.
+        num_predictions: exactly so many targets per row that has as many non-special tokens, instead of about 1/K.
         whole_word: spans are of whole words.
         reuse_length: tokens at a row's start that are the memory of the next; None if rows share no text.
         static: the same targets and order in every epoch.
@@ -110,7 +112,7 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise CtxError(f"{name}={value} is out of range.", hint="use 1 or more.")
-        self.ordinary = OrdinaryTokens(self.tokenizer)
+        self.non_special = NonSpecialTokens(self.tokenizer)
         self.span_lengths = harmonic(self.max_span)
         require_padding_token(self.tokenizer)
 
@@ -140,7 +142,7 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
         self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Ranks (tokens,) of one row, and its targets' positions, ascending; see the class."""
-        candidates = self.ordinary.candidates(ids)
+        candidates = self.non_special.candidates(ids)
         bounds = [0, len(ids)]
         if self.reuse_length is not None and self.reuse_length < len(ids):
             bounds.insert(1, self.reuse_length)
@@ -178,14 +180,14 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
         return [units.tokens(marks) for units, marks in zip(blocks, marked)]
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Rows, ordinary tokens, targets and spans of a collated batch."""
+        """Rows, non-special tokens, targets and spans of a collated batch."""
         ids, positions = batch["input_ids"], batch["target_positions"]
-        ordinary = torch.from_numpy(self.ordinary.table).to(ids.device)[ids].sum()
+        non_special = torch.from_numpy(self.non_special.table).to(ids.device)[ids].sum()
         before = torch.nn.functional.pad(positions, (1, 0), value=NO_TARGET - 1)[:, :-1]
         targets = positions != NO_TARGET
         spans = targets & (positions != before + 1)
-        totals = torch.stack([ordinary, targets.sum(), spans.sum()]).tolist()
-        return {"rows": len(ids), **dict(zip(("ordinary_tokens", "targets", "spans"), totals))}
+        totals = torch.stack([non_special, targets.sum(), spans.sum()]).tolist()
+        return {"rows": len(ids), **dict(zip(("non_special_tokens", "targets", "spans"), totals))}
 
 
 def expand_permutation(
@@ -230,7 +232,7 @@ class PermutationLM(Objective):
 
     A row is `segment A <sep> segment B <sep> <cls>`; see `ContiguousRows` for how text fills it. With
     `memory_length` a row begins with `reuse_length` tokens that the next row has as its memory; rows then follow each
-    other in the text and must be trained in contiguous lanes (`contiguous` is true, which the training loop heeds).
+    other in the text and are trained as contiguous rows (see `sampling`).
 
     References: Yang et al. 2019, sections 2.3 (partial prediction), 2.4 (memory), 2.5 (segments), 3.1 (spans).
     """
@@ -243,7 +245,7 @@ class PermutationLM(Objective):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         self.template = RowTemplate(tokenizer, segments=2)
         reuse_length = self._reuse_length(self.template.room(max_length))
-        self.contiguous = reuse_length > 0
+        self.sampling = SamplingPolicy(contiguous=reuse_length > 0)
         self.rows = ContiguousRows(self.template, max_length, reuse_length, self._document_end(), seed)
         passed_on = ("partial_prediction", "max_span", "num_predictions", "whole_word", "static", "pad_to_multiple_of")
         self.collate = DataCollatorForPermutationLanguageModeling(
@@ -256,7 +258,7 @@ class PermutationLM(Objective):
     @property
     def config_fields(self) -> dict[str, Any]:
         """See `Objective.config_fields`: how much the model remembers, and of which part of a row."""
-        if not self.contiguous:
+        if not self.sampling.contiguous:
             return {}
         return {"mem_len": self.options.memory_length, "reuse_len": self.rows.reuse_length, "use_mems_train": True}
 
@@ -271,7 +273,7 @@ class PermutationLM(Objective):
         for row in self.rows.cut(batches, pass_index, self.statistics):
             empty = False
             yield row
-        if empty and self.contiguous and self.statistics["tokens"]:
+        if empty and self.sampling.contiguous and self.statistics["tokens"]:
             raise CtxError(
                 f"The text has {self.statistics['tokens']} tokens, which do not fill one row of {self.max_length}, and "
                 "with a memory no row may be short.",
@@ -321,7 +323,7 @@ class PermutationLM(Objective):
         """See `Objective.rates`."""
         targets = counts["targets"]
         return {
-            "selected_share": targets / max(1, counts["ordinary_tokens"]),
+            "selected_share": targets / max(1, counts["non_special_tokens"]),
             "predictions_per_row": targets / max(1, counts["rows"]),
             "tokens_per_span": targets / max(1, counts["spans"]),
         }

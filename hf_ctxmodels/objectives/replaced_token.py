@@ -9,10 +9,11 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.objectives.base import Batch
 from hf_ctxmodels.objectives.common.features import feature_generator
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
 from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskedLMOptions
 

@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument, tokenized_batches
 from hf_ctxmodels.objectives.masked_lm import (
     DOCUMENTS_PER_BATCH,

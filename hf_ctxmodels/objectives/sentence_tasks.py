@@ -13,7 +13,11 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, LabelledPair, Objective, TranslatedText
+from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.base import Batch, Objective
+from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
@@ -103,8 +107,6 @@ class SentenceTasks(Objective):
     """
 
     auto_class = "AutoModelForPreTraining"
-    predicted_column = "labels"
-    task_column = "task"
     Options: ClassVar[type] = SentenceTasksOptions
     options: SentenceTasksOptions
     collate: DataCollatorForSentenceTasks
@@ -130,30 +132,23 @@ class SentenceTasks(Objective):
         self.written = [*neighbours, *(task for task in self.tasks if task in marks)]
         if self.options.relations_every < 0:
             raise CtxError(f"relations_every={self.options.relations_every} is negative.", hint="use 0 or more.")
+        every = self.options.relations_every
+        periods = {self.tasks.index(RELATIONS): every} if every and RELATIONS in self.tasks else {}
+        self.sampling = SamplingPolicy(task_column="task", task_periods=periods)
+        excluded = {tokenizer.pad_token_id, tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(marks)}
+        self.baseline = BaselinePolicy(len(tokenizer), sorted(excluded), column="labels")
         self.collate = DataCollatorForSentenceTasks(tokenizer)
 
     @property
     def config_fields(self) -> dict[str, Any]:
         """What the decoders write, and what the classifier tells apart."""
         return {
-            "target_vocab_size": self.num_predicted,
+            "target_vocab_size": self.baseline.num_tokens,
             "decoder_start_token_id": int(self.tokenizer.bos_token_id),
             "eos_token_id": int(self.tokenizer.eos_token_id),
             "written_tasks": self.written,
             "relations": self.relations,
         }
-
-    @property
-    def task_periods(self) -> dict[int, int]:
-        """That of relations."""
-        every = self.options.relations_every
-        return {self.tasks.index(RELATIONS): every} if every and RELATIONS in self.tasks else {}
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding, what a decoder reads first, and marks; ends are predicted."""
-        marks = self.tokenizer.convert_tokens_to_ids(self.tokenizer.languages)
-        return sorted({int(self.tokenizer.pad_token_id), int(self.tokenizer.bos_token_id), *marks})
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows as the collator takes them, with the number of the task.

@@ -1,7 +1,7 @@
 """A text read and then written again (Dai & Le 2015, section 2)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -12,7 +12,8 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
@@ -89,17 +90,13 @@ class SequenceAutoencoding(Objective):
             raise CtxError(
                 f"{type(tokenizer).__name__} has no token that ends a text.", hint="use a tokenizer with an eos_token."
             )
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <eos> are targets
         self.collate = DataCollatorForSequenceAutoencoding(tokenizer)
 
     @property
     def config_fields(self) -> dict[str, Any]:
         """Rows are texts of their own: no state goes on to the next; and which token ends a text."""
         return {"stateful": False, "eos_token_id": int(self.tokenizer.eos_token_id)}
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding alone: unknown words and the end are predicted."""
-        return [int(self.tokenizer.pad_token_id)]
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids, the end included."""

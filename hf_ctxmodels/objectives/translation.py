@@ -1,7 +1,7 @@
 """Translation, word by word (McCann et al. 2017, section 3)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -12,7 +12,10 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective, TranslatedText
+from hf_ctxmodels.data.documents import TranslatedText
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.base import Batch, Objective
+from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
@@ -100,7 +103,6 @@ class Translation(Objective):
 
     auto_class = "AutoModelForSeq2SeqLM"
     reads_translations = True
-    predicted_column = "labels"
     Options: ClassVar[type] = TranslationOptions
     collate: DataCollatorForTranslation
 
@@ -116,27 +118,18 @@ class Translation(Objective):
                 "The tokenizer knows no word of the target language.",
                 hint="train it on text with translations: --translations.",
             )
+        excluded = {tokenizer.target_pad_token_id, tokenizer.target_start_id} - {tokenizer.target_end_id}
+        self.baseline = BaselinePolicy(len(tokenizer.target_words), sorted(excluded), column="labels")
         self.collate = DataCollatorForTranslation(tokenizer)
 
     @property
     def config_fields(self) -> dict[str, Any]:
         """What the target language's vocabulary is like."""
         return {
-            "target_vocab_size": self.num_predicted,
+            "target_vocab_size": self.baseline.num_tokens,
             "decoder_start_token_id": self.tokenizer.target_start_id,
             "eos_token_id": self.tokenizer.target_end_id,
         }
-
-    @property
-    def num_predicted(self) -> int:
-        """Tokens of the target language."""
-        return len(self.tokenizer.target_words)
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding, and what a decoder reads first, unless it is the end; that and unknown words are predicted."""
-        never = {self.tokenizer.target_pad_token_id, self.tokenizer.target_start_id}
-        return sorted(never - {self.tokenizer.target_end_id})
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and labels.
@@ -196,7 +189,7 @@ class TranslationToLanguages(Translation):
     References: Artetxe & Schwenk 2019 (arXiv 1812.10464), section 3.
     """
 
-    marks_languages = True
+    reads_language_tags = True
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
@@ -207,16 +200,12 @@ class TranslationToLanguages(Translation):
             )
         marks = tokenizer.convert_tokens_to_ids(tokenizer.languages)
         self._numbers = {mark: number for number, mark in enumerate(marks)}
+        self.baseline = replace(self.baseline, excluded_ids=[*self.baseline.excluded_ids, *marks])
 
     @property
     def config_fields(self) -> dict[str, Any]:
         """As there, and how many languages there are."""
         return super().config_fields | {"num_languages": len(self._numbers)}
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """The marks neither."""
-        return [*super().never_predicted, *self._numbers]
 
     def example(self, ids: list[int], labels: list[int]) -> Example:
         """With the language, and without its mark.
@@ -253,11 +242,11 @@ class TranslationWithLanguageModels(Translation):
     """
 
     auto_class = "AutoModelForPreTraining"
-    guessed_targets = ("labels", "target_labels")
     Options: ClassVar[type] = TranslationWithLanguageModelsOptions
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        self.baseline = replace(self.baseline, targets=("labels", "target_labels"))
         self.collate = DataCollatorForTranslationWithLanguageModels(
             tokenizer, source=self.options.source_lm, target=self.options.target_lm
         )

@@ -82,7 +82,7 @@ def training_batches(
         seed=arguments.seed,
         start_batch=start_batch,
         workers=default_workers(accelerator) if arguments.dataloader_workers is None else arguments.dataloader_workers,
-        lanes=batch_size * arguments.gradient_accumulation_steps if contiguous else None,
+        contiguous_rows=batch_size * arguments.gradient_accumulation_steps if contiguous else None,
         batches_per_step=arguments.gradient_accumulation_steps,
     )
     # A generator of its own: starting a loader must not draw from the one that dropout uses.

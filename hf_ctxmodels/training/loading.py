@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.registry import Family
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
 
 _TOKENIZER_FILES = (
@@ -118,7 +118,7 @@ def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any],
 
 
 def new_config(
-    family: Family, tokenizer: PreTrainedTokenizerBase, size: str, options: Sequence[str] = ()
+    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, size: str, options: Sequence[str] = ()
 ) -> PreTrainedConfig:
     """The configuration of a new model.
 

@@ -142,8 +142,8 @@ def train(
             `evaluation.LossEvaluation` is one.
         identity: what else must be equal when a run is resumed (data set, objective, ...), as JSON values.
         contiguous: examples continue each other in the order of their numbers, and the model has a memory
-            (`state_outputs`): batches are contiguous lanes instead of a shuffle, and each row comes with what the
-            model remembers of the row before it. See `carry.RecurrentStateCarrier`.
+            (`state_outputs`): rows are contiguous text (see `data.ContiguousBatchSampler`), not shuffled, and
+            each comes with the model's state after the row before it. See `recurrent_state.RecurrentStateCarrier`.
 
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.

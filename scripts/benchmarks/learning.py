@@ -12,12 +12,12 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
 
+from benchmarks.detection import TokenDetector, best_threshold, f1_of_flags
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import IGNORED_TARGET
 from hf_ctxmodels.training.loading import load_tokenizer
-from hf_ctxmodels.training.metrics.baselines import TokenDetector, best_threshold, f1_of_flags
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, make_objective
 from hf_ctxmodels.training.recipe import parse_arguments

@@ -11,7 +11,6 @@ VOCABULARY_HEADS = [case for case in HEADS if case.predicts_where_labelled and n
 CHOICE_HEADS = [case for case in HEADS if case.has_choices]
 COUNTING = [case for case in CASES if case.counts_positions]
 SEGMENT_LIMITED = [case for case in CASES if getattr(case.config(), "type_vocab_size", 0)]
-SIZE, LONGEST = TINY["vocab_size"], TINY["max_position_embeddings"]
 
 
 def assert_refused(case: Case, batch: Batch, *parts: str, attention: str = "sdpa", unpad: bool = True) -> None:
@@ -33,23 +32,24 @@ class TestInput:
 
     @pytest.mark.parametrize("case", SEGMENT_LIMITED, ids=str)
     def test_token_type_out_of_range(self, case: Case) -> None:
-        batch = make_batch(case)
-        batch["token_type_ids"].flatten(0, -2)[0, 2] = 2
-        assert_refused(case, batch, "token_type_ids[0, 2]", "is 2", "type_vocab_size=2")
+        batch, limit = make_batch(case), case.config().type_vocab_size
+        batch.setdefault("token_type_ids", torch.zeros_like(batch["input_ids"]))
+        batch["token_type_ids"].flatten(0, -2)[0, 2] = limit
+        assert_refused(case, batch, "token_type_ids[0, 2]", f"is {limit}", f"type_vocab_size={limit}")
 
     @pytest.mark.parametrize("case", COUNTING, ids=str)
     def test_position_out_of_range(self, case: Case) -> None:
-        batch = make_batch(case, side="left")
-        batch["position_ids"].flatten(0, -2)[0, 2] = LONGEST
-        assert_refused(case, batch, "position_ids[0, 2]", str(LONGEST), "max_position_embeddings")
+        batch, limit = make_batch(case, side="left"), case.config().max_position_embeddings
+        batch["position_ids"].flatten(0, -2)[0, 2] = limit
+        assert_refused(case, batch, "position_ids[0, 2]", str(limit), "max_position_embeddings")
 
     @pytest.mark.parametrize("case", COUNTING, ids=str)
     def test_too_long(self, case: Case) -> None:
-        batch = make_batch(case, width=LONGEST + 1)
-        assert_refused(case, batch, str(LONGEST + 1), f"max_position_embeddings={LONGEST}", "truncat")
+        limit = f"max_position_embeddings={case.config().max_position_embeddings}"
+        assert_refused(case, make_batch(case, width=case.longest + 1), str(case.longest + 1), limit, "truncat")
 
     def test_the_longest_is_allowed(self, case: Case) -> None:
-        case.model()(**make_batch(case, (LONGEST,)))
+        case.model()(**make_batch(case, (case.longest,)))
 
     def test_neither_ids_nor_embeddings(self, case: Case) -> None:
         assert_refused(case, {}, "input_ids", "inputs_embeds")

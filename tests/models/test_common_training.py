@@ -8,8 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from zoo import (
     HEADS,
-    SOFT_TARGETS,
-    TINY,
     Batch,
     Case,
     assert_close,
@@ -21,6 +19,8 @@ from zoo import (
     objective,
     tensors_of,
 )
+
+from hf_ctxmodels.spec import Target
 
 OF_A_SECOND_STREAM = "mask_embedding"  # which the common suite does not run; tests/models/test_two_streams.py does
 SEQUENCE_CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
@@ -35,7 +35,7 @@ def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, T
     labels = "logits" if "logits" in outputs else "prediction_logits"
     if case.detects:  # one logit is the difference of two
         outputs[labels] = torch.stack([torch.zeros_like(outputs[labels]), outputs[labels]], -1)
-    names = [name for name in case.model_class.loss_targets if name not in SOFT_TARGETS]
+    names = case.compared_targets
     own = {name: name.replace("labels", "logits") for name in names}
     places |= {name: logits for name, logits in own.items() if logits in outputs}
     return {name: outputs[places.get(name, labels)] for name in names}
@@ -57,7 +57,7 @@ class TestLoss:
         model = plain_head.model(unpad=unpad)
         batch = make_batch(plain_head, side=side)
         targets = make_targets(plain_head, batch, ignore_some=True)
-        targets = {name: target for name, target in targets.items() if name not in SOFT_TARGETS}
+        targets = {name: targets[name] for name in plain_head.compared_targets}
         terms = []
         for name, logits in full_logits(plain_head, model, batch).items():
             if name.endswith("_positions"):  # padding is no candidate
@@ -79,8 +79,7 @@ class TestLoss:
     def test_component_losses_add_up(self, head: Case) -> None:
         batch = make_batch(head)
         outputs = head.model()(**batch, **make_targets(head, batch))
-        weights = {"rtd_loss": TINY["discriminator_weight"]}
-        parts = [weights.get(name, 1) * value for name, value in outputs.items() if name.endswith("_loss")]
+        parts = [head.loss_weight(name) * value for name, value in outputs.items() if name.endswith("_loss")]
         assert len(parts) == (len(head.model_class.loss_targets) if _has_terms(head) else 0)
         assert not any(part.requires_grad for part in parts)
         if parts:
@@ -93,7 +92,7 @@ class TestLoss:
         whole = model(**batch).get("metrics") or {}
         parts = [{name: value[part] for name, value in batch.items()} for part in (slice(0, 1), slice(1, rows))]
         halves = [model(**part).get("metrics") or {} for part in parts]
-        classifies = _has_terms(head) and (not head.writes or "relation_labels" in head.model_class.loss_targets)
+        classifies = _has_terms(head) and (not head.writes or Target.PAIR_CLASS in head.targets.values())
         assert bool(whole) == (classifies or head.detects)
         for name, counts in whole.items():
             assert not counts.requires_grad

@@ -9,13 +9,14 @@ from zoo import tiny_config
 
 from hf_ctxmodels import CtxError, CtxGloveTokenizer
 from hf_ctxmodels.models._shared.pretrained_embeddings import PretrainedEmbeddingEncoder
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 
 READERS = [family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], PretrainedEmbeddingEncoder)]
 
 
 @pytest.fixture(params=READERS, ids=lambda family: family.name)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> FamilySpec:
     return request.param
 
 
@@ -30,7 +31,7 @@ def save_glove(folder: Path) -> tuple[PreTrainedModel, CtxGloveTokenizer]:
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_of_another_model_fixed_and_saved(family: Family, tmp_path: Path, trainable: bool) -> None:
+def test_of_another_model_fixed_and_saved(family: FamilySpec, tmp_path: Path, trainable: bool) -> None:
     glove, tokenizer = save_glove(tmp_path / "glove")
     own = family.tokenizer.train(["a cat\teine Katze"], 9, pretrained_embeddings=str(tmp_path / "glove"))
     assert own("a cat on a mat").input_ids == tokenizer("a cat on a mat").input_ids
@@ -48,14 +49,14 @@ def test_of_another_model_fixed_and_saved(family: Family, tmp_path: Path, traina
 
 
 @pytest.mark.parametrize(("field", "value"), [("vocab_size", 8), ("embedding_size", 7)])
-def test_that_do_not_fit_are_refused(family: Family, tmp_path: Path, field: str, value: int) -> None:
+def test_that_do_not_fit_are_refused(family: FamilySpec, tmp_path: Path, field: str, value: int) -> None:
     _, tokenizer = save_glove(tmp_path)
     fields = {"vocab_size": len(tokenizer), "embedding_size": 6, "pretrained_embeddings": str(tmp_path), field: value}
     with pytest.raises(CtxError, match="The vectors are"):
         family.models["AutoModel"](tiny_config(family, **fields))
 
 
-def test_of_what_has_none(family: Family, tmp_path: Path) -> None:
+def test_of_what_has_none(family: FamilySpec, tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="Cannot open the tokenizer"):
         family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path / "nowhere"))
     with pytest.raises(CtxError, match="Cannot open the model of the fixed vectors"):

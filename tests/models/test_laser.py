@@ -107,7 +107,7 @@ def test_bad_languages() -> None:
     with pytest.raises(CtxError, match=r"target_languages is \(2,\), expected \(4,\)"):
         model(**batch, target_languages=torch.tensor([0, 1]))
     cove = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
-    with pytest.raises(CtxError, match="writes one language"):
+    with pytest.raises(CtxError, match="one target language"):
         cove.model()(**make_batch(cove), target_languages=torch.tensor([0, 0, 0, 0]))
 
 
@@ -138,7 +138,7 @@ class TestData:
         assert batch["target_languages"].tolist() == [0, 0, 1, 1]
         assert objective.config_fields["num_languages"] == 2
         assert objective.config_fields["eos_token_id"] == tokenizer.eos_token_id
-        assert set(tokenizer.convert_tokens_to_ids(["<de>", "<en>"])) <= set(objective.never_predicted)
+        assert set(tokenizer.convert_tokens_to_ids(["<de>", "<en>"])) <= set(objective.baseline.excluded_ids)
 
     def test_translations_without_a_mark_are_refused(self, files: list[str]) -> None:
         tokenizer = train(files)

@@ -71,7 +71,7 @@ def test_rows_of_one_length(tokenizer: CtxUlmfitTokenizer) -> None:
 def test_what_is_carried(tokenizer: CtxUlmfitTokenizer) -> None:
     for carry in (True, False):
         objective, _ = examples(tokenizer, carry=carry)
-        assert objective.contiguous is carry
+        assert objective.sampling.contiguous is carry
         assert objective.config_fields == {"stateful": carry, "backward": False}
 
 

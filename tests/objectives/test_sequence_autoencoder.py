@@ -74,7 +74,7 @@ def test_rows_do_not_depend_on_their_batch(tokenizer: CtxSeqaeTokenizer) -> None
 
 def test_the_state_is_not_carried(tokenizer: CtxSeqaeTokenizer) -> None:
     objective, _ = examples(tokenizer, 21)
-    assert not objective.contiguous
+    assert not objective.sampling.contiguous
     assert objective.config_fields == {"stateful": False, "eos_token_id": tokenizer.eos_token_id}
 
 

@@ -33,7 +33,7 @@ def test_states_are_those_of_torch(tmp_path: Path, width: int, hidden: int, laye
     model.config.unpad = unpad
     ids, lengths = torch.randint(2, 42, (4, 11)), (11, 4, 1, 8)
     mask = (torch.arange(11) < torch.tensor(lengths)[:, None]).long()
-    got = model(input_ids=ids, attention_mask=mask, use_states=True)
+    got = model(input_ids=ids, attention_mask=mask, output_final_states=True)
     for row, length in enumerate(lengths):
         read = torch.from_numpy(vectors)[ids[row, :length] - 2]
         expected, (last, cells) = lstm(read[None])

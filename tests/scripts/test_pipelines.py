@@ -6,14 +6,15 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 from zoo import tiny_config
 
 from hf_ctxmodels.inference import WordTaggingPipeline, answer_questions
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge"]
 CONTEXT = "the old sailor mended the bridge and nobody saw the red boat"
 
 
 @pytest.fixture(params=list(FAMILIES.values()), ids=lambda family: family.name)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> FamilySpec:
     return request.param
 
 
@@ -24,7 +25,7 @@ def saved(family, tmp_path):
     def save(auto_name: str, **config):
         if auto_name not in family.models:
             pytest.skip(f"{family.name} has no {auto_name}")
-        tokenizer = family.tokenizer.train([*TEXTS, CONTEXT] * 5, vocab_size=120)
+        tokenizer = family.tokenizer.train([*TEXTS, CONTEXT] * 5, vocab_size=300)
         torch.manual_seed(0)
         model = family.models[auto_name](tiny_config(family, vocab_size=len(tokenizer), **config)).eval()
         model.save_pretrained(tmp_path)
@@ -87,7 +88,7 @@ def test_token_classification(saved, batch_size):
         logits = outputs(model, tokenizer, text).logits[0, special == 0]
         assert [word["entity"] for word in words] == [labels[int(best)] for best in logits.argmax(-1)]
         assert [word["score"] for word in words] == pytest.approx(logits.softmax(-1).amax(-1).tolist(), abs=1e-5)
-        assert [text[word["start"] : word["end"]] for word in words] == [word["word"].strip("#▁") for word in words]
+        assert [text[word["start"] : word["end"]] for word in words] == [word["word"].strip("#▁Ġ") for word in words]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -1,33 +1,26 @@
 """What the loop takes of a machine: background workers, and the memory of a step."""
 
+import ctypes
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hf_ctxmodels.training.batches import default_workers
-
-STEPS = """
-import resource
-from contextlib import nullcontext
-import torch
 from hf_ctxmodels.training.memory import keep_freed_memory
 
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    blocks = [torch.ones(4 << 20) for _ in range(8)]
-    del blocks
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+LIBC = ctypes.CDLL(None)
+BLOCK = 128 << 20
 
-for context in (keep_freed_memory(), nullcontext()):
-    with context:
-        for _ in range(4):
-            faults()
-        print(faults())
-"""
+
+class MallInfo(ctypes.Structure):
+    """What mallinfo2(3) returns: `arena` are the bytes of the heap, `hblkhd` those of blocks mapped one by one."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -35,14 +28,27 @@ for context in (keep_freed_memory(), nullcontext()):
     [(2, 1, "cpu", 0), (3, 1, "cpu", 0), (4, 1, "cpu", 1), (4, 2, "cpu", 0), (8, 2, "cpu", 1), (2, 1, "cuda", 1)],
 )
 def test_few_cores_that_train_make_the_batches_themselves(cores, processes, device, workers, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
     accelerator = SimpleNamespace(num_processes=processes, device=torch.device(device))
     assert default_workers(accelerator) == workers
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
-def test_a_step_reuses_the_memory_of_the_step_before():
-    """Eight blocks of 16 MB have 32,768 pages, or 64 huge ones, which glibc by itself maps anew."""
-    result = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
-    kept, returned = map(int, result.stdout.split())
-    assert kept < 30 <= returned
+def freed_block() -> tuple[bool, bool]:
+    """Whether a large block is mapped by itself, and whether freeing it makes the heap smaller."""
+    before = LIBC.mallinfo2()
+    block = LIBC.malloc(BLOCK)
+    within = LIBC.mallinfo2()
+    LIBC.free(ctypes.c_void_p(block))
+    return within.hblkhd - before.hblkhd >= BLOCK, LIBC.mallinfo2().arena < within.arena
+
+
+@pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="an allocator other than that of glibc 2.33 or later")
+def test_a_step_leaves_its_memory_to_the_next():
+    LIBC.mallinfo2.restype, LIBC.malloc.restype = MallInfo, ctypes.c_void_p
+    LIBC.malloc.argtypes = [ctypes.c_size_t]
+    with keep_freed_memory():
+        assert freed_block() == (False, False)
+    assert freed_block() == (True, False)
+    with pytest.raises(ZeroDivisionError), keep_freed_memory():
+        1 / 0  # noqa: B018
+    assert freed_block() == (True, False)

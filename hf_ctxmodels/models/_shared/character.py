@@ -93,10 +93,19 @@ class CharacterModel(CharacterPreTrainedModel):
             for _ in range(config.num_hidden_layers)
         )
 
-    def read_characters(self, input_ids: Tensor) -> Tensor:
-        """(batch, words, characters) ids -> (batch, words, width): each word by itself."""
+    def encode_words(self, characters: Tensor) -> Tensor:
+        """(words, characters) ids -> (words, width), each word independently.
+
+        Raises:
+            CtxError: Words have fewer characters than a filter is wide.
+        """
+        if characters.shape[1] < self.characters.widest:
+            raise CtxError(
+                f"input_ids have {characters.shape[1]} characters a word, but a filter reads {self.characters.widest}.",
+                hint=f"give {self.config.max_characters_per_token} of every word, as the tokenizer does.",
+            )
         encode = self.characters if self.config.unpad else self.characters.plain
-        return encode(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
+        return encode(characters)
 
     def get_input_embeddings(self) -> nn.Module:
         """The characters' embeddings."""
@@ -105,18 +114,6 @@ class CharacterModel(CharacterPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replace the characters' embeddings."""
         self.characters.embeddings = value
-
-    def check_characters(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, width: int) -> None:
-        """Raise CtxError unless `input_ids`, or `inputs_embeds` of this width, and the mask have fitting shapes."""
-        if ids is not None and ids.shape[2] < self.characters.widest:
-            raise CtxError(
-                f"input_ids is {tuple(ids.shape)}: {ids.shape[2]} characters are fewer than a filter reads.",
-                hint=f"give {self.config.max_characters_per_token} of every word, as the tokenizer does.",
-            )
-        if embeds is not None and embeds.shape[2] != width:
-            raise CtxError(f"inputs_embeds is {tuple(embeds.shape)}, expected width {width}.")
-        if mask is not None and mask.dim() != 2:
-            raise CtxError(f"attention_mask must be (batch, words); got {tuple(mask.shape)}.")
 
 
 def fixed_vectors(config: CtxCharacterConfig) -> CharacterVectors | None:

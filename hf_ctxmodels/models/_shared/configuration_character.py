@@ -108,8 +108,3 @@ class CtxCharacterConfig(CtxConfig):
     def padding_character(self) -> int:
         """What fills a word behind its end."""
         return self.num_characters - self.num_languages - 1
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

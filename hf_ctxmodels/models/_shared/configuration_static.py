@@ -1,10 +1,17 @@
 """What the configurations of families with one vector for each word have in common."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.core.config import CtxConfig
+
+# The widths of released vectors (GloVe: 50, 100, 200, 300; word2vec: 300), and smaller ones for tests.
+WORD_VECTOR_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 50},
+    "small": {"hidden_size": 100},
+    "base": {"hidden_size": 300},
+}
 
 
 @strict
@@ -49,8 +56,3 @@ class CtxStaticConfig(CtxConfig):
     def pooled_size(self) -> int:
         """Width of `pooler_output`."""
         return self.hidden_size * (2 if self.pooling == "mean+max" else 1)
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

@@ -12,11 +12,10 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import CtxPreTrainedModel, is_traced
-from hf_ctxmodels.layers.attention.layouts import check_row_lengths
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import RowPooler
 from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
+from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
 
 
 def is_compiled(table: Tensor) -> bool:
@@ -179,32 +178,12 @@ class StaticEncoder(StaticPreTrainedModel):
         Raises:
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
-        given = self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=output_mask
-        )
-        states = self.look_up(given) if input_ids is not None else given
-        tokens = _tokens(states, attention_mask, sequence_ids)
+        width, given = self.config.hidden_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
+        inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)
+        states = zero_padding(inputs.embed(self.look_up), inputs.tokens)
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        states = states * tokens[..., None].to(states.dtype)
         return BaseModelOutputWithPooling(
             last_hidden_state=states if output_mask is None else states[output_mask],
-            pooler_output=None if self.pooler is None else self.pooler(states, tokens),
+            pooler_output=None if self.pooler is None else self.pooler(states, inputs.tokens),
             hidden_states=(states,) if wants_states else None,
         )
-
-
-def _tokens(states: Tensor, *masks: Tensor | None) -> Tensor:
-    """(batch, length) bool: where there is a word.
-
-    Raises:
-        CtxError: a mask of another layout, or a row without any word.
-    """
-    tokens = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-    for mask in masks:
-        if mask is not None:
-            if mask.dim() != 2:
-                raise CtxError(f"attention_mask must be (batch, length); got {tuple(mask.shape)}.")
-            tokens = tokens & (mask != 0)
-    if not is_traced(states):
-        check_row_lengths(tokens.sum(1))
-    return tokens

@@ -92,8 +92,7 @@ class Encoder(CtxPreTrainedModel):
             input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden) in their place.
             attention_mask: (batch, length), 1 at tokens and 0 at padding; or a ready 4-D mask.
             token_type_ids: (batch, length), 0 for the first segment, 1 for the second; None is all 0.
-            position_ids: (batch, length) or (1, length); None counts the columns of the batch, or, with
-                `sequence_ids`, the tokens of each sequence.
+            position_ids: (batch, length) or (1, length); None takes `default_positions`.
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal
                 numbers is one sequence, whose tokens attend to each other only.
             wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden) in
@@ -107,7 +106,7 @@ class Encoder(CtxPreTrainedModel):
             input_ids,
             inputs_embeds,
             attention_mask,
-            self.config.max_position_embeddings,
+            self.config.max_sequence_length,
             sequence_ids=sequence_ids,
             output_mask=output_mask,
             token_type_ids=token_type_ids,
@@ -115,10 +114,12 @@ class Encoder(CtxPreTrainedModel):
         )
         check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
         check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
+        if position_ids is None:
+            position_ids = self.default_positions(words, attention_mask, sequence_ids)
         layout = self.encoder_layout(words, attention_mask, sequence_ids, **kwargs)
         hidden_states = self.embeddings(
             layout.pack(words),
-            layout.pack(default_positions(words, position_ids, sequence_ids)),
+            layout.pack(position_ids.expand(words.shape[:2])),
             None if token_type_ids is None else layout.pack(token_type_ids),
         )
         final_layout = layout if output_mask is None else layout.select(output_mask, and_first=self.pooler is not None)
@@ -128,6 +129,10 @@ class Encoder(CtxPreTrainedModel):
             pooler_output=None if self.pooler is None else self.pooler(final_layout.first(hidden_states)),
             layout=layout,
         )
+
+    def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
+        """(batch, length) positions: the columns of the batch, or, with `sequence_ids`, of each sequence."""
+        return default_positions(words, None, sequence_ids)
 
     def apply_layers(self, hidden_states: Tensor, layout: Layout, final_layout: Layout) -> Tensor:
         """(..., hidden) as packed by `layout` -> the last layer's output, as packed by `final_layout`."""

@@ -81,8 +81,3 @@ class CtxCoveConfig(CtxConfig):
     def pooled_size(self) -> int:
         """Width of what the classification network pools: of two texts, four values of each feature."""
         return 2 * 4 * 2 * self.biattention_size
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

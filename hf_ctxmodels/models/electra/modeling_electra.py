@@ -194,11 +194,11 @@ class CtxElectraForSequenceClassification(heads.ForSequenceClassification, CtxEl
 
 
 class CtxElectraForTokenClassification(heads.ForTokenClassification, CtxElectraHeadModel):
-    """ELECTRA with a classifier on every token."""
+    """ELECTRA that classifies each token."""
 
 
 class CtxElectraForQuestionAnswering(heads.ForQuestionAnswering, CtxElectraHeadModel):
-    """ELECTRA with start and end scores."""
+    """ELECTRA that predicts the start and the end of an answer span."""
 
 
 class CtxElectraForMultipleChoice(heads.ForMultipleChoice, CtxElectraHeadModel):

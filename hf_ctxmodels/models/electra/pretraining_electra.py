@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -117,9 +117,9 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         """The discriminator's decoder, for a task over the vocabulary."""
         return self.mlm_head.decoder if hasattr(self, "mlm_head") else None
 
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace it (used when the vocabulary is resized)."""
-        self.mlm_head.decoder = new_embeddings
+        self.mlm_head.decoder = cast(nn.Linear, new_embeddings)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize the vocabulary of both."""

@@ -76,8 +76,3 @@ class CtxGenSenConfig(CtxConfig):
     def layer_sizes(self) -> list[int]:
         """Width of every hidden state: the embeddings, and the layers."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

@@ -64,8 +64,3 @@ class CtxInferSentConfig(CtxConfig):
     def layer_sizes(self) -> list[int]:
         """Width of every hidden state: the vectors, and the layers."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

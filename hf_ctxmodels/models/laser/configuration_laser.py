@@ -62,8 +62,3 @@ class CtxLaserConfig(CtxConfig):
     def layer_sizes(self) -> list[int]:
         """Width of every hidden state: the embeddings, and the layers."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.seeding import Stream, generator, row_keys
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.seeding import Stream, generator, row_keys
 
 
 def require_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:

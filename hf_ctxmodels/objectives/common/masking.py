@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
+from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 from hf_ctxmodels.objectives.common.spans import Units, harmonic
 
 IGNORED = -100
@@ -152,7 +152,7 @@ class TokenMasker:
             )
         self.rule = rule
         self.mask_token_id = tokenizer.mask_token_id
-        self.ordinary = OrdinaryTokens(tokenizer)
+        self.non_special = NonSpecialTokens(tokenizer)
 
     def mask(
         self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator
@@ -161,12 +161,12 @@ class TokenMasker:
         rule = self.rule
         corrupted = ids.astype(np.int64)
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
-        chosen = rule.select(self.ordinary.candidates(ids), word_ids, rng)
+        chosen = rule.select(self.non_special.candidates(ids), word_ids, rng)
         labels[chosen] = ids[chosen]
-        fate = rng.random(len(chosen))
-        corrupted[chosen[fate < rule.mask_share]] = self.mask_token_id
-        random = chosen[(fate >= rule.mask_share) & (fate < rule.mask_share + rule.random_share)]
-        replacements = self.ordinary.ids
+        draws = rng.random(len(chosen))  # decide the replacement: mask token, random token, or none
+        corrupted[chosen[draws < rule.mask_share]] = self.mask_token_id
+        random = chosen[(draws >= rule.mask_share) & (draws < rule.mask_share + rule.random_share)]
+        replacements = self.non_special.ids
         corrupted[random] = replacements[rng.integers(len(replacements), size=len(random))]
         return corrupted, labels
 
@@ -177,12 +177,12 @@ class TokenMasker:
         """
         ids, labels = batch["input_ids"], batch["labels"]
         selected = labels != IGNORED
-        ordinary = torch.from_numpy(self.ordinary.table).to(ids.device)[ids] | selected
+        maskable = torch.from_numpy(self.non_special.table).to(ids.device)[ids] | selected
         masked = selected & (ids == self.mask_token_id)
         kept = selected & (ids == labels)
         run_starts = selected.clone()
         run_starts[:, 1:] &= ~selected[:, :-1]
-        totals = torch.stack([each.sum() for each in (ordinary, selected, run_starts, masked, kept)]).tolist()
+        totals = torch.stack([each.sum() for each in (maskable, selected, run_starts, masked, kept)]).tolist()
         names = ("maskable_tokens", "selected_tokens", "selected_runs", "mask_tokens", "kept_tokens")
         return {"rows": len(ids), **dict(zip(names, totals))}
 

@@ -11,11 +11,12 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
 from hf_ctxmodels.objectives.common.segments import tokenized_batches
 from hf_ctxmodels.objectives.static.counting import CooccurrenceCounter
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hf_ctxmodels.data.seeding import uniforms
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.seeding import uniforms
 from hf_ctxmodels.objectives.static.noise import draw_noise
 
 

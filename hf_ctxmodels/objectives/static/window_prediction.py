@@ -1,7 +1,7 @@
 """Words predicted from the words around them (Mikolov et al. 2013a, 2013b): what word2vec is trained on."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from importlib import import_module
@@ -16,7 +16,8 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import feature_keys, require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.segments import tokenized_batches
@@ -200,6 +201,7 @@ class WindowPrediction(Objective):
             shared_negatives=own.shared_negatives,
             seed=seed,
         )
+        self.baseline = replace(self.baseline, scores=self._frequency_scores)
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -222,8 +224,8 @@ class WindowPrediction(Objective):
                 for start in range(0, len(words) - 1, self.max_length):
                     yield {"input_ids": words[start : start + self.max_length]}
 
-    def frequency_scores(self, counts: np.ndarray) -> np.ndarray:
-        """See `Objective.frequency_scores`: where the loss is least for predictions that depend on nothing."""
+    def _frequency_scores(self, counts: np.ndarray) -> np.ndarray:
+        """See `BaselinePolicy.scores`: the logits of least loss among those that do not depend on the input."""
         seen = counts * self.collate.kept
         if self.collate.tree is not None:
             return self.collate.tree.scores(seen)

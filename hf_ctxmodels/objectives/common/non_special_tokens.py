@@ -1,4 +1,4 @@
-"""Which tokens are ordinary ones: of text, not special. Only those are predicted, masked or drawn as a replacement."""
+"""The non-special tokens of a vocabulary: only those are predicted, masked or drawn as a replacement."""
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -6,12 +6,12 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 
 
-class OrdinaryTokens:
-    """The ordinary tokens of a tokenizer's vocabulary.
+class NonSpecialTokens:
+    """The non-special tokens of a tokenizer's vocabulary.
 
     Attributes:
-        table: (largest id + 1,) bool, token id -> is ordinary.
-        ids: the ordinary ones, ascending.
+        table: (largest id + 1,) bool, token id -> is not special.
+        ids: the non-special ones, ascending.
 
     Raises:
         CtxError: there is none.
@@ -27,7 +27,7 @@ class OrdinaryTokens:
             raise CtxError("The tokenizer's vocabulary holds special tokens only.", hint="train it on some text first.")
 
     def candidates(self, ids: np.ndarray) -> np.ndarray:
-        """True where a token of a row is ordinary.
+        """True where a token of a row is not special.
 
         Raises:
             CtxError: an id is not of the vocabulary.
