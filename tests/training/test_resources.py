@@ -13,25 +13,13 @@ from hf_ctxmodels.training.memory import keep_freed_memory
 LIBC = ctypes.CDLL(None)
 BLOCK = 128 << 20
 
+_COUNTERS = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+
 
 class MallInfo(ctypes.Structure):
     """What mallinfo2(3) returns: `arena` are the bytes of the heap, `hblkhd` those of blocks mapped one by one."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in [
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        ]
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in _COUNTERS]
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,6 @@ class CtxRobertaForSequenceClassification(heads.ForSequenceClassification, CtxRo
 
     classifier_activation = "tanh"
 
-    classifier_activation = "tanh"
-
     def build_encoder(self, config: CtxRobertaConfig) -> CtxPreTrainedModel:
         """The encoder, whose `pooler_output` is the first token's state as it is."""
         encoder = self.encoder_class(config, add_pooling_layer=False)
