@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import check_ids, is_traced
+from hf_ctxmodels.core.inputs import check_ids, is_traced
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, vocabulary_loss
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import CtxPreTrainedModel, is_traced, sequence_numbers
-from hf_ctxmodels.layers.attention.layouts import check_row_lengths
+from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, sequence_numbers
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows

@@ -13,8 +13,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import CtxPreTrainedModel, is_traced
-from hf_ctxmodels.layers.attention.layouts import check_row_lengths
+from hf_ctxmodels.core.inputs import check_row_lengths, is_traced
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import RowPooler
 from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
 

@@ -9,7 +9,7 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.core.model import is_traced
+from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder, SentenceDecoderState
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
