@@ -20,8 +20,10 @@ def keep_freed_memory() -> Iterator[None]:
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     # Blocks below the threshold come from the heap; older versions of glibc refuse more than their own maximum.
-    if not hasattr(libc, "mallopt") or not any(
-        libc.mallopt(_MMAP_THRESHOLD, size) for size in (_NEVER_MMAP, _ADJUSTED_MMAP)
+    if (
+        libc is None
+        or not hasattr(libc, "mallopt")
+        or not any(libc.mallopt(_MMAP_THRESHOLD, size) for size in (_NEVER_MMAP, _ADJUSTED_MMAP))
     ):
         yield
         return
