@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -54,6 +54,19 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         super().__init_subclass__(**kwargs)
         known = [getattr(base, "config_class", None) for base in cls.__bases__]
         cls.config_class = max([cls.config_class, *filter(None, known)], key=lambda config: len(config.__mro__))
+
+    def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
+        """Copy what the configuration takes from other models, for example word vectors: for families that take any.
+
+        It is a step of its own after a new model was made or a checkpoint without these parts was opened; neither a
+        configuration nor the initialisation of weights opens another model.
+
+        Args:
+            missing: Names of the parameters that a checkpoint lacked; None for a new model, where all are to be filled.
+
+        Raises:
+            CtxError: A source cannot be opened, or does not fit.
+        """
 
     def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a head, given a `learning_rate`, does the work of this optimizer by itself: no backward pass."""

@@ -77,8 +77,10 @@ class ForSequenceClassification(SequenceHead):
         """Dropout and the classifier; a family may put another module in the place of either."""
         size, labels, rate = config.pooled_size, config.num_labels, config.head_dropout
         self.dropout: nn.Module = Dropout(rate)
-        self.classifier: nn.Module = nn.Linear(size, labels)
-        if self.classifier_activation is not None:
+        self.classifier: nn.Module
+        if self.classifier_activation is None:
+            self.classifier = nn.Linear(size, labels)
+        else:
             self.classifier = ProjectedHead(size, labels, activation=self.classifier_activation, dropout=rate)
 
     @can_return_tuple

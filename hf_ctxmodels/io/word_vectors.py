@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.models._shared.static import StaticEncoder, vectors_of_words
+from hf_ctxmodels.models._shared.static import StaticEncoder, words_and_vectors
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS, CtxWordTokenizer, require_different
 
@@ -61,9 +61,10 @@ class WordVectors:
         Raises:
             CtxError: the model has no vector for each word, or the tokenizer is not one of words.
         """
-        ids, vectors = vectors_of_words(model, tokenizer)
-        counts = None if tokenizer.counts is None else [tokenizer.counts[number] for number in ids]
-        return cls([tokenizer.words[number] for number in ids], vectors.numpy(), counts, tokenizer.do_lower_case)
+        words, vectors, ids = words_and_vectors(model, tokenizer)
+        found: Any = tokenizer  # of words, as was checked
+        counts = None if found.counts is None else [found.counts[number] for number in ids]
+        return cls(words, vectors.numpy(), counts, found.do_lower_case)
 
     def to_model(self, family: str) -> tuple[PreTrainedModel, CtxWordTokenizer]:
         """A model of a static family with these vectors, and its tokenizer, which splits at white space alone.

@@ -30,8 +30,8 @@ def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, T
     """target name -> the logits it is compared with, from a forward without targets."""
     outputs = tensors_of(model(**batch))
     places = {"start_positions": "start_logits", "end_positions": "end_logits"}
-    if hasattr(case.model_class, "pair_logits_name"):
-        places[case.model_class.loss_targets[1]] = case.model_class.pair_logits_name
+    if hasattr(case.model_class, "pair_logits"):
+        places[case.model_class.loss_targets[1]] = case.model_class.pair_logits
     labels = "logits" if "logits" in outputs else "prediction_logits"
     if case.detects:  # one logit is the difference of two
         outputs[labels] = torch.stack([torch.zeros_like(outputs[labels]), outputs[labels]], -1)

@@ -121,7 +121,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def train(files: list[str], **options: object) -> CtxLaserTokenizer:
-    documents = load_documents(*files, translations=files[::-1], marks=["<de>", "<en>"])
+    documents = load_documents(*files, translations=files[::-1], language_tags=["<de>", "<en>"])
     return CtxLaserTokenizer.train(documents.texts(), vocab_size=120, min_frequency=1, **options)
 
 
@@ -130,7 +130,7 @@ class TestData:
         tokenizer = train(files)
         assert tokenizer.languages == ["<de>", "<en>"]
         objective = TranslationToLanguages(tokenizer, max_length=60, seed=0)
-        documents = load_documents(*files, translations=files[::-1], marks=["<de>", "<en>"])
+        documents = load_documents(*files, translations=files[::-1], language_tags=["<de>", "<en>"])
         rows = list(objective.examples(documents))
         assert [row["target_language"] for row in rows] == [0, 0, 1, 1]
         for row, (text, translation) in zip(rows, [*PAIRS, *(pair[::-1] for pair in PAIRS)], strict=True):
@@ -151,8 +151,8 @@ class TestData:
         plain = CtxLaserTokenizer.train(documents.texts(), vocab_size=120)
         with pytest.raises(CtxError, match="knows no language"):
             TranslationToLanguages(plain, max_length=60, seed=0)
-        with pytest.raises(CtxError, match="with 1 marks"):
-            load_documents(*files, translations=files[::-1], marks=["<de>"])
+        with pytest.raises(CtxError, match="with 1 language tags"):
+            load_documents(*files, translations=files[::-1], language_tags=["<de>"])
 
 
 def test_translates_into_the_language_that_is_named(files: list[str]) -> None:

@@ -19,7 +19,7 @@ from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, 
 from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
-from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, fixed_vectors
+from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
 from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, summed_disagreement
@@ -37,7 +37,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
 
     def __init__(self, config: CtxCvtConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
-        self.vectors = fixed_vectors(config)
+        self.vectors = build_character_vectors(config)
         config.validate_views()
         self.build_encoder(config, config.hidden_size - config.static_size, config.hidden_size)
         self.post_init()
@@ -134,6 +134,10 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         """The predictions of a task with this number of labels."""
         raise NotImplementedError
 
+    def problem_type(self, labels: Tensor | None) -> str:
+        """What the predictions are: "regression", "single_label_classification" or "multi_label_classification"."""
+        return self.config.problem_type or "single_label_classification"
+
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
         """Mean loss of the primary prediction."""
         return cross_entropy_over_targets(logits, labels, "labels", counts)
@@ -182,7 +186,8 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             logits = predict(torch.cat(states[1:], -1), tokens)
             if labels is not None:
                 supervised = self.supervised_loss(logits, labels, num_items_in_batch)
-                metrics = {"accuracy": heads.accuracy_counts(logits, labels)} if self._has_classes else None
+                if self.problem_type(labels) == "single_label_classification":
+                    metrics = {"accuracy": heads.accuracy_counts(logits, labels)}
         if learns_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
             total = self._disagreement(states[1], sequences, tokens, views != IGNORED, inputs)
@@ -209,14 +214,6 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             raise CtxError(f"views asks for padding, at {misplaced.nonzero()[0].tolist()}.", hint="put -100 there.")
         return bool(target_mask.any())
 
-    @property
-    def _kind(self) -> str:
-        return self.config.problem_type or "single_label_classification"
-
-    @property
-    def _has_classes(self) -> bool:
-        return self._kind == "single_label_classification"
-
     def _task(self, task: str | None) -> str:
         name = next(iter(self.predictors)) if task is None else task
         if name not in self.predictors:
@@ -240,12 +237,12 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         for name, each in self.predictors.items():
             found: dict[str, Tensor] = each.get_views(first, sequences)  # type: ignore[operator]
             students = {view: logits[target_mask] for view, logits in found.items()}
-            total = total + summed_disagreement(teachers[name][target_mask], students, self._kind)
+            total = total + summed_disagreement(teachers[name][target_mask], students, self.problem_type(None))
         return total
 
 
 class CtxCvtForTokenClassification(CtxCvtHeadModel):
-    """A tagger, of one task or several (sections 3.2 and 4.1)."""
+    """Classifies each word, for one task or several (sections 3.2 and 4.1)."""
 
     views_of_words = True
 
@@ -256,7 +253,7 @@ class CtxCvtForTokenClassification(CtxCvtHeadModel):
 
 
 class CtxCvtForSequenceClassification(CtxCvtHeadModel):
-    """A classifier of texts, whose views are ours."""
+    """Classifies texts; the paper has no such task, the views are this package's."""
 
     def predictor_for(self, labels: int) -> nn.Module:
         """One class per text."""
@@ -270,6 +267,21 @@ class CtxCvtForSequenceClassification(CtxCvtHeadModel):
             config.pooling,
         )
 
+    def problem_type(self, labels: Tensor | None) -> str:
+        """As in `heads.ForSequenceClassification`, but for batches without labels as for those with labels.
+
+        Raises:
+            CtxError: The labels are those of several classes at once, and the configuration does not say so.
+        """
+        found = heads.problem_type_of(self.config, labels)
+        if found != heads.problem_type_of(self.config, None):
+            raise CtxError(
+                "The labels are of several classes at once, but config.problem_type is None, by which texts without "
+                "labels have one class.",
+                hint='set config.problem_type="multi_label_classification".',
+            )
+        return found
+
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-        """Of classes, numbers or several labels at once; see `heads.ForSequenceClassification`."""
+        """Mean loss of classes, numbers or several labels at once; see `heads.ForSequenceClassification`."""
         return heads.sequence_loss(self.config, logits, labels, counts)

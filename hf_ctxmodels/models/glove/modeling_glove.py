@@ -166,13 +166,13 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         names += ["word_bias.weight", "context_bias.weight"]
         arrays = [table[name].detach().numpy() for table in (tables, squares) for name in names]
 
-        def follow(*part: Tensor) -> Tensor:
+        def update(*part: Tensor) -> Tensor:
             given = [each.numpy() for each in part]
             weighting = float(self.config.x_max), float(self.config.alpha)
             loss = kernels.glove_adagrad_kernel(*arrays, *given, *weighting, np.float32(learning_rate))
             return torch.tensor(loss, dtype=torch.float32)
 
-        return in_threads(self.config.update_threads, follow, *cells)
+        return in_threads(self.config.update_threads, update, *cells)
 
 
 class CtxGloveForSequenceClassification(heads.ForSequenceClassification, CtxGloveHeadModel):

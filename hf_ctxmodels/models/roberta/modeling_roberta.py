@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead, ProjectedHead
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import count_tokens
 from hf_ctxmodels.layers.transformer.block import FirstTokenPooler, PostNormLayer
@@ -73,15 +71,15 @@ class CtxRobertaForMaskedLM(heads.ForMaskedLM, CtxRobertaHeadModel):
     """RoBERTa with the masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = {"mlm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"}
-
-    def build_head(self, config: CtxRobertaConfig) -> None:
-        """The masked-LM head; its activation is gelu whatever `hidden_act` is, as in the reference."""
-        width, eps = config.hidden_size, config.layer_norm_eps
-        self.mlm_head = MaskedPredictionHead(width, width, config.vocab_size, activation="gelu", layer_norm_eps=eps)
+    transform_activation = "gelu"  # whatever `hidden_act` is, as in the reference
 
 
 class CtxRobertaForSequenceClassification(heads.ForSequenceClassification, CtxRobertaHeadModel):
-    """RoBERTa with a classifier or regressor on the state of <s>: dropout, dense, tanh, dropout and a linear map."""
+    """RoBERTa that classifies a sequence, or regresses a number on it, from <s>: dense, tanh and linear."""
+
+    classifier_activation = "tanh"
+
+    classifier_activation = "tanh"
 
     def build_encoder(self, config: CtxRobertaConfig) -> CtxPreTrainedModel:
         """The encoder, whose `pooler_output` is the first token's state as it is."""
@@ -90,20 +88,14 @@ class CtxRobertaForSequenceClassification(heads.ForSequenceClassification, CtxRo
             encoder.pooler = nn.Identity()
         return encoder
 
-    def build_head(self, config: CtxRobertaConfig) -> None:
-        """The classifier, with dropout before each of its layers."""
-        rate = config.head_dropout
-        self.dropout = Dropout(rate)
-        self.classifier = ProjectedHead(config.hidden_size, config.num_labels, activation="tanh", dropout=rate)
-
 
 class CtxRobertaForTokenClassification(heads.ForTokenClassification, CtxRobertaHeadModel):
-    """RoBERTa with a classifier on every token."""
+    """RoBERTa that classifies each token."""
 
 
 class CtxRobertaForQuestionAnswering(heads.ForQuestionAnswering, CtxRobertaHeadModel):
-    """RoBERTa with start and end scores."""
+    """RoBERTa that predicts the start and the end of an answer span."""
 
 
 class CtxRobertaForMultipleChoice(heads.ForMultipleChoice, CtxRobertaHeadModel):
-    """RoBERTa with one score per choice."""
+    """RoBERTa that chooses one of several continuations."""
