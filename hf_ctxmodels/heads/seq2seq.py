@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import check_ids, is_traced
+from hf_ctxmodels.core.inputs import check_ids, is_traced
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss
 
 

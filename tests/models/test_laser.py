@@ -51,13 +51,13 @@ def batch_of(*lengths: tuple[int, ...]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("unpad", [True, False])
 def test_decoder_is_the_papers(unpad: bool) -> None:
     """The loss of padded rows of several lengths, too, each in another language."""
-    model, batch = small(unpad=unpad), batch_of()
-    languages = torch.tensor([2, 0, 1, 2])
+    model, batch = small(unpad=unpad), make_batch(TRANSLATOR)
+    batch["target_languages"] = languages = torch.tensor([2, 0, 1, 2])
     labels = make_targets(TRANSLATOR, batch)["labels"].masked_fill_(torch.tensor([[0, 0, 0, 0, 0, 1]]).bool(), -100)
     with torch.no_grad():
         sentences = model.laser(**{name: batch[name] for name in ("input_ids", "attention_mask")}).pooler_output
-        logits = model(**batch, target_languages=languages).logits.log_softmax(-1)
-        loss = model(**batch, target_languages=languages, labels=labels).loss
+        logits = model(**batch).logits.log_softmax(-1)
+        loss = model(**batch, labels=labels).loss
     total = 0.0
     for row, read in enumerate(batch["decoder_input_ids"].tolist()):
         expected = by_the_equations(model, sentences[row], read, int(languages[row]))
@@ -66,7 +66,8 @@ def test_decoder_is_the_papers(unpad: bool) -> None:
         total -= float(expected[target_mask].gather(1, labels[row][target_mask][:, None]).sum())
     assert float(loss) == pytest.approx(total / int((labels != -100).sum()), rel=1e-5)
     with torch.no_grad():
-        first = model(**batch, target_languages=torch.zeros(4, dtype=torch.long)).logits
+        first = model(**batch | {"target_languages": torch.zeros(4, dtype=torch.long)}).logits
+        del batch["target_languages"]
         assert torch.equal(model(**batch).logits, first), "the first language unless another is asked for"
 
 
@@ -76,7 +77,8 @@ def test_of_a_text_the_decoder_knows_the_vector_alone() -> None:
         encoded = model.encode(input_ids=batch["input_ids"])
         expected = model(**batch).logits
         encoded.last_hidden_state = torch.zeros_like(encoded.last_hidden_state)
-        got = model(encoder_outputs=encoded, decoder_input_ids=batch["decoder_input_ids"]).logits
+        written = {name: batch[name] for name in ("decoder_input_ids", "target_languages")}
+        got = model(encoder_outputs=encoded, **written).logits
     assert torch.equal(got, expected)
 
 
@@ -108,9 +110,9 @@ def test_beams_are_the_same_with_and_without_a_cache() -> None:
 def test_bad_languages() -> None:
     model, batch = small(), batch_of()
     with pytest.raises(CtxError, match=r"target_languages\[1\] is 3, outside \[0, num_languages=3\)"):
-        model(**batch, target_languages=torch.tensor([0, 3, 1, 1]))
+        model(**batch | {"target_languages": torch.tensor([0, 3, 1, 1])})
     with pytest.raises(CtxError, match=r"target_languages is \(2,\), expected \(4,\)"):
-        model(**batch, target_languages=torch.tensor([0, 1]))
+        model(**batch | {"target_languages": torch.tensor([0, 1])})
     cove = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
     with pytest.raises(CtxError, match="one target language"):
         cove.model()(**make_batch(cove), target_languages=torch.tensor([0, 0, 0, 0]))

@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import check_ids
+from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.sampled import sampled_cross_entropy
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask

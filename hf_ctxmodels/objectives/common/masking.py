@@ -82,11 +82,11 @@ class MaskingRule:
         """
         if self.needs_words and word_ids is None:
             raise CtxError("Whole words are to be selected, but which they are is not said.", hint="give word_ids.")
-        units = Units.of(candidates, word_ids if self.needs_words else None)
-        budget = self.budget(len(units.positions))
         if not self.needs_words:
-            return rng.choice(units.positions, budget, replace=False)
-        spans = place_spans(units, self.ngram_lengths(len(units), rng), budget, rng)
+            positions = np.flatnonzero(candidates)
+            return positions[rng.choice(len(positions), self.budget(len(positions)), replace=False)]
+        units = Units.of(candidates, word_ids)
+        spans = place_spans(units, self.ngram_lengths(len(units), rng), self.budget(len(units.positions)), rng)
         return units.in_spans(spans)[: self.max_predictions]
 
     def ngram_lengths(self, count: int, rng: np.random.Generator) -> np.ndarray:
