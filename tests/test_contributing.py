@@ -1,0 +1,70 @@
+"""CONTRIBUTING.md is right: its steps, followed to the letter in a copy of the repository, give a family that works."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FAMILY = "newt"
+# What the common suite says of the new family without an edit of any test: a sample that takes seconds.
+TESTS = (
+    ("tests/models/test_common.py", "newt and (Config or Auto or same_outputs or native or published)"),
+    ("tests/models/test_common_layouts.py", "newt and (test_outputs or test_losses_and_gradients or sides)"),
+    ("tests/models/test_common_training.py", "newt and (full_logits or each_target or baseline)"),
+)
+
+
+def copy_of_the_repository(folder: Path) -> Path:
+    copied = folder / "repository"
+    for name in ("hf_ctxmodels", "tests", "scripts", "model_cards", "conversion"):
+        shutil.copytree(ROOT / name, copied / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, copied / name)
+    return copied
+
+
+def follow_contributing(repository: Path) -> list[str]:
+    """Write every code block to the file it names, and add the lines of step 6; the files written."""
+    page = (repository / "CONTRIBUTING.md").read_text("utf-8")
+    written = []
+    for name, code in re.findall(r"^```python\n# (\S+)\n(.*?)^```", page, re.DOTALL | re.M):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text(code, "utf-8")
+        written.append(name)
+    registry = repository / "hf_ctxmodels" / "registry.py"
+    text = registry.read_text("utf-8")
+    assert text.count("_FOLDERS = (\n") == 1
+    registry.write_text(text.replace("_FOLDERS = (\n", f'_FOLDERS = (\n    "{FAMILY}",\n'), "utf-8")
+    package = repository / "hf_ctxmodels" / "__init__.py"
+    lines = re.findall(
+        rf"`(from hf_ctxmodels\.models\.{FAMILY} import \*|__all__ \+= models\.{FAMILY}\.__all__)`", page
+    )
+    assert len(lines) == 2
+    anchor = "from hf_ctxmodels.objectives import ("
+    text = package.read_text("utf-8").replace(anchor, f"{lines[0]}
+{anchor}")
+    package.write_text(text.replace("\nregister()", f"{lines[1]}\n\nregister()"), "utf-8")
+    return written
+
+
+def test_a_family_made_by_the_book_passes_the_common_suite(tmp_path: Path) -> None:
+    repository = copy_of_the_repository(tmp_path)
+    assert len(follow_contributing(repository)) == 4
+    environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
+    code = (
+        "import hf_ctxmodels as zoo; print(zoo.__file__, zoo.CtxNewtForMaskedLM.__name__, zoo.get_family('newt').name)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, env=environment, capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.split() == [str(repository / "hf_ctxmodels" / "__init__.py"), "CtxNewtForMaskedLM", FAMILY]
+    files, chosen = zip(*TESTS, strict=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+    done = subprocess.run([*command, "-k", " or ".join(f"({each})" for each in chosen)], **options)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20, done.stdout[-500:]
