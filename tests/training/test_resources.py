@@ -19,8 +19,9 @@ class MallInfo(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks")
     ]
+    _fields_ += [("keepcost", ctypes.c_size_t)]
 
 
 @pytest.mark.parametrize(
