@@ -66,6 +66,11 @@ class Case:
         return only is None or f" {only}" in f" {self.family} {self.name}"
 
     @property
+    def end_to_end(self) -> bool:
+        """Whether `pretrain.py` is run; times are then those of a token."""
+        return self.work.startswith("pretrain.py")
+
+    @property
     def pretrains(self) -> bool:
         """Whether the pretraining head is run."""
         return self.work in ("pretraining", "evaluation", "gradients")

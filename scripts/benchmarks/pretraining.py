@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
@@ -25,8 +26,9 @@ from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.memory import keep_freed_memory
 from hf_ctxmodels.training.optim.optimization import make_optimizer
 
-STEPS, WARM_UP = 16, 4
-_BARE, _TRAINER = "pretrain.py, the peer is its bare step", "pretrain.py, the peer is Trainer"
+STEPS, WARM_UP, DATASET = 16, 4, "demo"
+_BARE: Final = "pretrain.py, the peer is its bare step"
+_TRAINER: Final = "pretrain.py, the peer is Trainer"
 _OBJECTIVES = {_BARE: "mlm+nsp", _TRAINER: "mlm"}
 # The demo text has 27,837 pieces for the vocabulary of BERT's size.
 CASES = [
@@ -67,7 +69,7 @@ def _run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int
     peer: list[Pace] = []
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = get_family(case.family).tokenizer
-        texts = load_documents("demo").texts()
+        texts = load_documents(DATASET).texts()
         tokenizer.train(texts, vocab_size=case.config["vocab_size"]).save_pretrained(f"{folder}/tokenizer")
         for number in range(repeats):
             what, how = _arguments(case, Path(folder), f"run-{number}", dtype)
@@ -97,7 +99,7 @@ def _arguments(
         "intermediate_size": 4 * case.width,
     }
     what = pretraining.PretrainingArguments(
-        dataset=["demo"],
+        dataset=[DATASET],
         tokenizer=str(folder / "tokenizer"),
         family=case.family,
         config_options=[f"{name}={value}" for name, value in sizes.items()],

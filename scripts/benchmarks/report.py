@@ -48,17 +48,18 @@ def table(results: Sequence[Result]) -> str:
 
 def _row(result: Result) -> str:
     case, ours, peer = result.case, result.ours, result.peer
+    time = _token_time if case.end_to_end else _step_time
     speed = peer.seconds / ours.seconds
     memory = ours.peak_bytes / peer.peak_bytes if peer.peak_bytes else math.nan
     cells = [
         case.family,
         case.name,
-        f"{_time(peer.seconds)} ± {peer.spread / 2:.0%}",
-        f"{_time(ours.seconds)} ± {ours.spread / 2:.0%}",
+        f"{time(peer.seconds)} ± {peer.spread / 2:.0%}",
+        f"{time(ours.seconds)} ± {ours.spread / 2:.0%}",
         _mark(f"{speed:.2f}x", case.speed is not None and speed < case.speed),
         "-" if case.speed is None else f"≥ {case.speed}x",
-        _time(peer.cpu_seconds),
-        _time(ours.cpu_seconds),
+        time(peer.cpu_seconds),
+        time(ours.cpu_seconds),
         _mark(_known(memory, ".2f", "x"), case.memory is not None and memory > case.memory),
         "-" if case.memory is None else f"≤ {case.memory}x",
         _known(result.difference, ".0e"),
@@ -68,8 +69,12 @@ def _row(result: Result) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _time(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms" if seconds > 1e-3 else f"{1e6 * seconds:.1f} µs/token"
+def _step_time(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"
+
+
+def _token_time(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} µs/token"
 
 
 def _known(value: float, form: str, unit: str = "") -> str:
