@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FAMILY = "newt"
@@ -45,8 +44,7 @@ def follow_contributing(repository: Path) -> list[str]:
     )
     assert len(lines) == 2
     anchor = "from hf_ctxmodels.objectives import ("
-    text = package.read_text("utf-8").replace(anchor, f"{lines[0]}
-{anchor}")
+    text = package.read_text("utf-8").replace(anchor, "\n".join([lines[0], anchor]))
     package.write_text(text.replace("\nregister()", f"{lines[1]}\n\nregister()"), "utf-8")
     return written
 
