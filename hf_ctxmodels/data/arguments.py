@@ -51,7 +51,7 @@ class DataArguments:
             config_name=self.dataset_config,
             streaming=self.streaming,
             skip_empty=self.skip_empty_documents,
-            marks=self.language_tags,
+            language_tags=self.language_tags,
             translations=self.translations,
         )
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)

@@ -10,17 +10,13 @@ from hf_ctxmodels.data.sentences import split_sentences
 
 
 class TranslatedText(list[str]):
-    """A document of two: a text and its translation. As one string, they have `between` between them."""
+    """A text and its translation. As one string, they are joined by `between`."""
 
     between: ClassVar[str] = "\t"
 
 
 class LabelledPair(list[str]):
-    """A document of two texts of one language, and what is said of the two.
-
-    Attributes:
-        label: That.
-    """
+    """Two texts of one language, and the label of the pair."""
 
     def __init__(self, texts: Iterable[str], label: str) -> None:
         super().__init__(texts)

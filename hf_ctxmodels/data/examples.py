@@ -31,7 +31,7 @@ class Column:
     """One column of a table of examples, stored flat.
 
     Attributes:
-        values: all rows' values behind each other.
+        values: all rows' values, concatenated.
         offsets: (rows + 1,) row i is `values[offsets[i]:offsets[i + 1]]`; None when each row holds one number.
     """
 

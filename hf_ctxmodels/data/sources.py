@@ -20,7 +20,7 @@ from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.data.tasks.readers import read_table
 
 NONE = "-"
-"""What stands for a data set without translations, or without a mark, among others that have them."""
+"""Given for a data set without translations, or without a language tag, among others that have them."""
 
 
 def load_documents(
@@ -30,7 +30,7 @@ def load_documents(
     config_name: str | None = None,
     streaming: bool = False,
     skip_empty: bool = False,
-    marks: Sequence[str] = (),
+    language_tags: Sequence[str] = (),
     translations: Sequence[str] = (),
 ) -> Documents:
     """Open a source of documents. A file, the demo text and a stream are read anew by every iteration.
@@ -41,35 +41,38 @@ def load_documents(
             `datasets.load_dataset` takes, a Hub id or a directory, or FILE=FIRST,SECOND,LABEL: a table (see
             `data.tasks.readers`) of pairs of texts, and its columns.
         split: of a Hub data set or directory.
-        text_column: where a record's text stands; the text files have none.
+        text_column: of a record's text; the text files have none.
         config_name: configuration of a Hub data set.
         streaming: read a Hub data set over the network instead of downloading it first. Files are never loaded whole.
         skip_empty: pass over documents without text instead of raising.
-        marks: one word for each source, put in front of each of its sentences, such as the name of its language; `-`
-            for none.
+        language_tags: one word for each source, put in front of each of its sentences, such as the name of its
+            language; `-` for none.
         translations: one file of lines for each source, which then is one too: line by line its translation. Each
             document is a line with its translation; where one of the two is empty, both are left out. `-` for a source
             that has none.
 
     Raises:
-        CtxError: a source cannot be found, or there are not as many marks. What is wrong inside it is raised
+        CtxError: a source cannot be found, or there are not as many tags. What is wrong inside it is raised
             while iterating.
     """
-    if translations and (len(translations) != len(datasets) or len(marks) not in (0, len(datasets))):
+    if translations and (len(translations) != len(datasets) or len(language_tags) not in (0, len(datasets))):
         raise CtxError(
-            f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(marks)} marks.",
-            hint="give one file of translations for each data set, and one mark for each or none.",
+            f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(language_tags)} "
+            "language tags.",
+            hint="give one file of translations for each data set, and one tag for each or none.",
         )
-    if len(marks) not in (0, len(datasets)):
-        raise CtxError(f"{len(marks)} marks for {len(datasets)} data sets.", hint="give one mark for each, or none.")
+    if len(language_tags) not in (0, len(datasets)):
+        raise CtxError(
+            f"{len(language_tags)} language tags for {len(datasets)} data sets.", hint="give one tag for each, or none."
+        )
     sources = []
     nothing = [NONE] * len(datasets)
-    for dataset, translation, mark in zip(datasets, translations or nothing, marks or nothing, strict=True):
+    for dataset, translation, tag in zip(datasets, translations or nothing, language_tags or nothing, strict=True):
         if translation != NONE:
-            sources.append(_open_translated(dataset, translation, mark))
+            sources.append(_open_translated(dataset, translation, tag))
         else:
             name, read = _open(dataset, split, text_column, config_name, streaming)
-            sources.append((name, read if mark == NONE else partial(_marked, read, mark)))
+            sources.append((name, read if tag == NONE else partial(_tagged, read, tag)))
     if len(sources) == 1:
         name, read = sources[0]
     else:
@@ -112,12 +115,12 @@ def _open_pairs(file: str, columns: Sequence[str]) -> tuple[str, Callable[[], It
     return path.name, partial(_labelled_pairs, str(path), columns)
 
 
-def _open_translated(dataset: str, translation: str, mark: str) -> tuple[str, Callable[[], Iterator[list[str]]]]:
+def _open_translated(dataset: str, translation: str, tag: str) -> tuple[str, Callable[[], Iterator[list[str]]]]:
     """The name of a file with another one of translations, and what reads both."""
     paths = Path(dataset).expanduser(), Path(translation).expanduser()
     for path in paths:
         check_file(path)
-    return " with ".join(path.name for path in paths), partial(_translated, *paths, mark)
+    return " with ".join(path.name for path in paths), partial(_translated, *paths, tag)
 
 
 def _check_document_file(path: Path) -> None:
@@ -135,9 +138,9 @@ def _one_by_one(sources: list[Callable[[], Iterator[list[str]]]]) -> Iterator[li
         yield from read()
 
 
-def _translated(text: Path, translation: Path, mark: str) -> Iterator[list[str]]:
+def _translated(text: Path, translation: Path, tag: str) -> Iterator[list[str]]:
     for one, other in read_translated(text, translation):
-        yield TranslatedText([one, other if mark == NONE else f"{mark} {other}"])
+        yield TranslatedText([one, other if tag == NONE else f"{tag} {other}"])
 
 
 def _labelled_pairs(file: str, columns: Sequence[str]) -> Iterator[list[str]]:
@@ -147,13 +150,13 @@ def _labelled_pairs(file: str, columns: Sequence[str]) -> Iterator[list[str]]:
             yield LabelledPair([first, second], label)
 
 
-def _marked(read: Callable[[], Iterator[list[str]]], mark: str) -> Iterator[list[str]]:
+def _tagged(read: Callable[[], Iterator[list[str]]], tag: str) -> Iterator[list[str]]:
     for paragraphs in read():
         if isinstance(paragraphs, LabelledPair):
-            yield LabelledPair([f"{mark} {text}" for text in paragraphs], paragraphs.label)
+            yield LabelledPair([f"{tag} {text}" for text in paragraphs], paragraphs.label)
             continue
         sentences = (sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
-        yield [f"{mark} {sentence}" for sentence in sentences]
+        yield [f"{tag} {sentence}" for sentence in sentences]
 
 
 def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: bool) -> object:

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from hf_ctxmodels.core.constants import IGNORED
+
 UNLABELLED = "unlabelled"
-_IGNORED = -100
 
 
 def without_labels(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -33,7 +34,7 @@ class UnlabelledCollator:
         labels = batch["labels"]
         unlabelled = torch.tensor([UNLABELLED in feature for feature in features])
         unlabelled = unlabelled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
-        there = labels != _IGNORED
-        batch["views"] = torch.where(unlabelled & there, 1, _IGNORED)
-        batch["labels"] = labels.masked_fill(unlabelled, _IGNORED)
+        there = labels != IGNORED
+        batch["views"] = torch.where(unlabelled & there, 1, IGNORED)
+        batch["labels"] = labels.masked_fill(unlabelled, IGNORED)
         return batch

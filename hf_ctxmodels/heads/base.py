@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling
 
-IGNORED = -100
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 
 

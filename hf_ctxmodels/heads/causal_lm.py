@@ -8,7 +8,7 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.model import sequence_numbers
+from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss
 
 

@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import GenerationMixin
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import check_ids, is_traced
+from hf_ctxmodels.core.inputs import check_ids, is_traced
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss
 
 
@@ -33,7 +34,7 @@ class ConditionalGenerationOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-class ForConditionalGeneration(HeadModel):
+class ForConditionalGeneration(HeadModel, GenerationMixin):
     """Predicts each target token from the source and the target tokens before it.
 
     The configuration has `target_vocab_size` and `decoder_start_token_id`, and `num_languages` with `reads_languages`.
@@ -197,3 +198,11 @@ class ForConditionalGeneration(HeadModel):
         ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
         # ids outside the vocabulary are refused with the loss
         return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, past_key_values: RecurrentCache | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The tokens of the target text, (batch, steps) `input_ids`, that the cache has not read yet."""
+        if past_key_values is not None:
+            kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
+        return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)

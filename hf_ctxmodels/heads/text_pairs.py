@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import is_traced
+from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.downstream import ForSequenceClassification
 from hf_ctxmodels.layers.dropout import Dropout

@@ -40,6 +40,36 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return multiply(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)
 
 
+def partial_linear(module: nn.Module, input: Tensor, start: int, stop: int) -> Tensor:
+    """A range of the output features of a linear map.
+
+    A plain `Linear` computes them alone. Anything else (an adapter around it, a quantized or parametrised map, one with
+    hooks or a replaced `forward`) is called, and its output cut.
+
+    Args:
+        module: The linear map, or what was put in its place.
+        input: (..., in).
+        start, stop: The range.
+
+    Returns:
+        (..., stop - start).
+    """
+    if type(module) is not Linear or not _is_plain(module):
+        return module(input)[..., start:stop]
+    bias = None if module.bias is None else module.bias[start:stop]
+    return linear(input, module.weight[start:stop], bias)
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _is_plain(module: Linear) -> bool:
+    """Whether calling it does nothing but multiply by its own ordinary weight."""
+    if "forward" in module.__dict__ or any(getattr(module, hooks) for hooks in _HOOKS):
+        return False
+    return type(module.weight) in (nn.Parameter, Tensor)
+
+
 def product(left: Tensor, right: Tensor) -> Tensor:
     """(rows, inner) times the transpose of (columns, inner), for code that makes its gradients itself."""
     if not multiplies_fast(left, right):

@@ -1,4 +1,4 @@
-"""What every pretraining objective offers to the scripts: documents -> examples -> batches."""
+"""What every pretraining objective offers: documents -> examples -> batches."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -20,14 +20,21 @@ Batch = dict[str, torch.Tensor]
 class Objective(ABC):
     """Documents -> examples -> batches for one pretraining head.
 
-    `examples` runs once per pass over the text, in one process, and decides which tokens stand in a row. `collate`
-    runs for every batch, in any worker, and draws the corruption. Both are deterministic in the seed; see `seeding`.
+    `examples` runs once per pass over the text, in one process, and decides which tokens a row holds. `collate` runs
+    for every batch, in any worker, and draws what is corrupted and predicted. Both are deterministic in the seed; see
+    `data.seeding`. Each subclass says in its docstring what a row holds and what is predicted in it.
 
     Args:
         tokenizer: gives ids, special tokens, padding side and, where an objective asks for it, word ids.
         max_length: longest row in tokens, special tokens included.
-        seed: of everything drawn.
+        seed: of all random draws.
         **options: the fields of the objective's `Options`; an unknown one raises.
+
+    Example:
+        >>> objective = MaskedLM(tokenizer, max_length=128, seed=0)
+        >>> rows = ExampleSet.build(objective.examples([["One sentence.", "Another one."], ["A second document."]]))
+        >>> batch = objective.collate([rows[0], rows[1]])
+        >>> model(**batch).loss
     """
 
     auto_class: ClassVar[str]

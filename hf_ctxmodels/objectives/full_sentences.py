@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Example
-from hf_ctxmodels.objectives.common.segments import NO_WORD, TokenizedDocument, tokenized_batches
-from hf_ctxmodels.objectives.masked_lm import DOCUMENTS_PER_BATCH, MaskedLM, MaskingOptions
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, NO_WORD, TokenizedDocument, tokenized_batches
+from hf_ctxmodels.objectives.masked_lm import MaskedLM, MaskingOptions
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,15 @@ class FullSentencesOptions(MaskingOptions):
     """Options of `FullSentences`."""
 
     cross_documents: bool = flag(
-        True, "A row goes on with the next document, after a separator; False: DOC-SENTENCES, it ends with its own."
+        True,
+        "A row continues with the next document, after a separator; False: DOC-SENTENCES, it ends with its document.",
     )
 
 
 class FullSentences(MaskedLM):
     """Dynamic masking of rows of contiguous whole sentences, filled across the ends of documents; no second task.
 
-    A row takes sentences in the order of the text while they fit. Between two documents in one row stands one separator
+    A row takes sentences in the order of the text while they fit. Between two documents of a row there is one separator
     more, <s> A </s> B </s>, and attention crosses it. A sentence longer than a row is cut at its limit and continued in
     the next one; nothing is dropped. Every epoch draws a new mask (section 4.1), unless `static` is set.
 
@@ -64,7 +65,7 @@ class _Row:
     """A row that is being filled.
 
     Args:
-        tokenizer: Whose separator stands between documents.
+        tokenizer: whose separator is put between documents.
         room: Tokens that fit, without the special tokens around them.
 
     Attributes:
@@ -78,7 +79,7 @@ class _Row:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, room: int) -> None:
         if tokenizer.sep_token_id is None:
             raise CtxError(
-                f"{type(tokenizer).__name__} has no separator, which stands between two documents of a row.",
+                f"{type(tokenizer).__name__} has no separator token to put between two documents of a row.",
                 hint="tokenizer.add_special_tokens({'sep_token': '</s>'}), and resize the model's embeddings.",
             )
         self.separator, self.room, self.size = tokenizer.sep_token_id, room, 0

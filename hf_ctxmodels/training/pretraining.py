@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import transformers
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -22,6 +21,7 @@ from hf_ctxmodels.training.loading import (
     load_model,
     load_tokenizer,
     new_config,
+    new_model,
     parse_config_options,
 )
 from hf_ctxmodels.training.loop import make_accelerator, train
@@ -229,7 +229,7 @@ def make_model(
         setattr(config, name, value)
     if arguments.model is not None:
         return load_model(arguments.model, objective.auto_class, config)
-    return getattr(transformers, objective.auto_class).from_config(config)
+    return new_model(objective.auto_class, config)
 
 
 def make_examples(arguments: PretrainingArguments, objective: Objective) -> tuple[Examples, ExampleSet | None]:

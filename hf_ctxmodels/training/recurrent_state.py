@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.training.checkpoint.optimizer_state import save_tensors
 
 _CACHE = "past_key_values"
 _INDICES = "example_index"
@@ -91,7 +90,7 @@ class RecurrentStateCarrier:
             for name, cache in caches.items():
                 tensors |= {f"{number}|{name}|{place}": each for place, each in cache.to("cpu").state_dict().items()}
         if tensors:
-            save_tensors(tensors, directory / _file_name(process))
+            save_file(tensors, directory / _file_name(process))
 
     def load(self, directory: Path, process: int, processes: int, device: torch.device) -> None:
         """Restore what `save` wrote, also when the rows are distributed over another number of processes now."""

@@ -87,7 +87,7 @@ def languages(tmp_path, documents):
         text = "\n\n".join("\n".join(sentences[start : start + 4]) for start in range(0, size, 4))
         files.append(str(tmp_path / f"{number}.txt"))
         (tmp_path / f"{number}.txt").write_text(text)
-    return load_documents(*files, marks=["the", "seven", "boat"])
+    return load_documents(*files, language_tags=["the", "seven", "boat"])
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_a_vocabulary_is_trained_on_resampled_languages(tmp_path, monkeypatch, c
 def test_every_familys_tokenizer_is_trained_and_opened_by_the_auto_class(tmp_path, monkeypatch, documents, family):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join("\n".join(document) for document in documents))
-    flags = ["--family", family, "--dataset", str(text), "--vocab_size", "150", "--options", "model_max_length=64"]
+    flags = ["--family", family, "--dataset", str(text), "--vocab_size", "300", "--options", "model_max_length=64"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags, "--output_dir", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(SCRIPT), run_name="__main__")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedConfig
 
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
-from hf_ctxmodels.layers.attention.modules import SelfAttention, eager_attention_forward
+from hf_ctxmodels.layers.attention.modules import SelfAttention
+from hf_ctxmodels.layers.attention.reference import eager_attention_forward
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.feed_forward import FeedForward
 
@@ -15,11 +15,9 @@ WIDTH, HEADS = 12, 3
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 0]])
 
 
-def attention(implementation: str = "sdpa", *, bias: bool = True) -> SelfAttention:
+def attention(*, bias: bool = True) -> SelfAttention:
     torch.manual_seed(0)
-    config = PreTrainedConfig()
-    config._attn_implementation = implementation
-    module = SelfAttention(WIDTH, HEADS, dropout=0.0, config=config, bias=bias).eval()
+    module = SelfAttention(WIDTH, HEADS, bias=bias).eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape))
@@ -51,16 +49,12 @@ def torch_attention(module: SelfAttention, hidden_states: Tensor) -> Tensor:
     return result.transpose(0, 1)
 
 
-def padded_layout(implementation: str) -> PaddedLayout:
-    allowed = (MASK != 0)[:, None, None, :]
-    return PaddedLayout(allowed if implementation == "sdpa" else torch.where(allowed, 0.0, float("-inf")), {})
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_padded_equals_torch(implementation: str, bias: bool) -> None:
-    module = attention(implementation, bias=bias)
-    got, probabilities = module(states(), padded_layout(implementation))
+    module = attention(bias=bias)
+    layout = PaddedLayout(*MASK.shape, MASK == 1, implementation=implementation)
+    got, probabilities = module(states(), layout)
     expected = torch_attention(module, states())
     torch.testing.assert_close(got[MASK == 1], expected[MASK == 1], atol=1e-5, rtol=1e-5)
     assert (probabilities is not None) == (implementation == "eager")
@@ -75,7 +69,7 @@ def test_packed_equals_torch(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_wanted_rows_equal_all_rows(bias: bool) -> None:
+def test_selected_rows_equal_all_rows(bias: bool) -> None:
     module = attention(bias=bias)
     layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
     packed = layout.pack(states())
@@ -87,7 +81,7 @@ def test_wanted_rows_equal_all_rows(bias: bool) -> None:
     torch.testing.assert_close(some, selected.query_rows(everything), atol=1e-5, rtol=1e-5)
 
 
-def test_all_rows_wanted_is_no_selection() -> None:
+def test_all_rows_are_no_selection() -> None:
     module = attention()
     layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
     packed = layout.pack(states())

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
-from hf_ctxmodels.layers.attention.layouts import _attend_batch, _attend_each, _attend_padded
+from hf_ctxmodels.layers.attention.backends import attend
+from hf_ctxmodels.layers.attention.layouts import PackedLayout
 from hf_ctxmodels.layers.dropout import Dropout, dropout
 
 
@@ -59,18 +59,18 @@ def test_identity_and_extremes() -> None:
     assert torch.equal(Dropout(0.5).eval()(tensor), tensor)
 
 
-def test_attention_drops_the_same_on_every_cpu_path() -> None:
+def test_attention_drops_in_groups_too() -> None:
     """With values that count, the context is the kept share of the probabilities: its mean over draws is 1."""
     torch.manual_seed(0)
     query, key = torch.randn(9, 2, 8), torch.randn(9, 2, 8)
-    ones = torch.ones(9, 2, 8)
-    for attend in (_attend_each, _attend_padded):
-        draws = torch.stack([attend(0.3, 0.2, query, key, ones, (4, 5), (4, 5)) for _ in range(600)])
-        assert draws.mean().item() == pytest.approx(1, abs=0.02)
-        assert draws.std().item() > 0.05
-    batch = [tensor[None] for tensor in (query, key, ones)]
-    mask = torch.arange(9)[None, None, None] < 6
-    dropped = _attend_batch(0.3, 1e-4, *batch, mask)  # hardly ever drops: the formula itself, mask and all
-    heads_first = [tensor.transpose(1, 2) for tensor in batch]
-    expected = F.scaled_dot_product_attention(*heads_first, attn_mask=mask, scale=0.3).transpose(1, 2)
-    assert torch.allclose(dropped, expected, atol=1e-3)
+    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+    layout = PackedLayout.build(2, 5, mask, None, mask.device)
+
+    def attended(value: torch.Tensor, rate: float) -> torch.Tensor:
+        return attend(query, key, value, layout, scale=0.3, dropout=rate)[0]
+
+    draws = torch.stack([attended(torch.ones(9, 2, 8), 0.2) for _ in range(600)])
+    assert draws.mean().item() == pytest.approx(1, abs=0.02)
+    assert draws.std().item() > 0.05
+    value = torch.randn(9, 2, 8)
+    assert torch.allclose(attended(value, 1e-4), attended(value, 0.0), atol=1e-3), "it hardly ever drops"

@@ -19,7 +19,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
 def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rate: float) -> Tensor:
     scores = (query * SCALING) @ key.transpose(2, 3)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores + mask
     return dropout(torch.softmax(scores, -1), rate, training=True) @ value
 
 
@@ -29,11 +29,11 @@ def test_equals_the_formula(rate: float, masked: bool) -> None:
     fused, query, key, value = inputs()
     mask = torch.ones(2, 1, 1, 7, dtype=torch.bool)
     mask[1, ..., 4:] = False
-    visible = mask if masked else None
+    added = torch.zeros(mask.shape).masked_fill(~mask, float("-inf")) if masked else None
     results = []
     for attend in (
-        lambda: formula(query, key, value, visible, rate),
-        lambda: dropped_attention(query, key, value, visible, scaling=SCALING, rate=rate),
+        lambda: formula(query, key, value, added, rate),
+        lambda: dropped_attention(query, key, value, added, scaling=SCALING, rate=rate),
     ):
         torch.manual_seed(3)
         context = attend()
@@ -41,6 +41,19 @@ def test_equals_the_formula(rate: float, masked: bool) -> None:
         results.append((context, gradient))
     for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_bias_has_its_gradient() -> None:
+    """One for all rows of the batch, or one each."""
+    _, query, key, value = inputs()
+    for batch in (1, 2):
+        bias = torch.randn(batch, 4, 7, 7, generator=torch.Generator().manual_seed(batch)).requires_grad_()
+        gradients = []
+        for attend in (formula, lambda *args: dropped_attention(*args[:4], scaling=SCALING, rate=args[4])):
+            torch.manual_seed(3)
+            context = attend(query, key, value, bias, 0.3)
+            gradients.append(torch.autograd.grad((context * torch.arange(6)).sum(), bias)[0])
+        torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_bfloat16_is_near_single_precision() -> None:

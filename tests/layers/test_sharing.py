@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedConfig
 from zoo import assert_close
 
 from hf_ctxmodels.layers.attention.layouts import PaddedLayout
-from hf_ctxmodels.layers.transformer.block import PostNormLayer
+from hf_ctxmodels.layers.attention.modules import SelfAttention
+from hf_ctxmodels.layers.feed_forward import FeedForward
+from hf_ctxmodels.layers.transformer.block import TransformerBlock
 from hf_ctxmodels.models.albert.sharing import SharedLayers, cache_autocast_casts
 
 WIDTH, DEPTHS = 8, 6
-LAYOUT = PaddedLayout(None, {})
+LAYOUT = PaddedLayout(2, 5)
 SCOPES = ("all", "attention", "ffn", "none")
 # One group, several, one per depth; one layer per depth, or two.
 SHAPES = [(1, 1), (2, 1), (3, 2), (6, 1)]
@@ -25,10 +26,9 @@ SHAPES = [(1, 1), (2, 1), (3, 2), (6, 1)]
 ATTENTION, FEED_FORWARD = "attention.out_proj.weight", "feed_forward.up_proj.weight"
 
 
-def make_layer() -> PostNormLayer:
-    config = PreTrainedConfig(attn_implementation="sdpa")
-    rates = {"attention_dropout": 0.0, "dropout": 0.0}
-    layer = PostNormLayer(WIDTH, 2, 12, activation="gelu", layer_norm_eps=1e-5, **rates, config=config)
+def make_layer() -> TransformerBlock:
+    attention, feed_forward = SelfAttention(WIDTH, 2), FeedForward(WIDTH, 12, "gelu")
+    layer = TransformerBlock(WIDTH, attention, feed_forward, norm="post", norm_cls=nn.LayerNorm, dropout=0.0)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
     return layer
@@ -41,7 +41,7 @@ def make_layers(scope: str, groups: int = 1, inner: int = 1, depths: int = DEPTH
 
 def run(layers: Any, states: Tensor) -> Tensor:
     for layer in layers:
-        states = layer(states, LAYOUT)
+        states = layer(states, LAYOUT).hidden_states
     return states
 
 
@@ -109,13 +109,13 @@ class TestStructure:
         assert_close(run(twin.double(), states().double()).float(), run(layers, states()))
 
 
-def parts_of(layer: PostNormLayer) -> list[tuple[str, nn.Parameter]]:
+def parts_of(layer: TransformerBlock) -> list[tuple[str, nn.Parameter]]:
     """The parameters a layer computes with, its own and borrowed."""
     parts = ("attention", "attention_norm", "feed_forward", "feed_forward_norm")
     return [(name, parameter) for part in parts for name, parameter in getattr(layer, part).named_parameters()]
 
 
-def copied(layer: PostNormLayer) -> PostNormLayer:
+def copied(layer: TransformerBlock) -> TransformerBlock:
     """A layer that shares nothing."""
     twin = make_layer()
     with torch.no_grad():

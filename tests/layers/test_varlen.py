@@ -1,6 +1,7 @@
 """Packed layouts against a slow, obvious version, and the ways to attend over them against each other."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout, _attend_each, _attend_padded
-from hf_ctxmodels.layers.attention.modules import eager_attention_forward
+from hf_ctxmodels.layers.attention.grouping import group_sequences
+from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
+from hf_ctxmodels.layers.attention.reference import eager_attention_forward
 
 HEADS, HEAD_DIM = 2, 4
 CPU = torch.device("cpu")
+NO_ROWS = torch.zeros(0, dtype=torch.long)
 
 
 @st.composite
@@ -37,7 +41,7 @@ def sequences(draw: Callable) -> Tensor:
 
 
 @st.composite
-def masks_and_wanted(draw: Callable) -> tuple[Tensor, Tensor]:
+def masks_and_output_masks(draw: Callable) -> tuple[Tensor, Tensor]:
     """A mask, and some of its tokens; possibly none."""
     mask = draw(masks())
     chosen = draw(st.lists(st.booleans(), min_size=mask.numel(), max_size=mask.numel()))
@@ -75,13 +79,13 @@ def test_first_is_the_first_token_of_each_row(mask: Tensor) -> None:
     layout, values = build(mask), numbered(mask)
     expected = torch.stack([row[int(present.nonzero()[0])] for row, present in zip(values, mask)])
     assert torch.equal(layout.first(layout.pack(values)), expected)
-    padded = PaddedLayout(None, {}, mask.argmax(1))
+    padded = PaddedLayout(*mask.shape, mask == 1)
     assert torch.equal(padded.first(values), expected)
 
 
-@given(masks_and_wanted(), st.booleans())
-def test_select(masks_and_wanted: tuple[Tensor, Tensor], and_first: bool) -> None:
-    mask, output_mask = masks_and_wanted
+@given(masks_and_output_masks(), st.booleans())
+def test_select(masks_and_output_masks: tuple[Tensor, Tensor], and_first: bool) -> None:
+    mask, output_mask = masks_and_output_masks
     values = numbered(mask)
     layout = build(mask)
     packed = layout.pack(values)
@@ -148,20 +152,45 @@ def lengths_of(pairs: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int
     return tuple(min(pair) for pair in pairs), tuple(max(pair) for pair in pairs)
 
 
+def layout_of(lengths: tuple[int, ...], counts: tuple[int, ...] | None = None) -> PackedLayout:
+    """Sequences of these lengths, of which the first rows are computed, as many as `counts` says."""
+    layout = PackedLayout(len(lengths), max(lengths), None, lengths, NO_ROWS)
+    if counts is None:
+        return layout
+    starts = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
+    rows = torch.cat([start + torch.arange(count) for start, count in zip(starts, counts, strict=True)])
+    return replace(layout, query=rows, query_lengths=counts)
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=5).filter(lambda p: any(map(min, p)))
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=5).filter(lambda p: any(map(min, p)))
 )
-@pytest.mark.parametrize("attend", [_attend_each, _attend_padded], ids=["each", "padded"])
-def test_ways_to_attend_agree(attend: Callable, pairs: list[tuple[int, int]]) -> None:
-    """Per sequence (CPU) and padded (accelerators) equal the formula, in values and gradients, whatever the rows."""
+@pytest.mark.parametrize("single", [False, True], ids=["groups", "one group"])
+def test_ways_to_attend_agree(single: bool, pairs: list[tuple[int, int]]) -> None:
+    """In groups (CPU) and padded (accelerators) equal the formula, in values and gradients, whatever the rows."""
     query_lengths, key_lengths = lengths_of(pairs)
     inputs = attention_inputs(sum(query_lengths), sum(key_lengths))
     owners = [torch.repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)]
     expected = attend_eagerly(0.3, *inputs, owners[0][:, None] == owners[1][None, :])
-    got = attend(0.3, 0.0, *inputs, query_lengths, key_lengths)
+    layouts = layout_of(key_lengths, query_lengths), layout_of(key_lengths)
+    grouping = group_sequences(BIDIRECTIONAL, *layouts, dtype=torch.float32, device=CPU, single=single)
+    assert len(grouping.groups) == 1 or not single
+    got = grouping.attend(*inputs, scale=0.3, dropout=0.0)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     weights = torch.linspace(-1, 1, got.numel()).view_as(got)
     for one, other in zip(
         torch.autograd.grad((got * weights).sum(), inputs), torch.autograd.grad((expected * weights).sum(), inputs)
     ):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
+def test_groups_hold_every_sequence_once_and_little_padding(lengths: list[int]) -> None:
+    layout = layout_of(tuple(lengths))
+    grouping = group_sequences(BIDIRECTIONAL, layout, layout, dtype=torch.float32, device=CPU, single=False)
+    assert sum(group.size for group in grouping.groups) == len(lengths)
+    computed = sum(group.size * group.num_queries * group.num_keys for group in grouping.groups)
+    real = sum(length**2 for length in lengths)
+    assert real <= computed <= real * (1 + len(grouping.groups) / 32)
+    if len(set(lengths)) == 1:
+        assert grouping.keys.rows is None, "equal lengths attend in one call, on views"

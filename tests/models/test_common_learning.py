@@ -85,7 +85,7 @@ def small_text(family: FamilySpec, demo_text: Path, folder: Path) -> list[str] |
 
 def train_tokenizer(family: FamilySpec, folder: Path, dataset: list[str] | tuple[str, ...], vocab_size: int) -> None:
     if isinstance(dataset, tuple):
-        documents = load_documents(dataset[0], translations=dataset[1:2], marks=dataset[2:])
+        documents = load_documents(dataset[0], translations=dataset[1:2], language_tags=dataset[2:])
     else:
         documents = load_documents(*dataset)
     training, _ = documents.split(HELD_OUT)

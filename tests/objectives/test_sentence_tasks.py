@@ -34,7 +34,7 @@ def documents(tmp_path: Path) -> Documents:
         *files[:3],
         f"{files[3]}=premise,hypothesis,label",
         translations=["-", str(tmp_path / "de1.txt"), str(tmp_path / "parse1.txt"), "-"],
-        marks=["-", "<de>", "<parse>", "-"],
+        language_tags=["-", "<de>", "<parse>", "-"],
     )
 
 

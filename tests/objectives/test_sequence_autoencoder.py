@@ -51,7 +51,7 @@ def test_counts(tokenizer: CtxSeqaeTokenizer) -> None:
     words = objective.statistics["tokens"]
     assert counts["rows"] == len(rows)
     assert counts["targets"] == words + len(rows)
-    assert counts["words"] == 2 * words + len(rows)
+    assert counts["tokens"] == 2 * words + len(rows)
     assert objective.statistics["cut"] == len(rows) - len(DOCUMENTS)
     assert objective.rates(counts)["targets_per_row"] == pytest.approx(counts["targets"] / len(rows))
 

@@ -19,7 +19,8 @@ def dropped_attention(
 
     Args:
         query, key, value: (batch, heads, length, head_dim), of any strides.
-        mask: bool, broadcastable to (batch, heads, queries, keys), True where a query sees a key; or None.
+        mask: Added to the scores, broadcastable to (batch, heads, queries, keys), -inf where a query does not see a
+            key; or None. It has a gradient if it needs one.
         scaling: Factor on the scores.
         rate: Share of the probabilities dropped, above 0 and below 1; rounded as in `dropout`.
     """
@@ -34,9 +35,10 @@ class _DroppedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, levels: int
     ) -> Tensor:
         ctx.scaling, ctx.scale = scaling, kept_scale(levels)
+        ctx.mask_like = None if mask is None else (mask.shape, mask.dtype)
         scores = (_matrices(query, scaling) @ _matrices(key).mT).float().unflatten(0, query.shape[:2])
         if mask is not None:
-            scores.masked_fill_(~mask, float("-inf"))
+            scores.add_(mask)
         signed = torch.softmax(scores, -1, out=scores).copysign_(signs(scores.shape, levels))
         context = signed.clamp_min(0).to(value.dtype).flatten(0, 1) @ _matrices(value)
         # Laid out as the rows that leave the layer: what the next product keeps is this very memory.
@@ -55,11 +57,16 @@ class _DroppedAttention(torch.autograd.Function):
         kept = signed.clamp_min(0)
         grad_value = kept.to(value.dtype).flatten(0, 1).mT @ grad
         grad_scores = (grad @ _matrices(value).mT).float().view_as(signed).mul_(kept)
-        grad_scores = grad_scores.addcmul_(signed.abs(), mean, value=-1).to(query.dtype).flatten(0, 1)
+        grad_scores = grad_scores.addcmul_(signed.abs(), mean, value=-1)
+        grad_mask = None
+        if ctx.needs_input_grad[3]:
+            shape, dtype = ctx.mask_like
+            grad_mask = grad_scores.sum_to_size(shape).to(dtype)
+        grad_scores = grad_scores.to(query.dtype).flatten(0, 1)
         grad_query = (grad_scores @ _matrices(key)).mul_(ctx.scaling)
         grad_key = grad_scores.mT @ _matrices(query, ctx.scaling)
         gradients = ((grad_query, query), (grad_key, key), (grad_value, value))
-        return (*(each.view(like.shape) for each, like in gradients), None, None, None)
+        return (*(each.view(like.shape) for each, like in gradients), grad_mask, None, None)
 
 
 def _matrices(tensor: Tensor, factor: float = 1.0) -> Tensor:

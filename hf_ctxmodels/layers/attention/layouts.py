@@ -1,78 +1,98 @@
-"""Where the tokens of a batch lie, and attention over them: padded rows, or packed without padding.
+"""Where the tokens of a batch lie: padded rows, or packed without padding.
 
-An encoder asks its layout and never looks at masks itself: `pack` (batch, length, ...) tensors into the
-rows it computes on, `attend` within sequences, and `unpack` the result. `PaddedLayout` computes on every position and
-calls the transformers attention interface; `PackedLayout` holds the real tokens of all sequences end to end and
-attends per sequence, as in Krell et al. 2021 (arXiv 2107.02027) and Zeng et al. 2022 (ByteTransformer).
+A model asks its layout and never looks at masks itself: it packs (batch, length, ...) tensors into the rows it computes
+on, attends over them (`hf_ctxmodels.layers.attention.backends`), and unpacks the result. `PaddedLayout` computes on
+every position; `PackedLayout` holds the real tokens of all sequences end to end, as in Krell et al. 2021 (arXiv
+2107.02027) and Zeng et al. 2022 (ByteTransformer). Both count a token's position by the tokens before it in its
+sequence, so that masks and biases which depend on positions do not depend on the layout.
 """
 
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import Cache, PreTrainedConfig
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.attention.dropped_attention import dropped_attention
-from hf_ctxmodels.layers.attention.modules import SelfAttention, eager_attention_forward
+from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, sequence_numbers, sequence_starts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PaddedLayout:
-    """Every position of the batch is computed; attention follows `mask` through the attention interface.
+    """Every position of the batch is computed.
+
+    With a cache the keys are those of the cache, of which the last ones written are of this batch.
 
     Attributes:
-        mask: What `transformers.masking_utils` made for the implementation in use, or None.
-        attention_kwargs: Keywords passed on to the attention function.
-        first_columns: (batch,) column of each row's first token; None when it is column 0 everywhere.
-        wanted: (batch, length) bool, the positions whose outputs are wanted; None for all.
+        batch_size: Rows of the batch.
+        length: Columns of the batch.
+        tokens: (batch, keys) bool, False at padding; None when every position is a token.
+        sequences: (batch, length) numbers of the sequences within each row, counted from 1; None when each row is one.
+        ready_mask: What the caller made for the implementation in use, in place of all of the above; or None.
+        implementation: Which attention function of transformers is used: "eager", "sdpa", "flex_attention", ...
+        attention_kwargs: Keywords passed on to that function.
+        past_length: Tokens that the cache held before this batch.
+        cache_length: Keys that the cache returns; None without a cache.
+        output_mask: (batch, length) bool, the positions whose outputs leave the encoder; None for all.
     """
 
-    mask: Tensor | None
-    attention_kwargs: dict
-    first_columns: Tensor | None = None
+    batch_size: int
+    length: int
+    tokens: Tensor | None = None
+    sequences: Tensor | None = None
+    ready_mask: Tensor | BlockMask | None = None
+    implementation: str = "sdpa"
+    attention_kwargs: dict[str, Any] = field(default_factory=dict)
+    past_length: int | Tensor = 0
+    cache_length: int | None = None
     output_mask: Tensor | None = None
+
+    @property
+    def num_keys(self) -> int:
+        """Columns of the keys."""
+        return self.length if self.cache_length is None else self.cache_length
+
+    def key_positions(self, device: torch.device) -> Tensor:
+        """(batch or 1, keys) number of tokens before each column in its sequence."""
+        order = torch.arange(self.num_keys, device=device)[None]
+        if self.tokens is not None:
+            order = self.tokens.cumsum(1) - self.tokens.long()
+        if self.sequences is not None:
+            order = order - (order * sequence_starts(self.sequences)).cummax(1).values
+        return order
+
+    def of_queries(self, columns: Tensor) -> Tensor:
+        """(..., keys) -> (..., length), the columns of this batch."""
+        if self.cache_length is None:
+            return columns
+        own = torch.arange(self.length, device=columns.device) + self.past_length
+        return columns.index_select(-1, own)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """(batch, length, ...) -> the same."""
         return tensor
 
+    unpack = pack
     query_rows = pack
 
-    def recorded(self, states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """Recorded hidden states, as they are."""
-        return states
-
     def select(self, output_mask: Tensor, *, and_first: bool) -> "PaddedLayout":
-        """The same layout with outputs wanted at some positions; all are computed, these are picked."""
+        """The same layout with outputs at some positions; all are computed, these are picked."""
         return replace(self, output_mask=output_mask)
 
     def first(self, hidden_states: Tensor) -> Tensor:
         """(batch, length, hidden) -> (batch, hidden) of each row's first token."""
-        if self.first_columns is None:
+        if self.tokens is None:
             return hidden_states[:, 0]
-        return hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), self.first_columns]
+        columns = self.tokens.int().argmax(1)
+        return hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), columns]
 
     def output(self, hidden_states: Tensor) -> Tensor:
-        """What leaves the encoder: (batch, length, hidden), or (wanted, hidden)."""
+        """What leaves the encoder: (batch, length, hidden), or (targets, hidden)."""
         return hidden_states if self.output_mask is None else hidden_states[self.output_mask]
-
-    def attend(self, module: SelfAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Attention of (batch, length, heads, head_dim) tensors.
-
-        Returns:
-            The context in the shape of `query`, and the (batch, heads, length, length) probabilities where the
-            implementation gives them (eager).
-        """
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, eager_attention_forward)
-        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        rate = module.attention_dropout if module.training else 0.0
-        return attention(
-            module, query, key, value, self.mask, dropout=rate, scaling=module.scaling, **self.attention_kwargs
-        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +108,7 @@ class PackedLayout:
         first_rows: (batch,) packed index of each row's first token.
         query: (rows,) packed indices whose outputs are computed in the last layer, ascending; None for all of them.
         query_lengths: How many of them each sequence has.
-        wanted: (rows,) bool, which of `query` leave the encoder.
+        output_mask: (rows,) bool, which of `query` leave the encoder.
     """
 
     batch_size: int
@@ -121,11 +141,7 @@ class PackedLayout:
         Raises:
             CtxError: A row without any token.
         """
-        tokens = None
-        if sequence_ids is not None:
-            tokens = sequence_ids != 0
-        if attention_mask is not None:
-            tokens = attention_mask != 0 if tokens is None else tokens & (attention_mask != 0)
+        tokens = _tokens(attention_mask, sequence_ids)
         if tokens is None or bool(tokens.all()):
             indices = None
             row_lengths = torch.full((batch_size,), length)
@@ -137,12 +153,28 @@ class PackedLayout:
         layout = cls(batch_size, length, indices, tuple(row_lengths.tolist()), first_rows)
         if sequence_ids is None:
             return layout
-        return replace(layout, lengths=_run_lengths(layout.pack(sequence_ids), first_rows))
+        return replace(layout, lengths=_run_lengths(layout.pack(sequence_numbers(sequence_ids)), first_rows))
 
     @property
     def num_tokens(self) -> int:
         """Tokens the encoder computes on."""
         return sum(self.lengths)
+
+    @cached_property
+    def row_counts(self) -> tuple[int, ...]:
+        """Computed rows of each sequence."""
+        return self.lengths if self.query is None else self.query_lengths
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """(tokens,) number of tokens before each in its sequence, on the CPU."""
+        lengths = torch.tensor(self.lengths)
+        return torch.arange(self.num_tokens) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+
+    @cached_property
+    def query_positions(self) -> Tensor:
+        """(rows,) those of the computed rows."""
+        return self.positions if self.query is None else self.positions[self.query.cpu()]
 
     def pack(self, tensor: Tensor) -> Tensor:
         """(batch, length, ...) -> (tokens, ...)."""
@@ -161,10 +193,10 @@ class PackedLayout:
         return (*(None if state is None else self.unpack(state) for state in states[:-1]), states[-1])
 
     def select(self, output_mask: Tensor, *, and_first: bool) -> "PackedLayout":
-        """The same layout for a last layer whose outputs are wanted at some positions only.
+        """The same layout for a last layer that is computed at some positions only.
 
         Args:
-            wanted: (batch, length) bool, False at padding.
+            output_mask: (batch, length) bool, False at padding.
             and_first: Compute each row's first token as well, for a pooler.
         """
         rows = self.pack(output_mask)
@@ -182,128 +214,109 @@ class PackedLayout:
         return packed[rows]
 
     def output(self, packed: Tensor) -> Tensor:
-        """What leaves the encoder: (batch, length, hidden) with zeros at padding, or (wanted, hidden)."""
+        """What leaves the encoder: (batch, length, hidden) with zeros at padding, or (targets, hidden)."""
         return self.unpack(packed) if self.output_mask is None else packed[self.output_mask]
 
     def query_rows(self, packed: Tensor) -> Tensor:
-        """(tokens, ...) -> the rows whose outputs are wanted."""
+        """(tokens, ...) -> the computed rows."""
         return packed if self.query is None else packed[self.query]
-
-    def attend(self, module: SelfAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
-        """Attention within each sequence.
-
-        Args:
-            query: (rows, heads, head_dim), the wanted rows.
-            key, value: (tokens, heads, head_dim).
-
-        Returns:
-            (rows, heads, head_dim) and None: packed attention gives no probabilities.
-        """
-        if not query.shape[0]:  # no row is wanted: a batch without targets
-            return query, None
-        rate = module.attention_dropout if module.training else 0.0
-        lengths = self.lengths if self.query is None else self.query_lengths
-        if query.is_cuda and not rate and query.dtype in (torch.float16, torch.bfloat16):
-            return _attend_varlen(module.scaling, query, key, value, lengths, self.lengths), None
-        if lengths == self.lengths and len(set(lengths)) == 1:
-            query, key, value = (tensor.unflatten(0, (len(lengths), -1)) for tensor in (query, key, value))
-            return _attend_batch(module.scaling, rate, query, key, value, None).flatten(0, 1), None
-        attend = _attend_padded if query.is_cuda else _attend_each
-        return attend(module.scaling, rate, query, key, value, lengths, self.lengths), None
-
-
-def check_row_lengths(row_lengths: Tensor) -> None:
-    """Raise if a row of the batch has no token.
-
-    Args:
-        row_lengths: (batch,) tokens of each row.
-
-    Raises:
-        CtxError: Naming the first such row.
-    """
-    if not bool((row_lengths > 0).all()):
-        row = int((row_lengths == 0).nonzero()[0])
-        raise CtxError(f"Row {row} of attention_mask has no token at all; drop it or give it one token.")
-
-
-def _run_lengths(ids: Tensor, row_starts: Tensor) -> tuple[int, ...]:
-    """Lengths of the runs of equal ids; a run also ends where a row of the batch starts."""
-    starts = torch.ones_like(ids, dtype=torch.bool)
-    starts[1:] = ids[1:] != ids[:-1]
-    starts[row_starts] = True
-    bounds = starts.nonzero().squeeze(1).cpu()
-    return tuple(bounds.diff(append=bounds.new_tensor([ids.numel()])).tolist())
-
-
-def _attend_batch(
-    scaling: float, rate: float, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> Tensor:
-    """SDPA on (batch, length, heads, head_dim) tensors."""
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    if 0 < rate < 1 and query.device.type == "cpu":  # no kernel drops out there: torch would write the formula out
-        context = dropped_attention(query, key, value, mask, scaling=scaling, rate=rate)
-    else:
-        context = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rate, scale=scaling)
-    return context.transpose(1, 2)
-
-
-def _attend_each(
-    scaling: float,
-    rate: float,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_lengths: tuple[int, ...],
-    key_lengths: tuple[int, ...],
-) -> Tensor:
-    """One SDPA call per sequence: on CPU faster than padding to a common length, and than jagged nested tensors."""
-    pieces = zip(query.split(query_lengths), key.split(key_lengths), value.split(key_lengths), strict=True)
-    return torch.cat(
-        [_attend_batch(scaling, rate, q[None], k[None], v[None], None)[0] for q, k, v in pieces if q.shape[0]]
-    )
-
-
-def _attend_padded(
-    scaling: float,
-    rate: float,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_lengths: tuple[int, ...],
-    key_lengths: tuple[int, ...],
-) -> Tensor:
-    """Pads for the attention alone: on accelerators, where no variable-length kernel fits (fp32, dropout)."""
-    query_grid, key_grid = (_grid(lengths, query.device) for lengths in (query_lengths, key_lengths))
-    padded_query = query.new_zeros(*query_grid.shape, *query.shape[1:]).index_put((query_grid,), query)
-    padded_key, padded_value = (
-        tensor.new_zeros(*key_grid.shape, *tensor.shape[1:]).index_put((key_grid,), tensor) for tensor in (key, value)
-    )
-    context = _attend_batch(scaling, rate, padded_query, padded_key, padded_value, key_grid[:, None, None, :])
-    return context[query_grid]
-
-
-def _attend_varlen(
-    scaling: float,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_lengths: tuple[int, ...],
-    key_lengths: tuple[int, ...],
-) -> Tensor:
-    """The variable-length flash kernel of torch (half precision, no dropout)."""
-    cu_query, cu_key = (_cumulative(lengths, query.device) for lengths in (query_lengths, key_lengths))
-    longest = max(query_lengths), max(key_lengths)
-    return cast(Tensor, varlen_attn(query, key, value, cu_query, cu_key, *longest, scale=scaling))
-
-
-def _grid(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """(sequences, longest) bool, true at tokens."""
-    return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
-
-
-def _cumulative(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """(sequences + 1,) int32 start of each sequence, and the end of the last."""
-    return torch.tensor((0, *lengths)).cumsum(0).to(device, torch.int32)
 
 
 Layout = PaddedLayout | PackedLayout
+
+
+def build_layout(
+    given: Tensor,
+    attention_mask: Tensor | BlockMask | None,
+    sequence_ids: Tensor | None,
+    config: PreTrainedConfig,
+    *,
+    past_key_values: Cache | None = None,
+    **attention_kwargs: Any,
+) -> Layout:
+    """Choose how a model lays out its tokens: packed where that is exact, padded otherwise.
+
+    Padded are: `config.unpad=False`, implementations other than sdpa, masks that are not (batch, keys), asked-for
+    attention weights, caches, and graphs being traced, where packed lengths would be data-dependent shapes.
+
+    Args:
+        given: (batch, length) ids or (batch, length, hidden) embeddings.
+        attention_mask: (batch, length), with a cache (batch, past + length); or a ready mask of the implementation in
+            use.
+        sequence_ids: (batch, length), 0 at padding, or None.
+        config: The calling model's: how it attends.
+        past_key_values: The cache that this forward reads and extends, or None.
+        attention_kwargs: `output_attentions`, and what is passed on to the attention function.
+
+    Raises:
+        CtxError: A row without any token, or arguments that do not go together.
+    """
+    batch_size, length = given.shape[:2]
+    padding = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
+    ready = None if padding is not None else attention_mask
+    wants_weights = attention_kwargs.get("output_attentions") or config.output_attentions
+    exact = ready is None and config._attn_implementation == "sdpa" and not wants_weights
+    if config.unpad and exact and past_key_values is None and not is_traced(given):
+        return PackedLayout.build(batch_size, length, padding, sequence_ids, given.device)
+    if sequence_ids is not None and (ready is not None or past_key_values is not None):
+        raise CtxError(
+            "sequence_ids cannot go with past_key_values or a ready attention_mask: a cache belongs to one sequence, "
+            "and a ready mask says already who sees whom.",
+            hint="give one sequence in each row, or mask the sequences from each other yourself.",
+        )
+    tokens = _tokens(padding, sequence_ids)
+    if tokens is not None and not is_traced(tokens):
+        check_row_lengths(tokens.sum(1))
+    layout = PaddedLayout(
+        batch_size,
+        length,
+        tokens,
+        sequences=None if sequence_ids is None else _token_runs(sequence_ids),
+        ready_mask=ready,
+        implementation=config._attn_implementation,
+        attention_kwargs=attention_kwargs,
+    )
+    return layout if past_key_values is None else _with_cache(layout, past_key_values, given.device)
+
+
+def _with_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -> PaddedLayout:
+    """The layout of a batch that extends a cache.
+
+    Raises:
+        CtxError: An attention mask that is not as wide as what the cache will hold.
+    """
+    num_keys, past = cache.get_mask_sizes(layout.length, 0)[0], cache.get_seq_length()
+    layout = replace(layout, past_length=past, cache_length=num_keys)
+    tokens, written = layout.tokens, past + layout.length
+    if tokens is not None:
+        if not is_traced(tokens) and tokens.shape[1] != int(written):
+            raise CtxError(
+                f"attention_mask is {tuple(tokens.shape)}, but past_key_values holds {int(past)} tokens and the input "
+                f"{layout.length}; it must be ({layout.batch_size}, {int(written)})."
+            )
+        tokens = F.pad(tokens, (0, num_keys - tokens.shape[1]))
+    elif not isinstance(written, int) or written < num_keys:  # a cache of fixed length: the rest holds nothing yet
+        tokens = (torch.arange(num_keys, device=device) < written).expand(layout.batch_size, -1)
+    return replace(layout, tokens=tokens)
+
+
+def _tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
+    """(batch, keys) bool, False at padding; None when neither is given."""
+    tokens = None if sequence_ids is None else sequence_ids != 0
+    if attention_mask is None:
+        return tokens
+    return attention_mask != 0 if tokens is None else tokens & (attention_mask != 0)
+
+
+def _token_runs(sequence_ids: Tensor) -> Tensor:
+    """(batch, length) ids -> the runs of tokens numbered from 1 within each row; padding goes with the run before."""
+    return (sequence_starts(sequence_ids) & (sequence_ids != 0)).cumsum(1)
+
+
+def _run_lengths(numbers: Tensor, row_starts: Tensor) -> tuple[int, ...]:
+    """Lengths of the runs of equal numbers; a run also ends where a row of the batch starts."""
+    starts = torch.ones_like(numbers, dtype=torch.bool)
+    starts[1:] = numbers[1:] != numbers[:-1]
+    starts[row_starts] = True
+    bounds = starts.nonzero().squeeze(1).cpu()
+    return tuple(bounds.diff(append=bounds.new_tensor([numbers.numel()])).tolist())

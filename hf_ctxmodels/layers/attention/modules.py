@@ -1,99 +1,198 @@
-"""Self-attention with one fused query-key-value projection (Vaswani et al. 2017, section 3.2)."""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2) within a sequence, and from one sequence to another.
 
-from __future__ import annotations
+Both take transformers' caches: keys and values as (batch, heads, length, head_dim), by layer.
+"""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import PreTrainedConfig
+from transformers import Cache, EncoderDecoderCache
 
-from hf_ctxmodels.layers.linear import Linear, linear
+from hf_ctxmodels.layers.attention.backends import Mask, attend
+from hf_ctxmodels.layers.attention.layouts import Layout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec
+from hf_ctxmodels.layers.linear import Linear, partial_linear
 
-if TYPE_CHECKING:
-    from hf_ctxmodels.layers.attention.layouts import Layout
+
+class _Attention(nn.Module):
+    """What both kinds share: heads, scale, dropout and the map of the context."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int | None,
+        bias: bool,
+        dropout: float,
+        scale: float | None,
+        position_bias: Bias | None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.attention_dropout = dropout
+        self.position_bias = position_bias
+        self.out_proj = Linear(self.inner_size, hidden_size, bias=bias)
+
+    @property
+    def inner_size(self) -> int:
+        """Width of all heads together."""
+        return self.num_heads * self.head_dim
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, mask: Mask, key_layout: Layout | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.position_bias is not None:
+            spec = mask if isinstance(mask, MaskSpec) else mask.spec
+            mask = replace(spec, bias=self.position_bias)
+        context, probabilities = attend(
+            query,
+            key,
+            value,
+            layout,
+            mask,
+            scale=self.scale,
+            dropout=self.attention_dropout if self.training else 0.0,
+            key_layout=key_layout,
+        )
+        return self.out_proj(context.flatten(-2)), probabilities
+
+    def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """(..., parts * inner) -> `parts` tensors (..., heads, head_dim)."""
+        return projected.unflatten(-1, (parts, self.num_heads, self.head_dim)).unbind(-3)
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(_Attention):
     """Multi-head self-attention: one matrix product gives queries, keys and values.
 
     Args:
         hidden_size: Width of the input and output.
-        num_heads: Number of heads; must divide `hidden_size`.
-        dropout: Dropout on the attention probabilities.
-        config: Only handed to the attention interface of transformers, which reads the implementation in use from it.
+        num_heads: Number of heads.
+        head_dim: Width of a head; None for `hidden_size // num_heads`.
         bias: Whether the projections have a bias.
+        dropout: Dropout on the attention probabilities.
+        scale: Factor on the scores; None for 1 / sqrt(head_dim).
+        position_bias: This layer's own bias of the scores, in place of that of the mask, which all layers share.
     """
 
-    is_causal = False
-
     def __init__(
-        self, hidden_size: int, num_heads: int, *, dropout: float, config: PreTrainedConfig, bias: bool = True
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        position_bias: Bias | None = None,
     ) -> None:
-        super().__init__()
-        self.config = config
-        self.num_heads = num_heads
-        self.scaling = (hidden_size // num_heads) ** -0.5
-        self.attention_dropout = dropout
-        self.qkv_proj = Linear(hidden_size, 3 * hidden_size, bias=bias)
-        self.out_proj = Linear(hidden_size, hidden_size, bias=bias)
+        super().__init__(hidden_size, num_heads, head_dim, bias, dropout, scale, position_bias)
+        self.qkv_proj = Linear(hidden_size, 3 * self.inner_size, bias=bias)
 
-    def forward(self, hidden_states: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        layout: Layout,
+        mask: Mask = BIDIRECTIONAL,
+        *,
+        past_key_values: Cache | None = None,
+        layer_index: int = 0,
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend within the sequences of `layout`.
 
         Args:
             hidden_states: (..., hidden) as packed by `layout`.
-            layout: Says which rows attend to which, and which rows' outputs are wanted.
+            layout: Says which rows belong together, and which are computed.
+            mask: Who sees whom within a sequence; prepared where several layers share it.
+            past_key_values: Cache that is extended by these keys and values and then attended to; `layout` must have
+                been built with it.
+            layer_index: This layer's number in the cache.
 
         Returns:
-            (..., hidden) at the wanted rows, and the attention probabilities where the implementation gives them.
+            (..., hidden) at the computed rows, and the attention probabilities where the implementation gives them.
         """
-        queries = layout.query_rows(hidden_states)
+        queries, width = layout.query_rows(hidden_states), self.inner_size
         if queries is hidden_states:
             query, key, value = self._split_heads(self.qkv_proj(hidden_states), 3)
         else:
-            width = self.out_proj.in_features
-            weight, bias = self.qkv_proj.weight, self.qkv_proj.bias
-            query_bias, key_value_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-            (query,) = self._split_heads(linear(queries, weight[:width], query_bias), 1)
-            key, value = self._split_heads(linear(hidden_states, weight[width:], key_value_bias), 2)
-        context, probabilities = layout.attend(self, query, key, value)
-        return self.out_proj(context.flatten(-2)), probabilities
-
-    def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(..., parts * hidden) -> `parts` tensors (..., heads, head_dim)."""
-        return projected.unflatten(-1, (parts, self.num_heads, -1)).unbind(-3)
+            (query,) = self._split_heads(partial_linear(self.qkv_proj, queries, 0, width), 1)
+            key, value = self._split_heads(partial_linear(self.qkv_proj, hidden_states, width, 3 * width), 2)
+        if past_key_values is not None:
+            heads_first = (key.transpose(1, 2), value.transpose(1, 2))
+            key, value = (kept.transpose(1, 2) for kept in past_key_values.update(*heads_first, layer_index))
+        return self._attend(query, key, value, layout, mask)
 
 
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention as written in the paper (equation 1): the oracle of every fast path.
+class CrossAttention(_Attention):
+    """Multi-head attention from the rows of one layout to those of another (a decoder to its encoder's output).
 
     Args:
-        module: The attention module; its `training` flag switches dropout.
-        query, key, value: (batch, heads, length, head_dim).
-        attention_mask: Additive, broadcastable to (batch, heads, length, length), or None.
-        scaling: Factor on the scores.
-        dropout: Dropout on the probabilities.
-        position_bias: Additive like the mask, or None.
-
-    Returns:
-        (batch, length, heads, head_dim) context and (batch, heads, length, length) probabilities.
+        hidden_size: Width of the rows that attend, and of the output.
+        num_heads: Number of heads.
+        memory_size: Width of the rows attended to; None for `hidden_size`.
+        head_dim, bias, dropout, scale, position_bias: As in `SelfAttention`.
     """
-    scores = query @ key.transpose(2, 3) * scaling
-    for bias in (position_bias, attention_mask):
-        if bias is not None:
-            scores = scores + bias
-    probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    probabilities = F.dropout(probabilities, p=dropout, training=module.training)
-    return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        memory_size: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        position_bias: Bias | None = None,
+    ) -> None:
+        super().__init__(hidden_size, num_heads, head_dim, bias, dropout, scale, position_bias)
+        self.q_proj = Linear(hidden_size, self.inner_size, bias=bias)
+        self.kv_proj = Linear(hidden_size if memory_size is None else memory_size, 2 * self.inner_size, bias=bias)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        layout: Layout,
+        memory: Tensor,
+        memory_layout: Layout,
+        mask: Mask = BIDIRECTIONAL,
+        *,
+        past_key_values: EncoderDecoderCache | None = None,
+        layer_index: int = 0,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from each sequence of `layout` to the same one of `memory_layout`.
+
+        Args:
+            hidden_states: (..., hidden), the computed rows of `layout`.
+            layout: Where they lie.
+            memory: (..., memory) the rows attended to.
+            memory_layout: Where these lie.
+            mask: Who sees whom; prepared where several layers share it.
+            past_key_values: Its cross-attention cache holds the keys and values of `memory` after the first step.
+            layer_index: This layer's number in the cache.
+
+        Returns:
+            As `SelfAttention`.
+        """
+        (query,) = self._split_heads(self.q_proj(hidden_states), 1)
+        key, value = self._keys_and_values(memory, past_key_values, layer_index)
+        return self._attend(query, key, value, layout, mask, memory_layout)
+
+    def _keys_and_values(
+        self, memory: Tensor, past_key_values: EncoderDecoderCache | None, layer_index: int
+    ) -> tuple[Tensor, Tensor]:
+        """(..., heads, head_dim) each; computed once for a cache."""
+        if past_key_values is None:
+            key, value = self._split_heads(self.kv_proj(memory), 2)
+            return key, value
+        cache = past_key_values.cross_attention_cache
+        if past_key_values.is_updated.get(layer_index):
+            kept = cache.layers[layer_index].keys, cache.layers[layer_index].values
+        else:
+            key, value = self._split_heads(self.kv_proj(memory), 2)
+            kept = cache.update(key.transpose(1, 2), value.transpose(1, 2), layer_index)
+            past_key_values.is_updated[layer_index] = True
+        length = memory.shape[1]  # a static cache may be longer
+        key, value = (tensor[:, :, :length].transpose(1, 2) for tensor in kept)
+        return key, value

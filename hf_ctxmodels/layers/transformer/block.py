@@ -1,66 +1,130 @@
-"""The Transformer layer of BERT and its heirs, normalised after each residual sum."""
+"""One Transformer block for encoders and decoders, normalised after or before each sub-layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.attention.backends import Mask
 from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.modules import SelfAttention
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
+from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import FeedForward
+
+Norm = Literal["post", "pre"]
 
 
-class PostNormLayer(GradientCheckpointingLayer):
-    """Self-attention and feed-forward, each followed by dropout, residual sum and LayerNorm (Vaswani et al. 2017).
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What cross-attention reads: an encoder's output.
+
+    Attributes:
+        states: (..., memory) as packed by `layout`.
+        layout: Where its tokens lie.
+        mask: Who sees whom; made ready by the stack.
+    """
+
+    states: Tensor
+    layout: Layout
+    mask: Mask = BIDIRECTIONAL
+
+
+class BlockOutput(NamedTuple):
+    """(..., hidden) at the computed rows, and the probabilities of both attentions where there are any."""
+
+    hidden_states: Tensor
+    attention: Tensor | None
+    cross_attention: Tensor | None
+
+
+class TransformerBlock(GradientCheckpointingLayer):
+    """Self-attention, perhaps cross-attention, and a feed-forward network, each with dropout and a residual sum.
+
+    `norm="post"` normalises each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer, so that the last
+    block's output needs a norm of its own (Radford et al. 2019, section 2.3).
 
     Args:
         hidden_size: Width of the input and output.
-        num_heads: Attention heads; must divide `hidden_size`.
-        intermediate_size: Width of the feed-forward network.
-        activation: Its activation, by transformers' name.
-        layer_norm_eps: Epsilon of both LayerNorms.
-        attention_dropout: Dropout on attention probabilities.
-        dropout: Dropout after each of the two.
-        config: Only handed to the attention interface of transformers, see `SelfAttention`.
+        self_attention: The first sub-layer.
+        feed_forward: The last one, (..., hidden) -> (..., hidden).
+        norm: Where the norms are.
+        norm_cls: Makes a norm of a width.
+        dropout: Dropout on the output of each sub-layer.
+        cross_attention: The sub-layer between them in a decoder, or None.
     """
 
     def __init__(
         self,
         hidden_size: int,
-        num_heads: int,
-        intermediate_size: int,
+        self_attention: SelfAttention,
+        feed_forward: nn.Module,
         *,
-        activation: str,
-        layer_norm_eps: float,
-        attention_dropout: float,
+        norm: Norm,
+        norm_cls: Callable[[int], nn.Module],
         dropout: float,
-        config: PreTrainedConfig,
+        cross_attention: CrossAttention | None = None,
     ) -> None:
         super().__init__()
-        self.attention = SelfAttention(hidden_size, num_heads, dropout=attention_dropout, config=config)
-        self.attention_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.feed_forward = FeedForward(hidden_size, intermediate_size, activation)
-        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.norm = norm
+        self.attention = self_attention
+        self.attention_norm = norm_cls(hidden_size)
+        self.cross_attention = cross_attention
+        if cross_attention is not None:
+            self.cross_attention_norm = norm_cls(hidden_size)
+        self.feed_forward = feed_forward
+        self.feed_forward_norm = norm_cls(hidden_size)
         self.dropout = Dropout(dropout)
 
-    def forward(self, hidden_states: Tensor, layout: Layout) -> Tensor:
-        """(..., hidden) as packed by `layout` -> (..., hidden) at the rows it wants."""
-        attended, _ = self.attention(hidden_states, layout)
-        hidden_states = self.attention_norm(layout.query_rows(hidden_states) + self.dropout(attended))
-        return self.feed_forward_norm(hidden_states + self.dropout(self.feed_forward(hidden_states)))
+    def forward(
+        self,
+        hidden_states: Tensor,
+        layout: Layout,
+        mask: Mask = BIDIRECTIONAL,
+        memory: Memory | None = None,
+        *,
+        past_key_values: Cache | None = None,
+        layer_index: int = 0,
+    ) -> BlockOutput:
+        """(..., hidden) as packed by `layout` -> the rows it computes.
 
+        Args:
+            hidden_states, layout, mask, past_key_values, layer_index: As in `SelfAttention`.
+            memory: What cross-attention reads; None for none.
+        """
+        cache, cross_probabilities = past_key_values, None
+        own_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        attended, probabilities = self.attention(
+            self._before(self.attention_norm, hidden_states),
+            layout,
+            mask,
+            past_key_values=own_cache,
+            layer_index=layer_index,
+        )
+        hidden_states = self._add(self.attention_norm, layout.query_rows(hidden_states), attended)
+        if self.cross_attention is not None:
+            if memory is None:
+                raise CtxError("This block has cross-attention; give it the memory that it reads.")
+            attended, cross_probabilities = self.cross_attention(
+                self._before(self.cross_attention_norm, hidden_states),
+                layout,
+                memory.states,
+                memory.layout,
+                memory.mask,
+                past_key_values=cache if isinstance(cache, EncoderDecoderCache) else None,
+                layer_index=layer_index,
+            )
+            hidden_states = self._add(self.cross_attention_norm, hidden_states, attended)
+        fed = self.feed_forward(self._before(self.feed_forward_norm, hidden_states))
+        hidden_states = self._add(self.feed_forward_norm, hidden_states, fed)
+        return BlockOutput(hidden_states, probabilities, cross_probabilities)
 
-class FirstTokenPooler(nn.Module):
-    """Dense and tanh on the first token's state: what the pair and sequence heads read.
+    def _before(self, norm: nn.Module, states: Tensor) -> Tensor:
+        return norm(states) if self.norm == "pre" else states
 
-    Args:
-        hidden_size: Width of the input and output.
-    """
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
-
-    def forward(self, first_states: Tensor) -> Tensor:
-        """(batch, hidden) -> (batch, hidden)."""
-        return self.dense(first_states).tanh()
+    def _add(self, norm: nn.Module, states: Tensor, output: Tensor) -> Tensor:
+        total = states + self.dropout(output)
+        return norm(total) if self.norm == "post" else total

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hf_ctxmodels.core.model import CtxPreTrainedModel, is_traced, sequence_numbers
+from hf_ctxmodels.core.inputs import is_traced, sequence_numbers
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import check_row_lengths
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedRows

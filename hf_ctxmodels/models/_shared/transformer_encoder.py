@@ -1,21 +1,21 @@
 """The encoder that BERT (Devlin et al. 2019) and its heirs share: embeddings, post-norm layers, perhaps a pooler."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
-from hf_ctxmodels.core.model import (
-    CtxPreTrainedModel,
-    EncoderOutput,
-    capture_unpacked_outputs,
-    check_ids,
-    default_positions,
-)
-from hf_ctxmodels.layers.attention.layouts import Layout
+from hf_ctxmodels.core.inputs import check_ids, default_positions
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.attention.layouts import Layout, build_layout
+from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
-from hf_ctxmodels.layers.transformer.block import PostNormLayer
+from hf_ctxmodels.layers.feed_forward import FeedForward
+from hf_ctxmodels.layers.transformer.block import TransformerBlock
+from hf_ctxmodels.layers.transformer.stack import StackOutput, run_stack
 
 
 def build_embeddings(config: Any, *, width: int, projected_size: int | None = None) -> TokenPositionTypeEmbeddings:
@@ -38,17 +38,15 @@ def build_embeddings(config: Any, *, width: int, projected_size: int | None = No
     )
 
 
-def build_layer(config: Any) -> PostNormLayer:
+def build_layer(config: Any) -> TransformerBlock:
     """One layer a configuration describes, by the Hub's standard names."""
-    return PostNormLayer(
+    return TransformerBlock(
         config.hidden_size,
-        config.num_attention_heads,
-        config.intermediate_size,
-        activation=config.hidden_act,
-        layer_norm_eps=config.layer_norm_eps,
-        attention_dropout=config.attention_probs_dropout_prob,
+        SelfAttention(config.hidden_size, config.num_attention_heads, dropout=config.attention_probs_dropout_prob),
+        FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
+        norm="post",
+        norm_cls=partial(nn.LayerNorm, eps=config.layer_norm_eps),
         dropout=config.hidden_dropout_prob,
-        config=config,
     )
 
 
@@ -74,7 +72,7 @@ class Encoder(CtxPreTrainedModel):
         self.embeddings.word_embeddings = value
 
     @merge_with_config_defaults
-    @capture_unpacked_outputs
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -85,7 +83,7 @@ class Encoder(CtxPreTrainedModel):
         sequence_ids: Tensor | None = None,
         output_mask: Tensor | None = None,
         **kwargs: Any,
-    ) -> EncoderOutput:
+    ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
         Args:
@@ -95,8 +93,8 @@ class Encoder(CtxPreTrainedModel):
             position_ids: (batch, length) or (1, length); None takes `default_positions`.
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal
                 numbers is one sequence, whose tokens attend to each other only.
-            wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden) in
-                row-major order, and the last layer is computed only there (and at the first tokens, for the pooler).
+            output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, hidden)
+                in row-major order, and the last layer is computed only there (and at the first tokens, for the pooler).
             kwargs: `output_hidden_states`, `output_attentions` (eager only), and what the attention function takes.
 
         Raises:
@@ -116,27 +114,34 @@ class Encoder(CtxPreTrainedModel):
         check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
         if position_ids is None:
             position_ids = self.default_positions(words, attention_mask, sequence_ids)
-        layout = self.encoder_layout(words, attention_mask, sequence_ids, **kwargs)
+        layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs)
         hidden_states = self.embeddings(
             layout.pack(words),
             layout.pack(position_ids.expand(words.shape[:2])),
             None if token_type_ids is None else layout.pack(token_type_ids),
         )
-        final_layout = layout if output_mask is None else layout.select(output_mask, and_first=self.pooler is not None)
-        hidden_states = self.apply_layers(hidden_states, layout, final_layout)
-        return EncoderOutput(
-            last_hidden_state=final_layout.output(hidden_states),
-            pooler_output=None if self.pooler is None else self.pooler(final_layout.first(hidden_states)),
-            layout=layout,
+        outputs = self.run_layers(hidden_states, layout, output_mask, **kwargs)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=outputs.last_hidden_state,
+            pooler_output=None if self.pooler is None else self.pooler(outputs.layout.first(outputs.rows)),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
     def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
         """(batch, length) positions: the columns of the batch, or, with `sequence_ids`, of each sequence."""
         return default_positions(words, None, sequence_ids)
 
-    def apply_layers(self, hidden_states: Tensor, layout: Layout, final_layout: Layout) -> Tensor:
-        """(..., hidden) as packed by `layout` -> the last layer's output, as packed by `final_layout`."""
-        layers = list(self.layers)
-        for depth, layer in enumerate(layers, start=1):
-            hidden_states = layer(hidden_states, final_layout if depth == len(layers) else layout)
-        return hidden_states
+    def run_layers(
+        self, hidden_states: Tensor, layout: Layout, output_mask: Tensor | None, **kwargs: Any
+    ) -> StackOutput:
+        """The layers over (..., hidden) as packed by `layout`; `kwargs` as in `forward`."""
+        return run_stack(
+            self.layers,
+            hidden_states,
+            layout,
+            output_mask=output_mask,
+            and_first=self.pooler is not None,
+            output_hidden_states=kwargs.get("output_hidden_states", self.config.output_hidden_states),
+            output_attentions=kwargs.get("output_attentions", self.config.output_attentions),
+        )

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.transformer.block import FirstTokenPooler, PostNormLayer
+from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
+from hf_ctxmodels.layers.transformer.stack import StackOutput
 from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
 from hf_ctxmodels.models.albert.conversion_albert import ALBERT_EXPORT
@@ -29,8 +28,7 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "albert"
     reference_model_type = "albert"
     export_conversion = ALBERT_EXPORT
-    _no_split_modules = ["PostNormLayer"]
-    _can_record_outputs = {"hidden_states": PostNormLayer, "attentions": SelfAttention}
+    _no_split_modules = ["TransformerBlock"]
     # Other heads of the same family, and a buffer that old checkpoints carry.
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^sop_head\.", r"pooler\.", r"position_ids$"]
 
@@ -74,10 +72,10 @@ class CtxAlbertModel(Encoder, CtxAlbertPreTrainedModel):
         self.pooler = FirstTokenPooler(config.hidden_size) if add_pooling_layer else None
         self.post_init()
 
-    def apply_layers(self, hidden_states: Tensor, layout: Layout, final_layout: Layout) -> Tensor:
+    def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> StackOutput:
         """As in every encoder; a shared layer's weights are cast once."""
         with cache_autocast_casts(hidden_states.device):
-            return super().apply_layers(hidden_states, layout, final_layout)
+            return super().run_layers(hidden_states, *args, **kwargs)
 
 
 class CtxAlbertHeadModel(heads.HeadModel, CtxAlbertPreTrainedModel):

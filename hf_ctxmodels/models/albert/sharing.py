@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 Scope = Literal["all", "attention", "ffn", "none"]
-# What a `PostNormLayer` borrows in each scope that shares a part of it: a sub-layer goes with its LayerNorm.
+# What a `TransformerBlock` borrows in each scope that shares a part of it: a sub-layer goes with its LayerNorm.
 SHARED_PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_norm"),
     "ffn": ("feed_forward", "feed_forward_norm"),

@@ -14,8 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts, cross_entropy_over_targets
-from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.transformer.block import FirstTokenPooler, PostNormLayer
+from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
 from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT
@@ -28,8 +27,7 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "bert"
     reference_model_type = "bert"
     export_conversion = BERT_EXPORT
-    _no_split_modules = ["PostNormLayer"]
-    _can_record_outputs = {"hidden_states": PostNormLayer, "attentions": SelfAttention}
+    _no_split_modules = ["TransformerBlock"]
     # Other heads of the same family, and a buffer that old checkpoints carry.
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^nsp_head\.", r"pooler\.", r"position_ids$"]
 

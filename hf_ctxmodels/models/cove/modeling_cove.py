@@ -14,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import is_traced
+from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.attentional_decoder import reset_cell

@@ -19,7 +19,7 @@ from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, 
 from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
-from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, fixed_vectors
+from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
 from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, summed_disagreement
@@ -37,7 +37,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
 
     def __init__(self, config: CtxCvtConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
-        self.vectors = fixed_vectors(config)
+        self.vectors = build_character_vectors(config)
         config.validate_views()
         self.build_encoder(config, config.hidden_size - config.static_size, config.hidden_size)
         self.post_init()

@@ -17,10 +17,8 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
-from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
-from hf_ctxmodels.layers.transformer.block import PostNormLayer
 from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
@@ -34,8 +32,7 @@ class CtxElectraPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "electra"
     reference_model_type = "electra"
     export_conversion = ELECTRA_CONVERSION
-    _no_split_modules = ["PostNormLayer"]
-    _can_record_outputs = {"hidden_states": PostNormLayer, "attentions": SelfAttention}
+    _no_split_modules = ["TransformerBlock"]
     # Other heads of the same family, the other half of the pair, and a buffer that old checkpoints carry.
     _keys_to_ignore_on_load_unexpected = [
         *(r"^mlm_head\.", r"^rtd_head\.", r"^copy_gate\.", r"^generator\.", r"position_ids$")

@@ -13,7 +13,7 @@ from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import check_ids
+from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.discriminator_tasks import DISCRIMINATOR_TASKS

@@ -16,14 +16,14 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import check_ids
+from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.sampled import sampled_cross_entropy
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import concat_directions
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
-from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, fixed_vectors
+from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
 from hf_ctxmodels.models._shared.character_vectors import CharacterVectors
 from hf_ctxmodels.models._shared.inputs import prepare_inputs
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
@@ -144,7 +144,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         if self.mixes_layers:
             layers = config.num_hidden_layers + 1
             self.mixes: Any = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
-            if (vectors := fixed_vectors(config)) is not None:
+            if (vectors := build_character_vectors(config)) is not None:
                 self.vectors = vectors
         if self.pools:
             self.pooler = RowPooler(config.pooling)
@@ -180,7 +180,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
     def _fixed(self, input_ids: Tensor | None) -> Tensor:
         if input_ids is None:
             raise CtxError(
-                "inputs_embeds have no characters, by which this head finds the words' fixed vectors.",
+                "inputs_embeds have no characters, by which this head looks up word vectors.",
                 hint="give input_ids, or use a head without pretrained_embeddings.",
             )
         return self.vectors(input_ids)

@@ -38,7 +38,6 @@ SPEC = FamilySpec(
     objectives={"sentence-tasks": SentenceTasks},
     sizes=SIZES,
     published=PUBLISHED,
-    parent="laser",
     traits=Traits(
         tiny={"written_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
         targets={"relation_labels": Target.PAIR_CLASS},

@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import is_traced
+from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.recurrent.gru import GRU

@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import check_ids
+from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.models._shared.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
@@ -166,13 +166,13 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         names += ["word_bias.weight", "context_bias.weight"]
         arrays = [table[name].detach().numpy() for table in (tables, squares) for name in names]
 
-        def follow(*part: Tensor) -> Tensor:
+        def update(*part: Tensor) -> Tensor:
             given = [each.numpy() for each in part]
             weighting = float(self.config.x_max), float(self.config.alpha)
             loss = kernels.glove_adagrad_kernel(*arrays, *given, *weighting, np.float32(learning_rate))
             return torch.tensor(loss, dtype=torch.float32)
 
-        return in_threads(self.config.update_threads, follow, *cells)
+        return in_threads(self.config.update_threads, update, *cells)
 
 
 class CtxGloveForSequenceClassification(heads.ForSequenceClassification, CtxGloveHeadModel):

@@ -23,9 +23,9 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
         pretrained_layers: The first of them that are the language models' (the paper's have one).
         residual: The softmax reads the output of the decoder's pretrained layers too (section 2.3).
         multi_layer_attention: The decoder attends to the encoder's pretrained layers beside the top (section 2.3).
-        source_model, target_model: Directories or Hub ids of language models of the two languages, from which a new
-            translator takes its weights; they are saved with it. None starts that side at random.
-        taken_parts: Which weights are taken: some of "embeddings", "layers" and "softmax" (the ablations of section 4).
+        source_model, target_model: Directories or Hub ids of language models of the two languages, whose weights
+            `load_pretrained_parts` copies into a new translator; they are saved with it. None for random weights.
+        taken_parts: The parts that are copied: some of "embeddings", "layers" and "softmax" (section 4's ablations).
         hidden_dropout_prob: Dropout of the words' vectors, between layers, and of what the softmax reads.
         initializer_range: Embeddings are drawn uniformly from -this to this.
         pad_token_id: Padding, in both vocabularies.

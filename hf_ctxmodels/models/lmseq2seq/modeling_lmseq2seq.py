@@ -1,10 +1,11 @@
 """Sequence-to-sequence from two language models (Ramachandran et al. 2016, arXiv 1611.02683).
 
-Its own here: encoder and decoder whose first layers are language models, how the decoder attends to two layers and
-keeps what its language model says, and what is taken from where. The layers are in
-`hf_ctxmodels.models._shared.lstm_language_model`, the head of translators in `hf_ctxmodels.heads.seq2seq`.
+Encoder and decoder are initialised with two language models; the decoder attends to two layers of the encoder and has
+a residual connection around its upper layers. The layers are in `hf_ctxmodels.models._shared.lstm_language_model`, the
+head in `hf_ctxmodels.heads.seq2seq`.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Self
@@ -13,7 +14,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationMixin
-from transformers import initialization as init
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
@@ -117,8 +117,8 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
 
         alpha = softmax(H^N (W1 h^N + b1)),  c = [H^1T alpha; H^NT alpha],  h~ = tanh(W2 [c; h^N] + b2) + h^1
 
-    from which the next word is predicted. The layers start where the encoder's end. Of a new model, what
-    `config.source_model` and `config.target_model` have is taken from there.
+    from which the next word is predicted. The decoder's initial states are the encoder's final ones. A new model's
+    `load_pretrained_parts` copies the weights of `config.source_model` and `config.target_model`.
     """
 
     def build_encoder(self, config: CtxLmSeq2SeqConfig) -> CtxLmSeq2SeqModel:
@@ -135,22 +135,23 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
-    def initialize_weights(self) -> None:
-        """Draw weights that were not loaded, but take those that a language model has from there."""
-        super().initialize_weights()
+    def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
+        """Copy the weights of `config.source_model` and `config.target_model`; see
+        `CtxPreTrainedModel.load_pretrained_parts`."""
+        super().load_pretrained_parts(missing)
         for name, source in {"source": self.config.source_model, "target": self.config.target_model}.items():
             if source is not None:
-                self._take(source, self._pretrained(name))
+                self._copy_weights(source, self._pretrained(name), missing)
 
     def _pretrained(self, language: str) -> dict[str, nn.Module]:
-        """Part of a language model -> the module here that is it."""
+        """Part of a language model -> the module here that has its weights."""
         if language == "source":
             return {"layers": self.encoder}
         return {"layers": self.decoder, "softmax": self.prediction}
 
     @torch.no_grad()
-    def _take(self, source: str, modules: dict[str, nn.Module]) -> None:
-        """Copy a language model's weights to where they were not loaded.
+    def _copy_weights(self, source: str, modules: dict[str, nn.Module], missing: Container[str] | None) -> None:
+        """Copy a language model's weights into the parameters that are `missing`.
 
         Raises:
             CtxError: It cannot be opened, or has another shape.
@@ -163,7 +164,10 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
             own |= {f"layers.{name}": each for name, each in stack.layers[:count].named_parameters()}
         if "softmax" in taken and "softmax" in modules:
             own |= {f"decoder.{name}": each for name, each in modules["softmax"].named_parameters()}
-        if all(getattr(each, "_is_hf_initialized", False) for each in own.values()) or stack.device.type == "meta":
+        if missing is not None:
+            wanted = {id(each) for name, each in self.named_parameters() if name in missing}
+            own = {name: each for name, each in own.items() if id(each) in wanted}
+        if not own:
             return
         model = _open(source)
         theirs = {**model.base_model.state_dict(), **{f"decoder.{n}": w for n, w in model.decoder.state_dict().items()}}
@@ -180,7 +184,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
                     location=source,
                     hint="use its tokenizer, and its embedding_size and hidden_size.",
                 )
-            init.copy_(weight, theirs[name])
+            weight.copy_(theirs[name])
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **changes: Any) -> Self:
@@ -205,7 +209,9 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
             config = CtxLmSeq2SeqConfig(source_model=str(source), target_model=str(target), **{**fields, **changes})
         except StrictDataclassError as error:
             raise CtxError(str(error.__cause__ or error), location=f"{source}, {target}") from error
-        return cls(config).eval()
+        model = cls(config)
+        model.load_pretrained_parts()
+        return model.eval()
 
     def start(self, encoded: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
         """The encoder's final states.

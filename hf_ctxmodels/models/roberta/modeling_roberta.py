@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import count_tokens
-from hf_ctxmodels.layers.transformer.block import FirstTokenPooler, PostNormLayer
+from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
 from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
 from hf_ctxmodels.models.roberta.conversion_roberta import ROBERTA_EXPORT
@@ -25,8 +24,7 @@ class CtxRobertaPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "roberta"
     reference_model_type = "roberta"
     export_conversion = ROBERTA_EXPORT
-    _no_split_modules = ["PostNormLayer"]
-    _can_record_outputs = {"hidden_states": PostNormLayer, "attentions": SelfAttention}
+    _no_split_modules = ["TransformerBlock"]
     # Other heads of the same family, and a buffer that old checkpoints carry.
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"pooler\.", r"position_ids$"]
 

@@ -14,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import check_ids
+from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.models._shared.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 from hf_ctxmodels.models.word2vec import window_prediction
@@ -227,8 +227,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
 
         if words.device.type != "cpu":
             return by_blocks(*batch)
-        follow = by_words if is_compiled(words) else by_blocks
-        return in_threads(config.update_threads, follow, *batch)
+        update = by_words if is_compiled(words) else by_blocks
+        return in_threads(config.update_threads, update, *batch)
 
     def _logits(self, states: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         if self.config.output == "hierarchical-softmax":

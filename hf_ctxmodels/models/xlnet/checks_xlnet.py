@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import is_traced
+from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 
 NO_TARGET = -1

@@ -12,14 +12,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import (
-    CtxPreTrainedModel,
-    EncoderOutput,
-    capture_unpacked_outputs,
-    is_traced,
-    sequence_numbers,
-)
-from hf_ctxmodels.layers.attention.layouts import PackedLayout, check_row_lengths
+from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, sequence_numbers
+from hf_ctxmodels.core.model import CtxPreTrainedModel, EncoderOutput, capture_unpacked_outputs
+from hf_ctxmodels.layers.attention.layouts import PackedLayout
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.models.xlnet.checks_xlnet import (

@@ -21,6 +21,17 @@ def require_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
+def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raise a `CtxError` when an id of an example is not the tokenizer's."""
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise CtxError(
+            f"Token id {wrong} is outside the tokenizer's vocabulary (0 to {vocab_size - 1}): the example was made "
+            "with another tokenizer.",
+            hint="tokenise the text again with this one.",
+        )
+
+
 def feature_generator(
     feature: Mapping[str, Any], seed: int, static: bool, stream: Stream = Stream.CORRUPTION
 ) -> np.random.Generator:

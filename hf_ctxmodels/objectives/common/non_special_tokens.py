@@ -4,6 +4,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.objectives.common.features import check_token_ids
 
 
 class NonSpecialTokens:
@@ -32,11 +33,5 @@ class NonSpecialTokens:
         Raises:
             CtxError: an id is not of the vocabulary.
         """
-        if len(ids) and (ids.min() < 0 or ids.max() >= len(self.table)):
-            wrong = ids.min() if ids.min() < 0 else ids.max()
-            raise CtxError(
-                f"Token id {wrong} is outside the tokenizer's vocabulary (0 to {len(self.table) - 1}): the example "
-                "was made with another tokenizer.",
-                hint="tokenise the text again with this one.",
-            )
+        check_token_ids(ids, len(self.table))
         return self.table[ids]

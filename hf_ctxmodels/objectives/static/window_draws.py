@@ -1,6 +1,6 @@
 """What is drawn for word2vec, for the rows of a batch at once: kept words, windows, negatives.
 
-`window_kernels` is the same compiled, number for number. Rows stand one behind the other, without padding.
+`window_kernels` is the same compiled, number for number. Rows are concatenated, without padding.
 """
 
 from typing import NamedTuple

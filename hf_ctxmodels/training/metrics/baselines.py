@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.data import ExampleSet, ExampleStream, Mixture
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.training.batches import IGNORED_TARGET, Batch, count_items
+from hf_ctxmodels.training.batches import Batch, count_items
 
 Examples = ExampleSet | ExampleStream | Mixture
 _BATCHES_FOR_CLASSES = 50
@@ -67,7 +68,7 @@ class FrequencyBaseline:
         per_token: set[str] = set()
         for batch in batches:
             for name in set(targets) & set(batch):
-                values = batch[name][batch[name] != IGNORED_TARGET].cpu().numpy()
+                values = batch[name][batch[name] != IGNORED].cpu().numpy()
                 totals[name] = _sum(totals.get(name), np.bincount(values))
                 per_token |= {name} if batch[name].ndim > 1 else set()
         tokens = self.tokens + 1

@@ -1,0 +1,295 @@
+"""`attend`: the one way from queries, keys and values to contexts, whatever the layout, mask and device.
+
+Packed rows attend in groups of similar length on the CPU (`grouping`), by torch's variable-length flash kernel on CUDA
+where that is exact, and padded for attention alone elsewhere. Padded rows go through the attention interface of
+transformers: eager, sdpa, flex, flash, or what a user registered there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.varlen import varlen_attn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.layers.attention.grouping import Grouping, group_sequences
+from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec
+from hf_ctxmodels.layers.attention.reference import eager_attention_forward
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedMask:
+    """A spec made ready for padded rows.
+
+    Attributes:
+        spec: What it was made from.
+        mask: As transformers makes it for the implementation in use, or None.
+        bias: (batch, heads, queries, keys) added to the scores, or None.
+        is_causal: Whether `mask` is None because the implementation's own causal mask is the right one.
+    """
+
+    spec: MaskSpec
+    mask: Tensor | BlockMask | None
+    bias: Tensor | None
+    is_causal: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PackedMask:
+    """A spec made ready for packed rows.
+
+    Attributes:
+        spec: What it was made from.
+        queries, keys: Where the rows lie.
+        dtype, device: Of the rows.
+    """
+
+    spec: MaskSpec
+    queries: PackedLayout
+    keys: PackedLayout
+    dtype: torch.dtype
+    device: torch.device
+
+    @cached_property
+    def grouping(self) -> Grouping:
+        """The rows in groups: several on the CPU, one elsewhere."""
+        single = self.device.type != "cpu"
+        return group_sequences(self.spec, self.queries, self.keys, dtype=self.dtype, device=self.device, single=single)
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(sequences + 1,) int32 start of each sequence and the end of the last, of queries and of keys."""
+        both = (torch.tensor((0, *lengths)).cumsum(0) for lengths in (self.queries.row_counts, self.keys.lengths))
+        queries, keys = (bounds.to(self.device, torch.int32) for bounds in both)
+        return queries, keys
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """How far back and ahead the variable-length kernel lets a query see, -1 for no limit; None: it cannot say."""
+        if self.spec.bias is not None or self.spec.prefix_lengths is not None:
+            return None
+        if not self.spec.is_full and self.queries.row_counts != self.keys.lengths:  # it aligns the last query and key
+            return None
+        reach = -1 if self.spec.window is None else self.spec.window - 1
+        return reach, 0 if self.spec.causal else reach
+
+
+Mask = MaskSpec | PaddedMask | PackedMask
+
+
+def prepare_mask(spec: Mask, layout: Layout, like: Tensor, key_layout: Layout | None = None) -> PaddedMask | PackedMask:
+    """Make a spec ready for a layout, once for all layers that attend alike.
+
+    Args:
+        spec: The spec, or what this function made of it.
+        layout: Where the queries lie.
+        like: A tensor of the rows' dtype and device.
+        key_layout: Where the keys lie, for cross-attention; None for the layout of the queries.
+
+    Raises:
+        CtxError: Layouts of different kinds or numbers of sequences.
+    """
+    if not isinstance(spec, MaskSpec):
+        return spec
+    keys = layout if key_layout is None else key_layout
+    if isinstance(layout, PaddedLayout) and isinstance(keys, PaddedLayout):
+        return _prepare_padded(spec, layout, keys, like)
+    if not (isinstance(layout, PackedLayout) and isinstance(keys, PackedLayout)):
+        raise CtxError("One side of cross-attention is padded, the other packed; lay both out alike.")
+    if len(layout.lengths) != len(keys.lengths):
+        raise CtxError(
+            f"Cross-attention from {len(layout.lengths)} sequences to {len(keys.lengths)}; there must be one for each."
+        )
+    mask = PackedMask(spec, layout, keys, like.dtype, like.device)
+    if spec.bias is not None:  # now: its gradient must not depend on what a checkpointed layer recomputes
+        _ = mask.grouping
+    return mask
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    mask_spec: Mask = BIDIRECTIONAL,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    key_layout: Layout | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention within each sequence.
+
+    Args:
+        query: (..., heads, head_dim) at the computed rows of `layout`.
+        key, value: (..., heads, head_dim) at all rows of `key_layout`, or of a cache.
+        layout: Where the queries lie.
+        mask_spec: Who sees whom; a prepared one (`prepare_mask`) spares the preparation.
+        scale: Factor on the scores.
+        dropout: Dropout on the probabilities; 0 in evaluation.
+        key_layout: Where the keys lie, for cross-attention; None for the layout of the queries.
+
+    Returns:
+        The context in the shape of `query`, and the (batch, heads, queries, keys) probabilities where the
+        implementation gives them (eager).
+    """
+    mask = prepare_mask(mask_spec, layout, query, key_layout)
+    if isinstance(mask, PackedMask):
+        return _attend_packed(query, key, value, mask, scale, dropout), None
+    assert isinstance(layout, PaddedLayout)
+    return _attend_padded(query, key, value, layout, mask, scale, dropout)
+
+
+def _attend_packed(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float, dropout: float) -> Tensor:
+    if not query.shape[0]:  # no row is computed: a batch without targets
+        return query
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if query.is_cuda and half and not dropout and (window := mask.window) is not None:
+        longest = max(mask.queries.row_counts), max(mask.keys.lengths)
+        return cast(Tensor, varlen_attn(query, key, value, *mask.bounds, *longest, scale=scale, window_size=window))
+    return mask.grouping.attend(query, key, value, scale=scale, dropout=dropout)
+
+
+@dataclass(frozen=True, eq=False)
+class _Caller:
+    """What the attention functions of transformers read of the module that calls them, and of its configuration."""
+
+    training: bool
+    is_causal: bool
+    _attn_implementation: str
+    dtype: torch.dtype
+    _is_quantized: bool = True  # so that flash attention casts single precision to `dtype`, and looks for no weights
+
+    @property
+    def config(self) -> "_Caller":
+        """Itself."""
+        return self
+
+
+def _attend_padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PaddedLayout,
+    mask: PaddedMask,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor | None]:
+    attention = ALL_ATTENTION_FUNCTIONS.get_interface(layout.implementation, eager_attention_forward)
+    options = dict(layout.attention_kwargs)
+    if mask.bias is not None:
+        options["position_bias"] = mask.bias.to(query.dtype)
+    if _is_flash(layout) and mask.spec.window is not None:
+        options["sliding_window"] = mask.spec.window
+    return attention(
+        _Caller(dropout > 0, mask.is_causal, layout.implementation, query.dtype),
+        *(tensor.transpose(1, 2) for tensor in (query, key, value)),
+        mask.mask,
+        dropout=dropout,
+        scaling=scale,
+        is_causal=mask.is_causal,
+        **options,
+    )
+
+
+def _is_flash(layout: PaddedLayout) -> bool:
+    return "flash" in layout.implementation
+
+
+def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
+    bias = None if spec.bias is None else _padded_bias(spec.bias, layout, keys, like.device)
+    if keys.ready_mask is not None:
+        return PaddedMask(spec, keys.ready_mask, bias, False)
+    if _is_flash(layout):
+        return _prepare_flash(spec, layout, keys)
+    if layout.implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
+        return PaddedMask(spec, None, bias, spec.causal)
+    if _is_sdpa_causal(spec, layout, keys):
+        return PaddedMask(spec, None, None, True)
+    mask = ALL_MASK_ATTENTION_FUNCTIONS[layout.implementation](
+        batch_size=layout.batch_size,
+        q_length=layout.length,
+        kv_length=keys.num_keys,
+        mask_function=_mask_function(spec, layout, keys, like.device),
+        attention_mask=keys.tokens,
+        allow_is_causal_skip=False,
+        allow_is_bidirectional_skip=spec.is_full and keys.sequences is None,
+        dtype=like.dtype,
+        device=like.device,
+    )
+    return PaddedMask(spec, mask, bias, False)
+
+
+def _is_sdpa_causal(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> bool:
+    """Whether sdpa's own causal mask is right: it counts queries and keys from the first, and knows no padding."""
+    plain = spec.is_triangle and spec.bias is None and keys.sequences is None and layout is keys
+    if layout.implementation != "sdpa" or not plain or layout.length not in (1, keys.num_keys):
+        return False
+    return keys.tokens is None or (not is_traced(keys.tokens) and bool(keys.tokens.all()))
+
+
+def _prepare_flash(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> PaddedMask:
+    """The padding mask: the kernel itself makes causal and local masks, and knows nothing else.
+
+    Raises:
+        CtxError: A mask that it does not know.
+    """
+    known = spec.bias is None and spec.prefix_lengths is None and keys.sequences is None
+    if not known or (not spec.is_full and keys is not layout):
+        raise CtxError(
+            f"{layout.implementation} knows no bias, no prefix and no several sequences in a row.",
+            hint='model.set_attn_implementation("sdpa") does, and uses a variable-length flash kernel on CUDA itself.',
+        )
+    return PaddedMask(spec, keys.tokens, None, spec.causal)
+
+
+def _mask_function(
+    spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, device: torch.device
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Whether a query sees a key, by (batch, head, query, key) indices, as transformers and flex attention take it."""
+    query_positions = layout.of_queries(layout.key_positions(device)).expand(layout.batch_size, -1)
+    key_positions = keys.key_positions(device).expand(layout.batch_size, -1)
+    prefixes = None if spec.prefix_lengths is None else _prefixes(spec.prefix_lengths, keys)
+
+    def mask_function(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if spec.is_full:
+            seen = key == key
+        else:
+            prefix = None if prefixes is None else prefixes[batch, key]
+            seen = spec.sees(query_positions[batch, query], key_positions[batch, key], prefix)
+        if layout.sequences is None or keys.sequences is None:
+            return seen
+        return seen & (layout.sequences[batch, query] == keys.sequences[batch, key])
+
+    return mask_function
+
+
+def _prefixes(lengths: Tensor, keys: PaddedLayout) -> Tensor:
+    """(sequences,) -> (batch, keys) length of the prefix of the sequence that each column belongs to."""
+    if keys.sequences is None:
+        return lengths[:, None].expand(-1, keys.num_keys)
+    counts = keys.sequences[:, -1]
+    return lengths[(counts.cumsum(0) - counts)[:, None] + keys.sequences.clamp(min=1) - 1]
+
+
+def _padded_bias(bias: Bias, layout: PaddedLayout, keys: PaddedLayout, device: torch.device) -> Tensor:
+    """(batch, heads, queries, keys); the rows share one where padding stands at their ends only."""
+    query_positions, key_positions = _shared_positions(layout, device), _shared_positions(keys, device)
+    added = bias(layout.of_queries(query_positions), key_positions)
+    return added.expand(layout.batch_size, -1, -1, -1)
+
+
+def _shared_positions(layout: PaddedLayout, device: torch.device) -> Tensor:
+    """`key_positions`, as one row where that says the same of all tokens."""
+    positions, tokens = layout.key_positions(device), layout.tokens
+    if tokens is None or layout.sequences is not None or is_traced(tokens):
+        return positions
+    columns = torch.arange(layout.num_keys, device=device)[None]
+    return columns if bool(((positions == columns) | ~tokens).all()) else positions

@@ -1,0 +1,150 @@
+"""Runs blocks over a layout, records what is asked for, and computes the last one only where its output is used."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.utils.output_capturing import selected_hidden_states
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.attention.backends import Mask, prepare_mask
+from hf_ctxmodels.layers.attention.layouts import Layout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
+from hf_ctxmodels.layers.transformer.block import Memory
+
+HiddenStates = bool | int | Sequence[int] | None
+"""Which hidden states to record: all, none, or those with these numbers (0 is the input of the first block)."""
+
+
+@dataclass(frozen=True, eq=False)
+class StackOutput:
+    """What a stack gives.
+
+    Attributes:
+        last_hidden_state: (batch, length, hidden), zeros at padding in a packed layout; with an output mask (targets,
+            hidden) in row-major order.
+        rows: (..., hidden) all computed rows.
+        layout: Where these lie: `layout.first(rows)` is what a pooler reads.
+        hidden_states: The input of every block, (batch, length, hidden), and `last_hidden_state`, None in place of
+            those not chosen; None if none were asked for.
+        attentions, cross_attentions: (batch, heads, queries, keys) of every block, empty where the implementation in
+            use gives none; None if they were not asked for.
+    """
+
+    last_hidden_state: Tensor
+    rows: Tensor
+    layout: Layout
+    hidden_states: tuple[Tensor | None, ...] | None
+    attentions: tuple[Tensor, ...] | None
+    cross_attentions: tuple[Tensor, ...] | None
+
+
+def run_stack(
+    blocks: Iterable[nn.Module],
+    hidden_states: Tensor,
+    layout: Layout,
+    masks: MaskSpec | Sequence[MaskSpec] = BIDIRECTIONAL,
+    *,
+    memory: Memory | None = None,
+    past_key_values: Cache | None = None,
+    final_norm: Callable[[Tensor], Tensor] | None = None,
+    output_mask: Tensor | None = None,
+    and_first: bool = False,
+    output_hidden_states: HiddenStates = None,
+    output_attentions: bool | None = None,
+) -> StackOutput:
+    """Run blocks one after the other.
+
+    Args:
+        blocks: `TransformerBlock`s in the order they are applied; one object may stand at several depths.
+        hidden_states: (..., hidden) as packed by `layout`.
+        layout: Where the tokens lie.
+        masks: Who sees whom: one for all blocks, or one for each.
+        memory: What their cross-attention reads, or None.
+        past_key_values: The cache that `layout` was built with, or None.
+        final_norm: Applied to the last block's output: the norm of pre-norm models, with dropout if they have it.
+        output_mask: (batch, length) bool, the positions whose outputs are used: the last block of a packed layout is
+            computed only there. None for all.
+        and_first: Compute each row's first token as well.
+        output_hidden_states, output_attentions: What to record.
+    """
+    chain = list(blocks)
+    final = layout if output_mask is None else layout.select(output_mask, and_first=and_first)
+    views = _views(masks, len(chain), layout, final, memory, hidden_states)
+    recorded: list[Tensor] = []
+    own: list[Tensor | None] = []
+    cross: list[Tensor | None] = []
+    for number, (block, view) in enumerate(zip(chain, views, strict=True)):
+        recorded.append(hidden_states)
+        hidden_states, probabilities, cross_probabilities = block(
+            hidden_states, view.layout, view.mask, view.memory, past_key_values=past_key_values, layer_index=number
+        )
+        own.append(probabilities)
+        cross.append(cross_probabilities)
+    if final_norm is not None:
+        hidden_states = final_norm(hidden_states)
+    output = final.output(hidden_states)
+    return StackOutput(
+        last_hidden_state=output,
+        rows=hidden_states,
+        layout=final,
+        hidden_states=_chosen(recorded, output, layout, output_hidden_states),
+        attentions=_given(own) if output_attentions else None,
+        cross_attentions=_given(cross) if output_attentions else None,
+    )
+
+
+class _View(NamedTuple):
+    """What one block attends by."""
+
+    layout: Layout
+    mask: Mask
+    memory: Memory | None
+
+
+def _views(
+    masks: MaskSpec | Sequence[MaskSpec],
+    count: int,
+    layout: Layout,
+    final: Layout,
+    memory: Memory | None,
+    like: Tensor,
+) -> list[_View]:
+    """One for each block; blocks that attend alike share the prepared mask."""
+    specs = [masks] * count if isinstance(masks, MaskSpec) else list(masks)
+    if len(specs) != count:
+        raise CtxError(f"{len(specs)} masks for {count} blocks; give one for all, or one for each.")
+    made: list[tuple[MaskSpec, Layout, _View]] = []
+    views = []
+    for number, spec in enumerate(specs):
+        place = final if number + 1 == count else layout
+        known = next((view for key, where, view in made if key is spec and where is place), None)
+        if known is None:
+            seen = None if memory is None else _prepare_memory(memory, place, like)
+            known = _View(place, prepare_mask(spec, place, like), seen)
+            made.append((spec, place, known))
+        views.append(known)
+    return views
+
+
+def _prepare_memory(memory: Memory, layout: Layout, like: Tensor) -> Memory:
+    return replace(memory, mask=prepare_mask(memory.mask, layout, like, memory.layout))
+
+
+def _given(weights: list[Tensor | None]) -> tuple[Tensor, ...]:
+    return tuple(each for each in weights if each is not None)
+
+
+def _chosen(
+    recorded: list[Tensor], output: Tensor, layout: Layout, choice: HiddenStates
+) -> tuple[Tensor | None, ...] | None:
+    """The hidden states asked for, unpacked, and the output as the last of them."""
+    if choice is None or choice is False:
+        return None
+    count = len(recorded) + 1
+    numbers = selected_hidden_states(choice)
+    kept = set(range(count)) if numbers is None else {number % count for number in numbers if -count <= number < count}
+    states = tuple(layout.unpack(state) if number in kept else None for number, state in enumerate(recorded))
+    return (*states, output if count - 1 in kept else None)
