@@ -11,6 +11,7 @@ from hf_ctxmodels.heads.base import (
     language_modeling_loss,
     mean_over_targets,
 )
+from hf_ctxmodels.heads.causal_lm import ForCausalLM, next_token_targets
 from hf_ctxmodels.heads.downstream import (
     ForMultipleChoice,
     ForQuestionAnswering,
@@ -26,6 +27,7 @@ from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEnco
 __all__ = [
     "IGNORED",
     "ConditionalGenerationOutput",
+    "ForCausalLM",
     "ForConditionalGeneration",
     "ForMaskedLM",
     "ForMaskedLMWithPair",
@@ -43,6 +45,7 @@ __all__ = [
     "cross_entropy_over_targets",
     "language_modeling_loss",
     "mean_over_targets",
+    "next_token_targets",
     "pair_features",
     "problem_type_of",
     "sequence_loss",

@@ -6,6 +6,7 @@ target that no head before it had (`hf_ctxmodels.spec.Target`) is made in `targe
 
 from zoo.batches import LENGTHS, STEPS, make_batch
 from zoo.cases import (
+    ARCHETYPES,
     BASES,
     CASES,
     CHOICES,
@@ -37,6 +38,7 @@ from zoo.compare import (
 from zoo.targets import learnable_batch, make_targets
 
 __all__ = [
+    "ARCHETYPES",
     "BASES",
     "CASES",
     "CHOICES",

@@ -307,6 +307,17 @@ PEERED = [case for case in CASES if case.has_peer]
 BASES = [case for case in CASES if case.is_base]
 HEADS = [case for case in CASES if not case.is_base]
 TOKEN_HEADS = [case for case in CASES if case.labels_tokens]
+# One head of each kind of training: one term, several terms, a state that is carried on, a text that is written, a
+# generator with its discriminator, and static word vectors.
+_KINDS = {
+    "bert-AutoModelForMaskedLM",
+    "bert-AutoModelForPreTraining",
+    "ulmfit-AutoModelForCausalLM",
+    "cove-AutoModelForSeq2SeqLM",
+    "electra-AutoModelForPreTraining",
+    "glove-AutoModelForPreTraining",
+}
+ARCHETYPES = [case for case in HEADS if str(case) in _KINDS]
 TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
 
 

@@ -10,17 +10,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
@@ -56,9 +52,11 @@ class LSTMLanguageModelOutput(BaseModelOutputWithPooling):
         pooler_output: (batch, hidden), where the family has a `pooling`; else None.
         hidden_states: Layers + 1 of them, the embeddings first, of the widths that `config.layer_sizes` lists.
         past_key_values: Hidden and cell state of every layer after a row's last token, (batch, 1, width) each.
+        regularization_loss: In a language model's training, the summed terms that its loss adds; else None.
     """
 
     past_key_values: RecurrentCache | None = None
+    regularization_loss: Tensor | None = None
 
 
 class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
@@ -168,32 +166,10 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         return outputs, RecurrentCache(after, seen + length)
 
 
-@dataclass
-class LSTMForCausalLMOutput(ModelOutput):
-    """Output of `LSTMForCausalLM`.
+class LSTMForCausalLM(heads.ForCausalLM):
+    """Predicts each word from those before it; `past_key_values` carry the state on from one part of a text."""
 
-    Attributes:
-        loss: Cross-entropy in nats per target, whose exponential is the perplexity; in training with the family's
-            regularization terms.
-        logits: (batch, length, vocabulary) of the next word; None with `labels`.
-        hidden_states, past_key_values: See `LSTMLanguageModelOutput`.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    past_key_values: RecurrentCache | None = None
-
-
-class LSTMForCausalLM(heads.HeadModel, GenerationMixin):
-    """Predicts each word from those before it; `past_key_values` carry the state from one part of a text to the next.
-
-    A family's class lists `GenerationMixin` among its direct bases, where transformers looks for it.
-    """
-
-    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     output_layer = "decoder"
-    looks_ahead: ClassVar[bool] = True
     state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
     _is_stateful = True  # no words can be removed from a state, as assisted generation would
 
@@ -217,68 +193,40 @@ class LSTMForCausalLM(heads.HeadModel, GenerationMixin):
         """
         return None
 
-    @can_return_tuple
-    def forward(
+    @property
+    def is_backward(self) -> bool:
+        """Whether the encoder reads a text from right to left."""
+        return self.base_model.is_backward
+
+    def encode(
         self,
+        *,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: heads.ItemCounts = None,
+        output_mask: Tensor | None = None,
         **kwargs: Any,
-    ) -> LSTMForCausalLMOutput:
-        """The loss where targets are given, else logits. Other arguments as in `LSTMLanguageModel.forward`.
-
-        Args:
-            labels: (batch, length) the words themselves, as in transformers; each is the target of the word read before
-                it, and -100 is ignored. Or (batch, length + 1), with the word that follows the row, or precedes it
-                where a text is read from right to left, so that the word read last has a target too.
-
-        Raises:
-            CtxError: Input that does not fit together or the model.
-        """
-        given = input_ids if input_ids is not None else inputs_embeds
-        targets = target_mask = None
-        if labels is not None and given is not None:
-            targets = _targets(labels, given.shape[1], attention_mask, sequence_ids, self.base_model.is_backward)
-            target_mask = targets != heads.IGNORED
+    ) -> Any:
+        """Run the encoder on all words, which regularization terms need; `last_hidden_state` is the softmax's input, at
+        the positions of `output_mask` where that is given."""
         self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=target_mask
+            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=output_mask
         )
-        outputs = self.encode(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            sequence_ids=sequence_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        given = {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        outputs = super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **given, **kwargs)
         raw = outputs.last_hidden_state
-        loss = logits = None
-        if targets is None or target_mask is None:
-            logits = self.decoder(self.output_dropout(raw))
-        else:
-            neighbours = _neighbours(token_mask(raw, attention_mask, sequence_ids), sequence_ids)
-            loss = self._loss(raw, targets, target_mask, neighbours, num_items_in_batch)
-        return LSTMForCausalLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            past_key_values=outputs.past_key_values,
-        )
+        outputs.last_hidden_state = dropped = self.output_dropout(raw)
+        if output_mask is not None:
+            outputs.last_hidden_state = dropped[output_mask]
+            if self.training:
+                neighbours = _neighbours(token_mask(raw, attention_mask, sequence_ids), sequence_ids)
+                outputs.regularization_loss = self.regularization_loss(raw, dropped, output_mask, neighbours)
+        return outputs
 
-    def _loss(
-        self, raw: Tensor, targets: Tensor, target_mask: Tensor, neighbours: Tensor, counts: heads.ItemCounts
-    ) -> Tensor:
-        dropped = self.output_dropout(raw)
-        loss = heads.language_modeling_loss(self.decoder, dropped[target_mask], targets, counts)
-        if not self.training:
-            return loss
-        more = self.regularization_loss(raw, dropped, target_mask, neighbours)
+    def next_token_loss(self, outputs: Any, targets: Tensor, counts: heads.ItemCounts) -> Tensor:
+        """Mean cross-entropy in nats per target; in training with the family's regularization terms."""
+        loss, more = super().next_token_loss(outputs, targets, counts), outputs.regularization_loss
         return loss if more is None else loss + heads.mean_over_targets(more, targets, "labels", counts)
 
     def prepare_inputs_for_generation(
@@ -289,7 +237,7 @@ class LSTMForCausalLM(heads.HeadModel, GenerationMixin):
         Raises:
             CtxError: The model reads from right to left.
         """
-        if self.base_model.is_backward:
+        if self.is_backward:
             raise CtxError(
                 "A model that reads from right to left cannot continue a text at its end.",
                 hint="generate with the model of the other direction.",
@@ -303,26 +251,6 @@ class LSTMForCausalLM(heads.HeadModel, GenerationMixin):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # the first forward makes the cache
-
-
-def _targets(
-    labels: Tensor, length: int, attention_mask: Tensor | None, sequence_ids: Tensor | None, backwards: bool
-) -> Tensor:
-    """(batch, length): each word's target, the word read next. (batch, length) labels give no target at padding
-    positions and at the end of a sequence."""
-    if backwards:
-        mask, sequences = (None if each is None else each.flip(1) for each in (attention_mask, sequence_ids))
-        return _targets(labels.flip(1), length, mask, sequences, backwards=False).flip(1)
-    if labels.shape[1] == length + 1:
-        return labels[:, 1:]
-    shifted = F.pad(labels[:, 1:], (0, 1), value=heads.IGNORED)
-    if attention_mask is not None:
-        shifted = shifted.masked_fill(attention_mask == 0, heads.IGNORED)
-    if sequence_ids is not None:
-        numbers = sequence_numbers(sequence_ids)
-        ends = F.pad(numbers[:, 1:] != numbers[:, :-1], (0, 1), value=True)
-        shifted = shifted.masked_fill(ends | (sequence_ids == 0), heads.IGNORED)
-    return shifted
 
 
 def _neighbours(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
