@@ -1,4 +1,4 @@
-"""Vectors of whole sentences from any model: what it pools itself, or its tokens' states pooled."""
+"""Sentence vectors of any model: its own `pooler_output`, or its pooled token states."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from hf_ctxmodels.tokenizers.base import check_fit
 
 
 class SentenceEncoder(CtxPreTrainedModel):
-    """A base model whose `pooler_output` is made to stand for a sentence."""
+    """A base model whose `pooler_output` is a sentence vector."""
 
     def encode(
         self,

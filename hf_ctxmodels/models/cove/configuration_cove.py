@@ -13,7 +13,7 @@ class CtxCoveConfig(CtxConfig):
         vocab_size: Words of the source language, those of the table of fixed vectors, special tokens included.
         target_vocab_size: Tokens of the target language.
         embedding_size: Width of the fixed vectors, and of the decoder's embeddings.
-        hidden_size: Width of a state of the encoder, of both directions together, and of one of the decoder.
+        hidden_size: Width of a hidden state of the encoder (both directions together) and of the decoder.
         num_hidden_layers: LSTM layers of the encoder, and of the decoder.
         pretrained_embeddings: A directory or Hub id of a family with one vector for each word, of the same vocabulary
             as the source language's. `load_pretrained_embeddings` copies the vectors into a new model; they are saved
@@ -24,7 +24,7 @@ class CtxCoveConfig(CtxConfig):
         hidden_dropout_prob: Dropout on the input of every LSTM layer but the encoder's first, and before the decoder's
             prediction.
         initializer_range: Standard deviation of the initialisation of vectors and of what stands on the LSTMs.
-        task_context: Task heads read the encoder's states behind the vectors; without, the vectors alone.
+        task_context: Task heads read the vectors concatenated with the encoder's states; without, the vectors alone.
         freeze_context: Task heads leave the encoder as it is.
         biattention_size: Width of the classification network's LSTM states, in each direction.
         maxout_pieces: Linear maps of which a maxout layer takes the largest.

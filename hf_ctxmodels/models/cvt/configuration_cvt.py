@@ -15,7 +15,7 @@ class CtxCvtConfig(CtxCharacterConfig):
     """Shape and regularisation of a model for cross-view training; the defaults are the paper's.
 
     Args: those of `CtxCharacterConfig`, and
-        pretrained_embeddings: Its vectors are a part of every word's, the characters the rest, up to `hidden_size`.
+        pretrained_embeddings: Its vectors are concatenated with the character encoder's, to `hidden_size` together.
         prediction_size: Width of the layer between states and labels.
         word_dropout: Dropout on the words.
         hidden_dropout_prob: Dropout on the output of every LSTM layer.
@@ -23,7 +23,7 @@ class CtxCvtConfig(CtxCharacterConfig):
             as in the authors' code.
         views: Auxiliary predictions; None for all of them: of words forward, backward, future and past (section 3.2),
             of texts forward, backward, beginning and end.
-        view_weight: What their loss counts beside that of the labels.
+        view_weight: Weight of their loss, relative to that of the labels.
         pooling: What stands for a text: the "mean" of its words' states, or "mean+max", twice as wide.
         tasks: Name -> labels, for a tagger of several tasks (section 3.4); None for one, whose labels are `id2label`.
     """
@@ -69,10 +69,10 @@ class CtxCvtConfig(CtxCharacterConfig):
 
     @property
     def task_size(self) -> int:
-        """Width of what a primary prediction reads of every word: all LSTM layers (section 4.1)."""
+        """Width of a primary prediction's input of every word: all LSTM layers (section 4.1)."""
         return self.hidden_size * self.num_hidden_layers
 
     @property
     def pooled_size(self) -> int:
-        """Width of what it reads of a text."""
+        """Width of a pooled text, which it reads."""
         return self.task_size * (2 if self.pooling == "mean+max" else 1)

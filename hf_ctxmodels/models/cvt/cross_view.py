@@ -1,4 +1,4 @@
-"""Predictions from parts of what a model sees, which are to agree with that from all of it (Clark et al. 2018, 3)."""
+"""Auxiliary predictions from partial views, trained to agree with the full view (Clark et al. 2018, section 3)."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,26 +11,26 @@ from hf_ctxmodels.layers.pooling import Pooling, RowPooler
 
 View = Callable[[Tensor, Tensor], Tensor]
 """(batch, words, 2 * width) states of the first layer's directions and (batch, words) numbers of the sequences, 0 at
-padding -> (batch, words, width) what is seen."""
+padding -> (batch, words, width) the view."""
 
 
 def forward_states(states: Tensor, sequences: Tensor) -> Tensor:
-    """The words up to each one."""
+    """Forward states: the words up to and including each one."""
     return states[..., : states.shape[-1] // 2]
 
 
 def backward_states(states: Tensor, sequences: Tensor) -> Tensor:
-    """The words from each one on."""
+    """Backward states: the words from each one on."""
     return states[..., states.shape[-1] // 2 :]
 
 
 def future_states(states: Tensor, sequences: Tensor) -> Tensor:
-    """The words before each one, which itself lies in the future; zeros for the first."""
+    """Forward states of the previous word: the words before each one; zeros for the first."""
     return _shifted(forward_states(states, sequences), sequences, 1)
 
 
 def past_states(states: Tensor, sequences: Tensor) -> Tensor:
-    """The words behind each one, which itself lies in the past; zeros for the last."""
+    """Backward states of the next word: the words after each one; zeros for the last."""
     return _shifted(backward_states(states, sequences), sequences, -1)
 
 
@@ -72,10 +72,10 @@ class Predictor(nn.Sequential):
 
 
 class WordPredictors(nn.Module):
-    """A primary prediction for each word, and auxiliary ones of what they see.
+    """A primary prediction for each word, and auxiliary ones, each of a view.
 
     Args:
-        input_size: Width of what the primary one reads.
+        input_size: Width of the primary prediction's input.
         view_size: Width of a view.
         hidden_size: Of the layer between.
         labels: Their number.
@@ -100,7 +100,7 @@ class WordPredictors(nn.Module):
 
 
 class TextPredictors(nn.Module):
-    """A primary prediction for each text, and auxiliary ones of what they see.
+    """A primary prediction for each text, and auxiliary ones, each of a view.
 
     The paper has no classifier of texts; its views of a word are taken over to a text: one direction of the first
     layer, pooled over all words, or over those that it has read by the middle of the text.
@@ -154,8 +154,8 @@ def _by_view(predictors: nn.ModuleDict) -> Iterator[tuple[str, nn.Module]]:
 def summed_disagreement(
     teacher: Tensor, students: dict[str, Tensor], kind: str = "single_label_classification"
 ) -> Tensor:
-    """How far students are from a teacher, which is taken as it is: summed over predictions and students, the
-    Kullback-Leibler divergence in nats of a student's distribution from the teacher's (section 3.1, equation 2).
+    """The Kullback-Leibler divergence in nats of the students' distributions from the teacher's, which is detached,
+    summed over predictions and students (section 3.1, equation 2).
 
     Args:
         teacher: (n, labels) logits.

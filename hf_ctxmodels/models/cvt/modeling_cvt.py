@@ -104,7 +104,7 @@ class CtxCvtOutput(ModelOutput):
         hidden_states: See `CtxCvtModel.forward`.
         supervised_loss: Cross-entropy of the primary prediction, in nats per label; None without labels.
         cross_view_loss: `view_weight` times the Kullback-Leibler divergence of the auxiliary predictions, all
-            together, in nats per prediction; None where no view is asked for.
+            together, in nats per prediction; None without `views`.
         metrics: Of classes, how many labels the primary prediction gets right, see `heads.accuracy_counts`.
     """
 

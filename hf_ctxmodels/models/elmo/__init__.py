@@ -1,4 +1,4 @@
-"""ELMo (Peters et al. 2018): words from their characters, in a language model of both directions."""
+"""ELMo (Peters et al. 2018): a bidirectional language model over characters."""
 
 from typing import Any
 

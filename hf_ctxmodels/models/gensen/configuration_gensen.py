@@ -17,16 +17,16 @@ class CtxGenSenConfig(CtxConfig):
         written_tasks: Names of the texts that are written, each by a decoder of its own, such as "<de>" and "next".
         relations: Names of how two texts may be related; none for no such task.
         embedding_size: Width of a subword, in the encoder and in the decoders.
-        hidden_size: Width of a subword's state and of a sentence's vector, that of both directions together; and of the
-            decoders' states.
+        hidden_size: Width of a hidden state, and of a sentence's vector, of both directions together; and of the
+            decoders' hidden states.
         num_hidden_layers: GRU layers of the encoder.
-        pooling: What stands for a sentence: the states in which both directions end ("ends"), the largest value ("max")
-            or the "mean" of its subwords' states.
+        pooling: How a sentence is pooled: to the final states of both directions ("ends"), or by the maximum ("max") or
+            "mean" of its hidden states.
         hidden_dropout_prob: Dropout on what a GRU layer reads, and on the vector that the decoders read.
         text_pairs: The head that classifies sequences reads two texts; else it is a linear one of a single text.
         classifier_size: Width of the hidden layer of what compares two texts.
         classifier_dropout: Dropout before that, or before a task head.
-        initializer_range: Standard deviation of the initialisation of embeddings and of what stands on the GRUs.
+        initializer_range: Standard deviation of the initialisation of embeddings and heads.
         pad_token_id: Padding.
         decoder_start_token_id, eos_token_id: What a target begins and ends with.
     """
@@ -69,7 +69,7 @@ class CtxGenSenConfig(CtxConfig):
 
     @property
     def num_languages(self) -> int:
-        """Decoders: what is written is told by its number among `written_tasks`."""
+        """Number of decoders; a target language is a number in `written_tasks`."""
         return len(self.written_tasks or [])
 
     @property

@@ -74,8 +74,8 @@ class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
 
     Attributes:
         loss: The sum of the terms whose targets are given.
-        writing_loss, relation_loss: The terms, each a mean in nats per target, detached; None where nothing is asked.
-        relation_logits: (batch, relations); None where only texts are asked for.
+        writing_loss, relation_loss: The terms, each a mean in nats per target, detached; None without targets.
+        relation_logits: (batch, relations); None where only texts are written.
         metrics: `relation_accuracy`, counted as `accuracy_counts` does.
     """
 
@@ -185,7 +185,7 @@ class CtxGenSenForPreTraining(
         return ids.new_zeros(len(ids)) if languages is None else languages
 
     def _chooses_rows(self, ids: Tensor) -> bool:
-        """Whether a decoder reads its own rows alone; else all, and what it makes of others is left out."""
+        """Whether a decoder runs on its own rows alone; else on all, and the results of other rows are dropped."""
         return bool(self.config.unpad) and not is_traced(ids)
 
     @can_return_tuple

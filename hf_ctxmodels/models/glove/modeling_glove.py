@@ -1,6 +1,6 @@
 """GloVe (Pennington et al. 2014): weighted least squares on the logarithms of co-occurrence counts.
 
-Its own here: two tables whose sum is the vector of a word, and their loss. The rest is
+Defined here: two tables whose sum is the vector of a word, and their loss. The rest is in
 `hf_ctxmodels.models._shared.static`.
 """
 
@@ -69,7 +69,7 @@ class CtxGloveForPreTrainingOutput(ModelOutput):
         loss: Weighted squared error of the logarithms (equation 8), halved as in the released code; mean over the
             cells.
         logits: (batch, length, vocabulary) predicted logarithm of how often each word stands near; None with `labels`.
-        hidden_states: As asked for; None with `labels`.
+        hidden_states: With `output_hidden_states`; None with `labels`.
     """
 
     loss: Tensor | None = None

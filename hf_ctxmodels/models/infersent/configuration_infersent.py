@@ -14,18 +14,18 @@ class CtxInferSentConfig(CtxConfig):
     Args:
         vocab_size: Words of the table of fixed vectors, special tokens included.
         embedding_size: Width of the fixed vectors.
-        hidden_size: Width of a word's state and of a sentence's vector: that of both directions together.
+        hidden_size: Width of a hidden state, and of a sentence's vector, of both directions together.
         num_hidden_layers: LSTM layers; the paper has one.
-        pooling: What stands for a sentence: the largest value ("max") or the "mean" of its words' states.
+        pooling: How a sentence is pooled: by the maximum ("max") or the "mean" of its words' hidden states.
         pretrained_embeddings: A directory or Hub id of a family with one vector for each word, of the same vocabulary.
             `load_pretrained_embeddings` copies the vectors into a new model; they are saved with it.
         train_vectors: Train the vectors too.
         skip_unknown: Leave unknown words out, as the released code does, unless there is no other in the text; else
             they are read as zero vectors.
-        hidden_dropout_prob: Dropout on what an LSTM layer reads.
+        hidden_dropout_prob: Dropout on the input of an LSTM layer.
         text_pairs: The classifier reads two texts; else it is a linear one of a single text.
         classifier_size: Width of the two hidden layers of the classifier of pairs.
-        classifier_nonlinear: Have a tanh behind these, and dropout before every layer; without, as in the paper, the
+        classifier_nonlinear: Have a tanh after these, and dropout before every layer; without, as in the paper, the
             three layers are together a linear map.
         classifier_dropout: Dropout before the classifier.
         initializer_range: Standard deviation of the initialisation of the classifier.

@@ -1,8 +1,7 @@
 """InferSent (Conneau et al. 2017, arXiv 1705.02364): sentence vectors that tell how two sentences are related.
 
-Its own here: what of two vectors is compared. The encoder is in
-`hf_ctxmodels.models._shared.recurrent_sentence_encoder`, its words' vectors in
-`hf_ctxmodels.models._shared.pretrained_embeddings`.
+The encoder is in `hf_ctxmodels.models._shared.recurrent_sentence_encoder`, its word vectors in
+`hf_ctxmodels.models._shared.pretrained_embeddings`, the comparison of two vectors in `hf_ctxmodels.heads.text_pairs`.
 """
 
 import torch
@@ -27,7 +26,7 @@ class CtxInferSentPreTrainedModel(PretrainedEmbeddingPreTrainedModel):
 
 
 class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, CtxInferSentPreTrainedModel):
-    """Fixed word vectors, an LSTM of both directions, and the largest value of every dimension (section 3.2.3)."""
+    """Pretrained word vectors, a bidirectional LSTM, and max pooling (section 3.2.3)."""
 
     def __init__(self, config: CtxInferSentConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)

@@ -13,18 +13,18 @@ class CtxLaserConfig(CtxConfig):
 
     Args:
         vocab_size: Subwords of all languages.
-        target_vocab_size: Subwords that the decoder writes: the same.
-        num_languages: Languages that the decoder writes.
+        target_vocab_size: Subwords of the decoder: the same.
+        num_languages: Target languages.
         embedding_size: Width of a subword, in the encoder and in the decoder.
-        hidden_size: Width of a subword's state and of a sentence's vector: that of both directions together.
+        hidden_size: Width of a hidden state, and of a sentence's vector, of both directions together.
         num_hidden_layers: LSTM layers of the encoder.
-        pooling: What stands for a sentence: the largest value ("max") or the "mean" of its subwords' states.
+        pooling: How a sentence is pooled: by the maximum ("max") or the "mean" of its hidden states.
         language_size: Width of a language's embedding.
         decoder_size: Width of the decoder's states.
         num_decoder_layers: LSTM layers of the decoder.
-        hidden_dropout_prob: Dropout on what LSTM layers read, and before the prediction.
+        hidden_dropout_prob: Dropout on the input of LSTM layers, and before the prediction.
         classifier_dropout: Dropout before a task head.
-        initializer_range: Standard deviation of the initialisation of embeddings and of what stands on the LSTMs.
+        initializer_range: Standard deviation of the initialisation of embeddings and heads.
         pad_token_id: Padding.
         decoder_start_token_id, eos_token_id: What a target begins and ends with.
     """

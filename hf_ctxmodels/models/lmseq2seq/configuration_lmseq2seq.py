@@ -13,7 +13,7 @@ PARTS = ("embeddings", "layers", "softmax")
 
 @strict
 class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
-    """Shape of encoder and decoder, and what of them is a language model's.
+    """Shape of encoder and decoder, and their parts that come from language models.
 
     Args:
         vocab_size, target_vocab_size: Number of words of the source and of the target language.
@@ -22,11 +22,11 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
         num_hidden_layers: LSTM layers of the encoder, and of the decoder.
         pretrained_layers: The first of them that are the language models' (the paper's have one).
         residual: The softmax reads the output of the decoder's pretrained layers too (section 2.3).
-        multi_layer_attention: The decoder attends to the encoder's pretrained layers beside the top (section 2.3).
+        multi_layer_attention: The decoder attends to the encoder's last pretrained layer and its top one (section 2.3).
         source_model, target_model: Directories or Hub ids of language models of the two languages, whose weights
             `load_pretrained_parts` copies into a new translator; they are saved with it. None for random weights.
         taken_parts: The parts that are copied: some of "embeddings", "layers" and "softmax" (section 4's ablations).
-        hidden_dropout_prob: Dropout of the words' vectors, between layers, and of what the softmax reads.
+        hidden_dropout_prob: Dropout of the embeddings, between layers, and of the softmax's input.
         initializer_range: Embeddings are drawn uniformly from -this to this.
         pad_token_id: Padding, in both vocabularies.
         decoder_start_token_id, eos_token_id: Of the target language.
@@ -70,7 +70,7 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
 
     @property
     def memory_size(self) -> int:
-        """Width of what the decoder's attention sums up."""
+        """Width of the values of the decoder's attention."""
         return self.hidden_size * (2 if self.multi_layer_attention else 1)
 
     def decoder_config(self) -> Self:

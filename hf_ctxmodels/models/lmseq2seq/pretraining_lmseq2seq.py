@@ -67,7 +67,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         """The losses where `labels` are given, else logits. Other arguments as in `ForConditionalGeneration.forward`.
 
         Args:
-            source_labels: (batch, length) the word behind each word of the text; -100 for none. None leaves that
+            source_labels: (batch, length) the next word of each word of the text; -100 is ignored. None leaves that
                 language model out.
             target_labels: (batch, steps) likewise of what the decoder reads, by its pretrained layers alone.
 

@@ -16,16 +16,16 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
         embedding_size: Width of a word's vector.
         hidden_size: Width of the LSTM's cell and output.
         num_hidden_layers: LSTM layers.
-        word_dropout_prob: Share of words that are missing from what is read, each place by itself.
-        embedding_dropout_prob: Dropout of the words' vectors.
-        hidden_dropout_prob: Dropout between layers, and of what the softmax reads.
+        word_dropout_prob: Share of input words that are dropped, independently at every position.
+        embedding_dropout_prob: Dropout of the embeddings.
+        hidden_dropout_prob: Dropout between layers, and of the softmax's input.
         stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
-        bptt: Steps through which a classifier's gradient goes back; the text before is read all the same.
-        classifier_pooling: What a classifier of texts reads: None for the last word's state (the paper's), "mean" for
+        bptt: Steps through which a classifier's gradient is propagated; longer texts are read too.
+        classifier_pooling: The input of a classifier of texts: None for the last word's state (the paper's), "mean" for
             the mean of all.
-        label_gain: Where a classifier of texts has its target in training: "last", behind the last word; or "linear",
-            behind every word, with weights that rise from 0 at the first to 1 at the last (section 3, linear gain).
-        classifier_dropout: Dropout of what a task head reads.
+        label_gain: Where a classifier of texts has its target in training: "last", at the last word; or "linear", at
+            every word, with weights that rise from 0 at the first to 1 at the last (section 3, linear gain).
+        classifier_dropout: Dropout of a task head's input.
         initializer_range: Embeddings are drawn uniformly from -this to this.
         pad_token_id, eos_token_id: Ids of padding and of the token that ends a text.
     """

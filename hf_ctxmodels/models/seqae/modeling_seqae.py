@@ -1,9 +1,8 @@
 """The sequence auto-encoder and LSTM language model of Dai & Le 2015 (arXiv 1511.01432), and classifiers on them.
 
-Their idea needs no model of its own: one LSTM reads a text and then writes it again with the same weights, so the
-auto-encoder is a language model of "text, end, text, end" whose loss counts in the second half. Which of the two it is,
-the objective says (`sae` or `clm`). The reading and the language model are in
-`hf_ctxmodels.models._shared.lstm_language_model`.
+One LSTM reads a text and writes it again with the same weights, so the auto-encoder is a language model of "text, end,
+text, end" whose loss counts in the second half. The objective decides between the two (`sae` or `clm`). The encoder and
+the language model are in `hf_ctxmodels.models._shared.lstm_language_model`.
 """
 
 from typing import Any
@@ -69,11 +68,11 @@ class CtxSeqaeForCausalLM(CtxSeqaeHeadModel, LSTMForCausalLM, GenerationMixin):
 
 
 class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqaeHeadModel):
-    """A linear classifier or regressor on the state behind the last word, or on the mean of all (section 3).
+    """A linear classifier or regressor on the last word's state, or on the mean of all (section 3).
 
-    With `config.label_gain="linear"` the loss in training is that of a prediction behind every word, weighted from 0 to
-    1; the logits are those behind the last all the same. A text is read to its end, however long; gradients go back
-    through `config.bptt` steps.
+    With `config.label_gain="linear"` the training loss is that of a prediction at every word, weighted from 0 to 1; the
+    logits are those at the last word. A text of any length is read to its end; gradients are propagated through
+    `config.bptt` steps.
     """
 
     def encode(self, **kwargs: Any) -> Any:

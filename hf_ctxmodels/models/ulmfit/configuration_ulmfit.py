@@ -18,22 +18,22 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
         hidden_size: Width of a word's vector, of what goes in and of what comes out.
         cell_size: Width of every layer's cell but the last one's, whose is `hidden_size`.
         num_hidden_layers: LSTM layers.
-        embedding_dropout_prob: Share of words that are missing from a forward pass, wherever they stand.
-        input_dropout_prob: Variational dropout of the vectors that go in: a row loses the same features at every step.
-        hidden_dropout_prob: The same between layers.
-        output_dropout_prob: The same of what comes out.
-        weight_dropout_prob: Dropout of the weights from step to step.
-        dropout_scale: Factor of these five rates, with which to regularise more or less.
-        activation_penalty: Weight of the squared size of what comes out, after dropout (AR; alpha).
-        slowness_penalty: Weight of the squared change of what comes out, before dropout (TAR; beta).
-        backward: A text is read from its last word to its first, which stays its place: the backward model of section
-            3.3, whose predictions are averaged with the forward one's.
+        embedding_dropout_prob: Share of words that are dropped from a whole forward pass.
+        input_dropout_prob: Variational dropout of the embeddings: a row loses the same features at every step.
+        hidden_dropout_prob: Variational dropout between layers.
+        output_dropout_prob: Variational dropout of the last layer's output.
+        weight_dropout_prob: Dropout of the recurrent weights.
+        dropout_scale: Factor of these five rates.
+        activation_penalty: Weight of the output's squared size, after dropout (AR; alpha).
+        slowness_penalty: Weight of the output's squared change, before dropout (TAR; beta).
+        backward: A text is read from right to left, in its own order of positions: the backward model of section 3.3,
+            whose predictions are averaged with the forward one's.
         stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
-        bptt: Steps through which a classifier's gradient goes back (section 3.3); the text before is read all the same.
+        bptt: Steps through which a classifier's gradient is propagated (section 3.3); longer texts are read too.
         classifier_size: Width of the classifier's hidden layer.
         classifier_norm: Of the classifier's two blocks: "batch" is the paper's, and bears higher rates; "layer" gives
             the same loss in any division into batches.
-        classifier_dropout: Dropout before the hidden layer; behind it are 0.1.
+        classifier_dropout: Dropout before the hidden layer; after it the rate is 0.1.
         initializer_range: Embeddings are drawn uniformly from -this to this.
         pad_token_id, bos_token_id, eos_token_id: Ids of padding, of a text's first token, and of the one that ends a
             generated text, if there is such a one.
@@ -86,5 +86,5 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
 
     @property
     def pooled_size(self) -> int:
-        """Width of `pooler_output`: the state of the word read last, the largest values and the mean (section 3.3)."""
+        """Width of `pooler_output`: the last state, the maximum and the mean (section 3.3)."""
         return 3 * self.hidden_size

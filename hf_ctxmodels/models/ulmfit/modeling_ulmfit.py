@@ -1,4 +1,4 @@
-"""ULMFiT (Howard & Ruder 2018, arXiv 1801.06146): a language model of LSTMs, and what is fine-tuned from it.
+"""ULMFiT (Howard & Ruder 2018, arXiv 1801.06146): an LSTM language model, fine-tuned for tasks.
 
 Defined here: the dropouts of the AWD-LSTM (Merity et al. 2017, arXiv 1708.02182), the two regularization terms of its
 language model, and the classifier. Encoder and language model are in `hf_ctxmodels.models._shared.lstm_language_model`,

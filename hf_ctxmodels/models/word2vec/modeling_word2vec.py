@@ -1,6 +1,6 @@
 """word2vec (Mikolov et al. 2013a, arXiv 1301.3781; 2013b, arXiv 1310.4546): words predicted from their neighbours.
 
-Its own here: what is predicted from what. The table is `hf_ctxmodels.models._shared.static`, the arithmetic
+The table is in `hf_ctxmodels.models._shared.static`, the predictions in
 `hf_ctxmodels.models.word2vec.window_prediction`.
 """
 
@@ -59,7 +59,7 @@ class CtxWord2VecForPreTrainingOutput(ModelOutput):
             word once from each of its neighbours.
         logits: (batch, length, vocabulary), how well each word fits between the neighbours; None with `labels`, and
             with hierarchical softmax.
-        hidden_states: As asked for.
+        hidden_states: With `output_hidden_states`.
     """
 
     loss: Tensor | None = None
@@ -77,7 +77,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: CtxWord2VecConfig) -> None:
-        """The vectors that words have as a prediction; with hierarchical softmax, those of the tree's inner nodes."""
+        """The output vectors of words; with hierarchical softmax, those of the tree's inner nodes."""
         self.outputs = WordTable(config.vocab_size, config.hidden_size, None)
 
     def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -109,7 +109,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             negatives: (batch, blocks, k) words drawn from the noise distribution; the row is cut into as many blocks of
                 neighbouring words, each of which shares its own. None stands for the whole vocabulary, uniformly.
             paths, codes: (batch, blocks, size, depth) for hierarchical softmax: inner nodes on the way to the word to
-                be predicted, -1 behind its end, and which way it goes from each, 0 or 1; the row is cut into blocks.
+                be predicted, -1 after its end, and its branch at each, 0 or 1; the row is cut into blocks.
             learning_rate: of one prediction; update the vectors in place, and give a loss without gradient.
 
         Raises:

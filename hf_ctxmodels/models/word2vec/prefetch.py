@@ -1,4 +1,4 @@
-"""Rows of a table asked for from memory before they are needed, for what numba compiles (extra `words`)."""
+"""Prefetching of a table's rows, for code compiled by numba (extra `words`)."""
 
 from typing import Any
 
