@@ -25,10 +25,11 @@ test-slow: $(VENV)/.dev ## the tests that take long
 test-faults: $(VENV)/.dev ## plant one-line faults, and see that the tests catch each
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/plant.py
 
-lint: $(VENV)/.dev      ## style and types, as CI checks them
+lint: $(VENV)/.dev      ## style, types and the direction of imports, as CI checks them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.dev    ## mend style in place
 	$(BIN)/ruff check --fix .

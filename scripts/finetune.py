@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import transformers
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, run_script
@@ -25,10 +24,12 @@ from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.loading import (
+    describe_embeddings,
     load_config,
     load_model,
     load_tokenizer,
     new_config,
+    new_model,
     parse_config_options,
 )
 from hf_ctxmodels.training.loop import make_accelerator, train
@@ -94,6 +95,7 @@ def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTraine
         raise CtxError("A model is to be fine-tuned, but which one?", hint="give either --model or --family.")
     if arguments.model is not None:
         config = load_config(arguments.model, changes=parse_config_options(arguments.config_options))
+        describe_embeddings(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
     if arguments.tokenizer is None:
         raise CtxError("A new model needs a tokenizer.", hint="train one, and name it by --tokenizer.")
@@ -171,7 +173,7 @@ def main() -> None:
     model = (
         load_model(arguments.model, task.auto_class, config)
         if arguments.model is not None
-        else getattr(transformers, task.auto_class).from_config(config)
+        else new_model(task.auto_class, config)
     )
     count_loss_targets(model, task.targets)
     collate = task.collator(tokenizer)

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.data.arguments import DataArguments
-from hf_ctxmodels.data.documents import Documents, NoDocumentError, text_of
-from hf_ctxmodels.objectives.base import TranslatedText
+from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
+from hf_ctxmodels.data.multilingual import ResampledDocuments
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -42,7 +42,7 @@ class TokenizerArguments:
 class CountedTexts:
     """Texts of documents; `count` says how many the last iteration gave."""
 
-    def __init__(self, documents: Documents) -> None:
+    def __init__(self, documents: Documents | ResampledDocuments) -> None:
         self.documents = documents
         self.count = 0
 
@@ -102,7 +102,7 @@ def main() -> None:
     tokenizer_class: Any = get_family(arguments.family).tokenizer
     options = training_options(tokenizer_class, arguments.options)
     training, held_out = data.load()
-    texts = CountedTexts(training)
+    texts = CountedTexts(training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha))
     tokenizer = tokenizer_class.train(texts, arguments.vocab_size, **options)
     tokenizer.save_pretrained(arguments.output_dir)
 

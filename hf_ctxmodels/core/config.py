@@ -40,6 +40,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     # What Trainer leaves out of the predictions it gathers: counts are no outputs of a row.
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "metrics"]
 
+    # The field that holds the dropout rate before a task head; None in it means `hidden_dropout_prob`.
+    head_dropout_field: ClassVar[str] = "classifier_dropout"
+
     # Fields the reference has not; an export leaves them out.
     own_fields: ClassVar[tuple[str, ...]] = ("unpad",)
     # Reference field -> the values this family computes; any other value in a reference config.json is an error.
@@ -57,6 +60,17 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         super().__post_init__(**{key: value for key, value in kwargs.items() if key not in unknown})
 
     @property
+    def first_position(self) -> int:
+        """Position of a sequence's first token, where positions are numbers."""
+        return 0
+
+    @property
+    def max_sequence_length(self) -> int | None:
+        """Longest input in tokens; None for no limit."""
+        rows = getattr(self, "max_position_embeddings", None)  # a model of relative positions has none, or -1
+        return None if rows is None or rows < 0 else rows - self.first_position
+
+    @property
     def task_size(self) -> int:
         """Width of what a task head reads of every token."""
         return self.hidden_size
@@ -65,6 +79,12 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     def pooled_size(self) -> int:
         """Width of `pooler_output`."""
         return self.hidden_size
+
+    @property
+    def head_dropout(self) -> float | int:
+        """Dropout rate before a task head."""
+        rate = getattr(self, self.head_dropout_field)
+        return self.hidden_dropout_prob if rate is None else rate
 
     def reference_name(self, field: str) -> str:
         """What the reference calls a field of this configuration: the name that `attribute_map` reads it by."""
@@ -103,6 +123,15 @@ class CtxTransformerConfig(CtxConfig):
     classifier_pooling: Literal["mean"] | None = None
 
     own_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.own_fields, "classifier_pooling")
+
+    def validate_architecture(self) -> None:
+        """Check that the heads divide the width (called at construction)."""
+        super().validate_architecture()
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
+                f"choose a number of heads that divides it."
+            )
 
 
 def _generation_keywords() -> set[str]:

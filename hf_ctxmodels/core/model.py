@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -53,6 +53,19 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         super().__init_subclass__(**kwargs)
         known = [getattr(base, "config_class", None) for base in cls.__bases__]
         cls.config_class = max([cls.config_class, *filter(None, known)], key=lambda config: len(config.__mro__))
+
+    def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
+        """Copy what the configuration takes from other models, for example word vectors: for families that take any.
+
+        It is a step of its own after a new model was made or a checkpoint without these parts was opened; neither a
+        configuration nor the initialisation of weights opens another model.
+
+        Args:
+            missing: Names of the parameters that a checkpoint lacked; None for a new model, where all are to be filled.
+
+        Raises:
+            CtxError: A source cannot be opened, or does not fit.
+        """
 
     def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a head, given a `learning_rate`, does the work of this optimizer by itself: no backward pass."""
@@ -132,6 +145,31 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             output_mask=output_mask,
             aligned=aligned,
         )
+
+    def check_word_input(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        width: int | None = None,
+        /,
+        **aligned: Tensor | None,
+    ) -> Tensor:
+        """`check_encoder_input` of encoders without attention: any length, and a mask of two dimensions.
+
+        Args:
+            width: Of embeddings; None for `config.embedding_size`.
+
+        Raises:
+            CtxError: As there, or a mask that is not (batch, length), or embeddings of another width.
+        """
+        given = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
+        width = getattr(self.config, "embedding_size", None) if width is None else width
+        if inputs_embeds is not None and inputs_embeds.shape[2] != width:
+            raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
+        return given
 
 
 class RecordedLayout(Protocol):

@@ -1,38 +1,48 @@
 """From text to training examples."""
 
 from hf_ctxmodels.data.arguments import DataArguments
-from hf_ctxmodels.data.documents import Documents, load_documents
+from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.epochs import EpochBatchSampler
-from hf_ctxmodels.data.examples import ExampleSet, ExampleStream, build_training_set
+from hf_ctxmodels.data.examples import DocumentStream, ExampleSet, ExampleStream
 from hf_ctxmodels.data.mixtures import (
+    Mixture,
     MixtureBatchSampler,
     RoundRobinMixture,
     SampledMixture,
-    UnlabelledCollator,
-    without_labels,
+    SampledStream,
 )
+from hf_ctxmodels.data.multilingual import ResampledDocuments, sampling_probabilities
 from hf_ctxmodels.data.sampling import (
     ContiguousBatchSampler,
     ContiguousStream,
     ShuffledStream,
     training_loader,
 )
+from hf_ctxmodels.data.sources import load_documents
+from hf_ctxmodels.data.training_set import SamplingPolicy, build_training_set
+from hf_ctxmodels.data.unlabelled import UnlabelledCollator, without_labels
 
 __all__ = [
     "ContiguousBatchSampler",
     "ContiguousStream",
     "DataArguments",
+    "DocumentStream",
     "Documents",
     "EpochBatchSampler",
     "ExampleSet",
     "ExampleStream",
+    "Mixture",
     "MixtureBatchSampler",
+    "ResampledDocuments",
     "RoundRobinMixture",
     "SampledMixture",
+    "SampledStream",
+    "SamplingPolicy",
     "ShuffledStream",
     "UnlabelledCollator",
     "build_training_set",
     "load_documents",
+    "sampling_probabilities",
     "training_loader",
     "without_labels",
 ]

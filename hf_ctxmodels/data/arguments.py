@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.data.documents import Documents, load_documents
+from hf_ctxmodels.data.documents import Documents
+from hf_ctxmodels.data.sources import load_documents
 
 
 @dataclass
@@ -33,6 +34,11 @@ class DataArguments:
     )
     text_column: str = flag("text", "Column that holds the text of a document, except in .txt.")
     streaming: bool = flag(False, "Read while working instead of loading everything first.")
+    sampling_alpha: float | None = flag(
+        None,
+        "Draw each example (or text of a vocabulary) from one of several --dataset, of n sentences each, with a chance "
+        "proportional to n^alpha: for languages of unequal size, 0.3 or 0.5; by default all text once per epoch.",
+    )
     skip_empty_documents: bool = flag(False, "Pass over documents without text instead of stopping.")
     validation_fraction: float = flag(0.05, "Share of the documents held out, one of 1/share in a row; 0 for none.")
 
@@ -45,7 +51,7 @@ class DataArguments:
             config_name=self.dataset_config,
             streaming=self.streaming,
             skip_empty=self.skip_empty_documents,
-            marks=self.language_tags,
+            language_tags=self.language_tags,
             translations=self.translations,
         )
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)

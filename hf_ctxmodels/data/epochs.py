@@ -6,7 +6,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Stream, generator
 
 
 class EpochBatchSampler(Sampler[list[tuple[int, int]]]):

@@ -1,23 +1,37 @@
 """Tokenised examples: in memory as flat arrays, or as a stream."""
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from itertools import chain, count
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.base import Example, Objective
+
+Example = dict[str, np.ndarray | int]
+"""One tokenised example: token-wise columns as 1-D integer arrays of one length, and integers for the whole row."""
 
 ROWS_PER_BLOCK = 8192  # examples gathered as small arrays before they are joined
+
+
+class ExampleMaker(Protocol):
+    """What turns documents into examples: an `hf_ctxmodels.objectives.Objective`."""
+
+    statistics: Counter[str]
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """See `Objective.examples`."""
 
 
 class Column:
     """One column of a table of examples, stored flat.
 
     Attributes:
-        values: all rows' values behind each other.
+        values: all rows' values, concatenated.
         offsets: (rows + 1,) row i is `values[offsets[i]:offsets[i + 1]]`; None when each row holds one number.
     """
 
@@ -65,10 +79,7 @@ class ExampleSet(torch.utils.data.Dataset):
         if block:
             blocks.append(_store(block))
         if not blocks:
-            raise CtxError(
-                "The documents gave no example: none of them holds a token.",
-                hint="check the data set and the tokenizer.",
-            )
+            raise no_example()
         columns = {name: _join([stored.pop(name) for stored in blocks]) for name in list(blocks[0])}
         return cls(columns, length, statistics or {})
 
@@ -113,9 +124,21 @@ def _join(parts: list[Column]) -> Column:
     return Column(values, np.concatenate([[0], np.cumsum(lengths)]))
 
 
+class ExampleStream(ABC):
+    """Examples made while they are read, for text that exceeds memory."""
+
+    @abstractmethod
+    def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
+        """The examples of one pass over the text, with `example_index` and `epoch`."""
+
+    def passes(self) -> Iterator[dict[str, Any]]:
+        """The examples of one pass after the other, without end."""
+        return chain.from_iterable(map(self.one_pass, count()))
+
+
 @dataclass(frozen=True)
-class ExampleStream:
-    """Examples made while they are read, for text that exceeds memory.
+class DocumentStream(ExampleStream):
+    """The examples of an objective.
 
     Its first pass gives the examples of the `ExampleSet` of the same documents, in the same order; later passes draw
     new pairs. At most the documents that are tokenised together are held.
@@ -126,21 +149,23 @@ class ExampleStream:
     """
 
     documents: Iterable[list[str]]
-    objective: Objective
+    objective: ExampleMaker
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """The examples of one pass over the documents, with `example_index` and `epoch`."""
+        """See `ExampleStream.one_pass`.
+
+        Raises:
+            CtxError: the documents give no example.
+        """
+        index = -1
         for index, example in enumerate(self.objective.examples(self.documents, epoch)):
             yield {**example, "example_index": index, "epoch": epoch}
+        if index < 0:
+            raise no_example()
 
 
-def build_training_set(
-    documents: Iterable[list[str]], objective: Objective, streaming: bool = False
-) -> ExampleSet | ExampleStream:
-    """Examples of an objective, in memory or as a stream."""
-    if streaming:
-        return ExampleStream(documents, objective)
-    before = dict(objective.statistics)
-    examples = ExampleSet.build(objective.examples(documents))
-    examples.statistics = {name: value - before.get(name, 0) for name, value in objective.statistics.items()}
-    return examples
+def no_example() -> CtxError:
+    """The error where documents give no example."""
+    return CtxError(
+        "The documents gave no example: none of them holds a token.", hint="check the data set and the tokenizer."
+    )

@@ -73,7 +73,7 @@ def read_text(file: str | Path) -> str:
 
 
 def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects of a file with one JSON object a line, and where each stands (`file:line`).
+    """The objects of a file with one JSON object a line, and the place of each (`file:line`).
 
     Raises:
         CtxError: as `read_lines`, or a line is no JSON object.

@@ -11,44 +11,51 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_in
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
-from hf_ctxmodels.data.mixtures import MixtureBatchSampler, RoundRobinMixture
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
+from hf_ctxmodels.data.mixtures import Mixture, MixtureBatchSampler
+from hf_ctxmodels.data.seeding import Stream, generator
 
 
 class ContiguousBatchSampler(Sampler[list[tuple[int, int]]]):
-    """Endless batches of `(epoch, index)` in contiguous lanes: row r of a batch is followed by row r of the next.
+    """Endless batches of `(epoch, index)` of contiguous text: row r of a step is continued by row r of the next step.
 
-    Every epoch the examples, in their order, are cut into as many equal lanes as a step has rows, from an example drawn
-    anew (the last one is followed by the first). Fewer examples than there are lanes are left out, others each time.
-    The micro-batches of a step take the lanes in turn, so each has its own. Batch b is known without those before it.
+    Every epoch the examples, in their order, are cut into as many equal sequences as a step has rows, from an example
+    drawn at random (the last example is followed by the first). Examples that fill no whole sequence are left out,
+    others in each epoch. Micro-batch m of a step has the rows m * batch_size to (m + 1) * batch_size. Batch b is known
+    without those before it.
 
     Args:
         num_examples: of the `ExampleSet`, each of which continues the one before it.
         batch_size: examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
-        lanes: rows of a step, a multiple of `batch_size`.
+        contiguous_rows: rows of a step, a multiple of `batch_size`.
         seed: of the epochs' first examples.
         start_batch: the first batch to give.
     """
 
     drop_last = True  # read by accelerate: every batch is full
 
-    def __init__(self, num_examples: int, batch_size: int, lanes: int, seed: int, start_batch: int = 0) -> None:
-        if num_examples < lanes:
-            raise CtxError(
-                f"{num_examples} examples cannot fill {lanes} lanes, which is the number of rows of a step.",
-                hint="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
-            )
-        self.num_examples, self.batch_size, self.lanes = num_examples, batch_size, lanes
+    def __init__(
+        self, num_examples: int, batch_size: int, contiguous_rows: int, seed: int, start_batch: int = 0
+    ) -> None:
+        _check_rows(num_examples, contiguous_rows)
+        self.num_examples, self.batch_size, self.contiguous_rows = num_examples, batch_size, contiguous_rows
         self.seed, self.start_batch = seed, start_batch
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        length = self.num_examples // self.lanes  # steps of an epoch
+        length = self.num_examples // self.contiguous_rows  # steps of an epoch
         for number in count(self.start_batch):
-            step, turn = divmod(number, self.lanes // self.batch_size)
+            step, micro_batch = divmod(number, self.contiguous_rows // self.batch_size)
             epoch, place = divmod(step, length)
             first = int(generator(self.seed, epoch, 0, Stream.ORDER).integers(self.num_examples))
-            lanes = range(turn * self.batch_size, (turn + 1) * self.batch_size)
-            yield [(epoch, (first + lane * length + place) % self.num_examples) for lane in lanes]
+            rows = range(micro_batch * self.batch_size, (micro_batch + 1) * self.batch_size)
+            yield [(epoch, (first + row * length + place) % self.num_examples) for row in rows]
+
+
+def _check_rows(num_examples: int, contiguous_rows: int) -> None:
+    if num_examples < contiguous_rows:
+        raise CtxError(
+            f"{num_examples} examples cannot fill {contiguous_rows} contiguous rows, the rows of a step.",
+            hint="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
+        )
 
 
 class EndlessStream(IterableDataset, ABC):
@@ -98,89 +105,82 @@ class ShuffledStream(EndlessStream):
     def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
         rng = generator(self.seed, epoch, 0, Stream.ORDER)
         buffer: list[dict[str, Any]] = []
-        empty = True
         for example in self.stream.one_pass(epoch):
-            empty = False
             if len(buffer) < self.buffer_size:
                 buffer.append(example)
                 continue
             place = int(rng.integers(len(buffer)))
             yield buffer[place]
             buffer[place] = example
-        if empty:
-            raise CtxError("The documents gave no example: none of them holds a token.", hint="check the data set.")
         yield from (buffer[place] for place in rng.permutation(len(buffer)))
 
 
 class ContiguousStream(EndlessStream):
-    """Endless examples in contiguous lanes, as `ContiguousBatchSampler` gives them, of text that exceeds memory.
+    """Endless examples of contiguous text, as `ContiguousBatchSampler` gives them, for text that exceeds memory.
 
-    The stream is read in blocks of `stretch` examples a lane, so a lane continues for `stretch` steps and then begins
-    anew elsewhere. Fewer examples than there are lanes are left out at the end of a pass.
+    The text is read in blocks of `stretch` examples for each row, so a row is continued for `stretch` steps and then
+    begins elsewhere. At the end of a pass fewer examples than a step has rows are left out.
 
     Args:
         stream, batch_size, start_batch: see `EndlessStream`.
-        lanes: rows of a step, a multiple of `batch_size`.
-        stretch: steps that a lane continues for; `stretch * lanes` examples are held.
+        contiguous_rows: rows of a step, a multiple of `batch_size`.
+        stretch: steps for which a row is continued; `stretch * contiguous_rows` examples are held in memory.
     """
 
     def __init__(
-        self, stream: ExampleStream, batch_size: int, lanes: int, start_batch: int = 0, stretch: int = 64
+        self, stream: ExampleStream, batch_size: int, contiguous_rows: int, start_batch: int = 0, stretch: int = 64
     ) -> None:
         super().__init__(stream, batch_size, start_batch)
-        self.lanes, self.stretch = lanes, stretch
+        self.contiguous_rows, self.stretch = contiguous_rows, stretch
 
     def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
         examples = self.stream.one_pass(epoch)
         read = 0
-        while block := list(islice(examples, self.lanes * self.stretch)):
+        while block := list(islice(examples, self.contiguous_rows * self.stretch)):
             read += len(block)
-            length = len(block) // self.lanes
+            length = len(block) // self.contiguous_rows
             for place in range(length):
-                yield from block[place : length * self.lanes : length]
-        if read < self.lanes:
-            raise CtxError(
-                f"{read} examples cannot fill {self.lanes} lanes, which is the number of rows of a step.",
-                hint="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
-            )
+                yield from block[place : length * self.contiguous_rows : length]
+        _check_rows(read, self.contiguous_rows)
 
 
 def training_loader(
-    examples: ExampleSet | ExampleStream | RoundRobinMixture,
+    examples: ExampleSet | ExampleStream | Mixture,
     collate: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]],
     *,
     batch_size: int,
     seed: int,
     start_batch: int = 0,
     workers: int = 0,
-    lanes: int | None = None,
+    contiguous_rows: int | None = None,
     batches_per_step: int = 1,
 ) -> DataLoader:
     """Endless training batches, the same for any number of workers, from `start_batch` on.
 
     Args:
-        examples: a set, a stream, or several sets that take turns.
+        examples: a set, a stream, or a mixture of sets.
         collate: the objective's.
         batch_size: examples of a micro-batch over all processes. For several, prepare the loader with an `Accelerator`
             made with `DataLoaderConfiguration(split_batches=True, dispatch_batches=False)`.
         seed: of the order.
         start_batch: the first batch to give.
         workers: background processes; 0 makes batches in this one.
-        lanes: rows of a step, for batches in contiguous lanes (see `ContiguousBatchSampler`); None for a shuffle.
-        batches_per_step: micro-batches of an optimizer step, which share a turn where turns are drawn.
+        contiguous_rows: rows of a step, each continued in the next step (see `ContiguousBatchSampler`); None to
+            shuffle.
+        batches_per_step: micro-batches of an optimizer step, which are of one part of a `SampledMixture` by step.
     """
     if isinstance(examples, ExampleStream):
         stream: EndlessStream = (
             ShuffledStream(examples, batch_size, seed, start_batch)
-            if lanes is None
-            else ContiguousStream(examples, batch_size, lanes, start_batch)
+            if contiguous_rows is None
+            else ContiguousStream(examples, batch_size, contiguous_rows, start_batch)
         )
         return DataLoader(stream, batch_size=batch_size, collate_fn=collate, num_workers=workers)
     sampler: Sampler[list[tuple[int, int]]]
-    if isinstance(examples, RoundRobinMixture):
+    if isinstance(examples, Mixture):
         sampler = MixtureBatchSampler(examples, batch_size, seed, start_batch, batches_per_step)
-    elif lanes is None:
+    elif contiguous_rows is None:
         sampler = EpochBatchSampler(len(examples), batch_size, seed, start_batch)
     else:
-        sampler = ContiguousBatchSampler(len(examples), batch_size, lanes, seed, start_batch)
+        sampler = ContiguousBatchSampler(len(examples), batch_size, contiguous_rows, seed, start_batch)
     return DataLoader(examples, batch_sampler=sampler, collate_fn=collate, num_workers=workers)

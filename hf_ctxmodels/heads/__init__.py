@@ -1,4 +1,4 @@
-"""The heads, written once; a family binds each to its encoder in two lines."""
+"""Heads, written once; a family binds each to its encoder in two lines (see `HeadModel`)."""
 
 from hf_ctxmodels.heads.base import (
     IGNORED,
@@ -6,15 +6,18 @@ from hf_ctxmodels.heads.base import (
     ItemCounts,
     accuracy_counts,
     check_classes,
+    check_token_labels,
     cross_entropy_over_targets,
+    language_modeling_loss,
     mean_over_targets,
-    vocabulary_loss,
 )
+from hf_ctxmodels.heads.causal_lm import ForCausalLM, next_token_targets
 from hf_ctxmodels.heads.downstream import (
     ForMultipleChoice,
     ForQuestionAnswering,
     ForSequenceClassification,
     ForTokenClassification,
+    problem_type_of,
     sequence_loss,
 )
 from hf_ctxmodels.heads.masked_lm import ForMaskedLM, ForMaskedLMWithPair
@@ -24,6 +27,7 @@ from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEnco
 __all__ = [
     "IGNORED",
     "ConditionalGenerationOutput",
+    "ForCausalLM",
     "ForConditionalGeneration",
     "ForMaskedLM",
     "ForMaskedLMWithPair",
@@ -37,9 +41,12 @@ __all__ = [
     "SiameseEncoder",
     "accuracy_counts",
     "check_classes",
+    "check_token_labels",
     "cross_entropy_over_targets",
+    "language_modeling_loss",
     "mean_over_targets",
+    "next_token_targets",
     "pair_features",
+    "problem_type_of",
     "sequence_loss",
-    "vocabulary_loss",
 ]

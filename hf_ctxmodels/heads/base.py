@@ -1,4 +1,4 @@
-"""What every head has: the encoder it sits on, and losses that are sums over targets divided by their number.
+"""The base of every head: the encoder it stands on, and losses that are sums over targets divided by their number.
 
 `num_items_in_batch` replaces that number by the count over a larger batch (accumulated micro-batches, other
 processes), so that accumulation is exact: a number for heads with one term (what Trainer passes), a mapping from target
@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling
 
-IGNORED = -100
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 
 
@@ -66,32 +67,41 @@ def check_classes(targets: Tensor, classes: int, name: str) -> None:
         )
 
 
-def vocabulary_loss(
-    summed_loss: Callable[[Tensor, Tensor], Tensor],
+def language_modeling_loss(
+    decoder: nn.Linear,
     states: Tensor,
     labels: Tensor,
-    vocab_size: int,
     counts: ItemCounts,
     name: str = "labels",
+    *,
+    summed_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Mean cross-entropy in nats of a prediction head at the labelled positions.
+    """Mean cross-entropy in nats of a softmax over the vocabulary, at the labelled positions alone.
 
     Args:
-        summed_loss: (targets, hidden) states and (targets,) ids -> their summed cross-entropy.
-        states: (targets, hidden) the encoder's output where `labels` is not -100.
-        labels: (...) ids.
-        vocab_size: Number of tokens.
+        decoder: The linear map to logits, one for each token of the vocabulary.
+        states: (targets, hidden) the states where `labels` is not -100.
+        labels: (...) token ids.
         counts, name: As in `mean_over_targets`.
+        summed_loss: (targets, hidden) states and (targets,) ids -> their summed cross-entropy, where it is not simply
+            that of the decoder's softmax.
 
     Raises:
         CtxError: A label outside the vocabulary.
     """
+    check_token_labels(labels, decoder.out_features, name)
     targets = labels[labels != IGNORED]
-    if not torch.compiler.is_compiling():
-        bad = targets[(targets < 0) | (targets >= vocab_size)]
-        if bad.numel():
-            raise CtxError(f"{name} holds {int(bad[0])}, outside [0, vocab_size={vocab_size}).")
-    return mean_over_targets(summed_loss(states, targets), labels, name, counts)
+    total = summed_cross_entropy(decoder, states, targets) if summed_loss is None else summed_loss(states, targets)
+    return mean_over_targets(total, labels, name, counts)
+
+
+def check_token_labels(labels: Tensor, vocab_size: int, name: str = "labels") -> None:
+    """Raise CtxError if a label that is not -100 is outside the vocabulary. Skipped while compiling."""
+    if torch.compiler.is_compiling():
+        return
+    bad = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab_size))]
+    if bad.numel():
+        raise CtxError(f"{name} holds {int(bad[0])}, outside [0, vocab_size={vocab_size}).")
 
 
 def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
@@ -111,15 +121,20 @@ def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
 class HeadModel(CtxPreTrainedModel):
     """A head on a family's encoder, which it holds under the family's `base_model_prefix`.
 
+    A family binds it in a class that derives from both: `class CtxXForY(heads.ForY, CtxXHeadModel)`, where
+    `CtxXHeadModel` names the encoder. What a family's head has of its own it creates in `build_head`.
+
     Attributes:
         encoder_class: The family's base model.
         pools: Whether the head reads `pooler_output`.
         accepts_loss_kwargs: Whether Trainer may pass one `num_items_in_batch`: exact for heads with one term only.
+        output_layer: Name of the linear map to the vocabulary's logits, such as "mlm_head.decoder"; None without one.
     """
 
     encoder_class: ClassVar[type[CtxPreTrainedModel]]
     pools: ClassVar[bool] = False
     accepts_loss_kwargs = True
+    output_layer: str | None = None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -133,27 +148,36 @@ class HeadModel(CtxPreTrainedModel):
 
     @property
     def pooling(self) -> Pooling | None:
-        """How it makes a sequence's vector of the tokens' states; None for the encoder's `pooler_output`."""
+        """How the tokens' states become the sequence's vector; None for the encoder's `pooler_output`."""
         return None
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The linear map to the vocabulary's logits, or None; `tie_word_embeddings` says whether it is tied."""
+        return None if self.output_layer is None else self.get_submodule(self.output_layer)
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace it (used when the vocabulary is resized)."""
+        if self.output_layer is not None:
+            self.set_submodule(self.output_layer, new_embeddings)
 
     def build_head(self, config: Any) -> None:
         """Create the head's own modules."""
         raise NotImplementedError
 
-    def with_every_parameter(self, loss: Tensor | None) -> Tensor | None:
-        """The same loss. Among several processes that train, every parameter needs a gradient, if only zero: for heads
-        of which no kind of batch uses all."""
+    def with_unused_parameters(self, loss: Tensor | None) -> Tensor | None:
+        """The same loss, with a gradient of zero for parameters that the batch did not use, which distributed training
+        waits for: for heads of which no kind of batch uses every parameter."""
         if loss is None or not self.training or not (distributed.is_available() and distributed.is_initialized()):
             return loss
         return loss + 0.0 * torch.stack([each.sum() for each in self.parameters() if each.requires_grad]).sum()
 
     def penalty(self) -> Tensor | None:
-        """What is added to the loss in training, whatever the batch is; None for nothing."""
+        """The regularization term of the loss in training, a function of the parameters alone; None without one."""
         return None
 
-    def penalised(self, loss: Tensor, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
-        """The loss with `penalty`: each target's share of it, so that micro-batches add up to one. See
-        `mean_over_targets` for the arguments."""
+    def regularized(self, loss: Tensor, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
+        """The loss plus `penalty`, of which each target carries its share, so that the micro-batches of a batch add up
+        to one penalty. See `mean_over_targets` for the arguments."""
         penalty = self.penalty() if self.training else None
         if penalty is None:
             return loss

@@ -16,18 +16,18 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.lm_loss.chunked import ProjectedHead
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 
 
 class SequenceHead(HeadModel):
-    """A head that reads a sequence as a whole: the encoder's `pooler_output`, or what `classifier_pooling` of the
-    configuration says."""
+    """Reads one vector of a sequence: the encoder's `pooler_output`, or what `config.classifier_pooling` says."""
 
     pools = True
 
     @property
     def pooling(self) -> Pooling | None:
-        """How it makes a sequence's vector of the tokens' states; None for the encoder's `pooler_output`."""
+        """How the tokens' states become the sequence's vector; None for the encoder's `pooler_output`."""
         return getattr(self.config, "classifier_pooling", None)
 
     def encode(self, *, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
@@ -60,18 +60,28 @@ class SequenceHead(HeadModel):
 
 
 class ForSequenceClassification(SequenceHead):
-    """Classes or a number for a whole sequence, from the pooled output (Devlin et al. 2019, section 4.1).
+    """Classifies a sequence, or regresses a number on it, from its pooled output (Devlin et al. 2019, section 4.1).
 
     `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; unset, it
-    follows from `num_labels` and the type of `labels`, as in transformers.
+    follows from `num_labels` and the type of `labels` at each call (`problem_type_of`). Unlike transformers, the head
+    does not write it into the configuration.
+
+    Attributes:
+        classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    classifier_activation: ClassVar[str | None] = None
 
     def build_head(self, config: Any) -> None:
-        """Dropout and a linear map from the pooled output."""
-        self.dropout = Dropout(config.head_dropout)
-        self.classifier: nn.Module = nn.Linear(config.pooled_size, config.num_labels)
+        """Dropout and the classifier; a family may put another module in the place of either."""
+        size, labels, rate = config.pooled_size, config.num_labels, config.head_dropout
+        self.dropout: nn.Module = Dropout(rate)
+        self.classifier: nn.Module
+        if self.classifier_activation is None:
+            self.classifier = nn.Linear(size, labels)
+        else:
+            self.classifier = ProjectedHead(size, labels, activation=self.classifier_activation, dropout=rate)
 
     @can_return_tuple
     def forward(
@@ -99,36 +109,42 @@ class ForSequenceClassification(SequenceHead):
         loss = None
         if labels is not None:
             loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
-            loss = self.penalised(loss, labels, "labels", num_items_in_batch)
+            loss = self.regularized(loss, labels, "labels", num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
 
+def problem_type_of(config: Any, labels: Tensor | None) -> str:
+    """`config.problem_type`; where it is None, what the number of classes and the type of the labels say, by
+    transformers' rule: regression with one class, several labels at once where they are floating-point numbers."""
+    if config.problem_type is not None:
+        return config.problem_type
+    if config.num_labels == 1:
+        return "regression"
+    several = labels is not None and labels.is_floating_point()
+    return "multi_label_classification" if several else "single_label_classification"
+
+
 def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-    """Mean loss of (batch, num_labels) logits of the kind that `problem_type` says."""
-    if config.problem_type is None:
-        if config.num_labels == 1:
-            config.problem_type = "regression"
-        elif labels.is_floating_point():
-            config.problem_type = "multi_label_classification"
-        else:
-            config.problem_type = "single_label_classification"
-    if config.problem_type == "single_label_classification":
+    """Mean loss of (batch, num_labels) logits: squared error, cross-entropy or binary cross-entropy, by
+    `problem_type_of`."""
+    problem_type = problem_type_of(config, labels)
+    if problem_type == "single_label_classification":
         return cross_entropy_over_targets(logits, labels.view(-1), "labels", counts)
     labels = labels.to(torch.float32).view(logits.shape)
-    error = F.mse_loss if config.problem_type == "regression" else F.binary_cross_entropy_with_logits
+    error = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
     return mean_over_targets(error(logits.float(), labels, reduction="sum"), labels, "labels", counts)
 
 
 class ForTokenClassification(HeadModel):
-    """One class per token (Devlin et al. 2019, section 5.3)."""
+    """Classifies each token (Devlin et al. 2019, section 5.3)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: Any) -> None:
-        """Dropout and a linear map from every token's state."""
-        self.dropout = Dropout(config.head_dropout)
+        """Dropout and a linear classifier of every token's state."""
+        self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.task_size, config.num_labels)
 
     @can_return_tuple
@@ -156,20 +172,20 @@ class ForTokenClassification(HeadModel):
         loss = None
         if labels is not None:
             loss = cross_entropy_over_targets(logits, labels, "labels", num_items_in_batch)
-            loss = self.penalised(loss, labels, "labels", num_items_in_batch)
+            loss = self.regularized(loss, labels, "labels", num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
 
 class ForQuestionAnswering(HeadModel):
-    """Start and end of an answer span (Devlin et al. 2019, section 4.2)."""
+    """Predicts the start and the end of an answer span (Devlin et al. 2019, section 4.2)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     accepts_loss_kwargs = False
 
     def build_head(self, config: Any) -> None:
-        """A linear map from every token's state to a start and an end score."""
+        """A linear map from every token's state to its logits as a start and as an end."""
         self.qa_outputs = nn.Linear(config.task_size, 2)
 
     @can_return_tuple
@@ -214,17 +230,17 @@ class ForQuestionAnswering(HeadModel):
 
 
 class ForMultipleChoice(SequenceHead):
-    """One of several continuations, each encoded with the context (Devlin et al. 2019, section 4.4)."""
+    """Chooses one of several continuations, each encoded with the context (Devlin et al. 2019, section 4.4)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: Any) -> None:
-        """Dropout and a linear map from the pooled output to one score."""
+        """Dropout and a linear map from the pooled output to one logit."""
         self.dropout = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.pooled_size, 1)
 
     def score(self, pooled: Tensor) -> Tensor:
-        """(batch * choices, hidden) pooled output -> (batch * choices, 1)."""
+        """(batch * choices, hidden) pooled output -> (batch * choices, 1) logits."""
         return self.classifier(self.dropout(pooled))
 
     @can_return_tuple

@@ -1,9 +1,13 @@
-"""Heads that predict masked tokens, alone or together with what a pair of segments is to each other."""
+"""Heads that predict masked tokens, alone or together with the relation of a pair of segments."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import field, make_dataclass
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
@@ -14,7 +18,7 @@ from hf_ctxmodels.heads.base import (
     ItemCounts,
     accuracy_counts,
     cross_entropy_over_targets,
-    vocabulary_loss,
+    language_modeling_loss,
 )
 from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
 
@@ -24,9 +28,14 @@ class ForMaskedLM(HeadModel):
 
     With `labels`, the last layer and the vocabulary logits are computed at the labelled positions alone, and `logits`
     is None; without labels, `logits` is full.
+
+    Attributes:
+        transform_activation: Activation of the head's dense layer; None for `config.hidden_act`.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    transform_activation: ClassVar[str | None] = None
+    output_layer = "mlm_head.decoder"
 
     def build_head(self, config: Any) -> None:
         """The masked-LM head; its decoder is as wide as the word embeddings."""
@@ -34,17 +43,9 @@ class ForMaskedLM(HeadModel):
             config.hidden_size,
             self.get_input_embeddings().embedding_dim,
             config.vocab_size,
-            activation=config.hidden_act,
+            activation=self.transform_activation or config.hidden_act,
             layer_norm_eps=config.layer_norm_eps,
         )
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The decoder, tied to the word embeddings unless `config.tie_word_embeddings` is False."""
-        return self.mlm_head.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the decoder (used when the vocabulary is resized)."""
-        self.mlm_head.decoder = new_embeddings
 
     def masked_lm_loss(self, states: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats at the labelled positions.
@@ -54,7 +55,8 @@ class ForMaskedLM(HeadModel):
             labels: (batch, length).
             counts: As in `mean_over_targets`.
         """
-        return vocabulary_loss(self.mlm_head.summed_loss, states, labels, self.config.vocab_size, counts)
+        head = self.mlm_head
+        return language_modeling_loss(head.decoder, states, labels, counts, summed_loss=head.summed_loss)
 
     @can_return_tuple
     def forward(
@@ -91,65 +93,131 @@ class ForMaskedLM(HeadModel):
 
 
 class ForMaskedLMWithPair(ForMaskedLM):
-    """Predicts masked tokens, and in which of two ways the segments of a pair belong together.
+    """Predicts masked tokens, and classifies how the two segments of a pair belong together.
 
     The loss is the sum of the terms whose targets are given, each a mean over its own targets: Trainer's single
     `num_items_in_batch` cannot describe two terms, so it is not asked for (`accepts_loss_kwargs`).
 
-    A family names its two targets in `loss_targets`, writes a `forward` with these arguments that calls
-    `predict_words_and_pair`, and classifies pairs in `classify_pair`.
+    A family names the pair's target and its logits, creates the classifier in `build_head` and applies it in
+    `classify_pair`. From the names follow, once for every such class, `loss_targets`, the name of the argument in
+    `forward` and in its signature, and `output_class`. With the target "next_sentence_label" the output has
+    "next_sentence_loss", and its `metrics` "next_sentence_accuracy".
 
     Attributes:
-        output_class: What `forward` returns. Beside `loss`, `prediction_logits`, `mlm_loss`, `metrics`, `hidden_states`
-            and `attentions` it has the pair's logits, and its loss: for the target `name_label` it is `name_loss`.
-        pair_logits_name: Its field for the pair's logits.
+        pair_label: The argument of `forward` for the pair's target.
+        pair_logits: The output's field for the pair's logits.
+        output_class: The class of the output, see `pair_output_class`.
     """
 
     pools = True
     accepts_loss_kwargs = False
+    pair_label: ClassVar[str]
+    pair_logits: ClassVar[str]
     output_class: ClassVar[type[ModelOutput]]
-    pair_logits_name: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Derive from the pair's names what depends on them."""
+        super().__init_subclass__(**kwargs)
+        if "pair_label" in vars(cls):
+            cls.loss_targets = ("labels", cls.pair_label)
+            cls.output_class = pair_output_class(cls, cls.pair_logits, cls._pair_task())
+            if "forward" not in vars(cls):
+                cls.forward = renamed_argument(  # type: ignore[method-assign]
+                    ForMaskedLMWithPair.forward, "pair_label", cls.pair_label
+                )
+
+    @classmethod
+    def _pair_task(cls) -> str:
+        return cls.pair_label.removesuffix("_label")
 
     def classify_pair(self, pooled: Tensor) -> Tensor:
-        """(batch, hidden) pooled output -> (batch, 2) logits."""
+        """(batch, hidden) pooled output -> (batch, classes) logits."""
         raise NotImplementedError
 
-    def predict_words_and_pair(
-        self, labels: Tensor | None, pair_label: Tensor | None, num_items_in_batch: ItemCounts, **inputs: Any
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        pair_label: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
     ) -> ModelOutput:
-        """Logits of both heads, and the loss.
+        """Logits of both heads, and the loss; see `pair_output_class`.
 
         Args:
             labels: (batch, length) ids of the masked tokens, -100 elsewhere; given, the last layer and the vocabulary
                 logits are computed only there, and `prediction_logits` is None.
-            pair_label: (batch,) 0 or 1.
+            pair_label: (batch,) the class of each pair, under the name that the class gives it.
             num_items_in_batch: As in `mean_over_targets`.
-            inputs: What the encoder takes.
+            kwargs: What the encoder takes.
         """
-        outputs = self.encode(output_mask=None if labels is None else labels != IGNORED, **inputs)
-        pair_logits = self.classify_pair(outputs.pooler_output)
-        prediction_logits = mlm_loss = pair_loss = metrics = None
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_mask=None if labels is None else labels != IGNORED,
+            **kwargs,
+        )
+        found: dict[str, Any] = {self.pair_logits: self.classify_pair(outputs.pooler_output)}
+        terms = {}
         if labels is None:
-            prediction_logits = self.mlm_head(outputs.last_hidden_state)
+            found["prediction_logits"] = self.mlm_head(outputs.last_hidden_state)
         else:
-            mlm_loss = self.masked_lm_loss(outputs.last_hidden_state, labels, num_items_in_batch)
-        pair_target = self.loss_targets[1]
-        pair_name = pair_target.removesuffix("_label")
+            terms["mlm_loss"] = self.masked_lm_loss(outputs.last_hidden_state, labels, num_items_in_batch)
         if pair_label is not None:
-            targets = pair_label.view(-1)
-            pair_loss = cross_entropy_over_targets(pair_logits, targets, pair_target, num_items_in_batch)
-            metrics = {f"{pair_name}_accuracy": accuracy_counts(pair_logits, targets)}
-        terms = [term for term in (mlm_loss, pair_loss) if term is not None]
-        own_fields = {
-            self.pair_logits_name: pair_logits,
-            f"{pair_name}_loss": None if pair_loss is None else pair_loss.detach(),
-        }
+            logits, targets = found[self.pair_logits], pair_label.view(-1)
+            loss = cross_entropy_over_targets(logits, targets, self.pair_label, num_items_in_batch)
+            terms[f"{self._pair_task()}_loss"] = loss
+            found["metrics"] = {f"{self._pair_task()}_accuracy": accuracy_counts(logits, targets)}
         return self.output_class(
-            loss=torch.stack(terms).sum() if terms else None,
-            prediction_logits=prediction_logits,
-            mlm_loss=None if mlm_loss is None else mlm_loss.detach(),
-            metrics=metrics,
+            loss=torch.stack([*terms.values()]).sum() if terms else None,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-            **own_fields,
+            **found,
+            **{name: term.detach() for name, term in terms.items()},
         )
+
+
+def pair_output_class(model_class: type, pair_logits: str, pair_task: str) -> type[ModelOutput]:
+    """The output of a head that predicts masked tokens and classifies pairs, with the fields of its own task.
+
+    Its fields, in this order: `loss`, the sum of the terms whose targets were given; `prediction_logits` (batch,
+    length, vocabulary), None with `labels`; the logits (batch, classes) of the pairs; `mlm_loss` and the pairs' loss,
+    each a cross-entropy in nats, detached; `metrics`, the pairs' accuracy as in `accuracy_counts`, None without such
+    targets; `hidden_states` and `attentions` as asked for.
+
+    Args:
+        model_class: The head; the class is called like it, with "Output" appended.
+        pair_logits: Name of the field for the pair's logits.
+        pair_task: "next_sentence" for the fields "next_sentence_loss" and the like.
+    """
+    name = f"{model_class.__name__}Output"
+    own = (pair_logits, "mlm_loss", f"{pair_task}_loss")
+    fields: list[tuple[str, Any]] = [(each, Tensor | None) for each in ("loss", "prediction_logits", *own)]
+    fields += [("metrics", dict[str, Tensor] | None)]
+    fields += [(each, tuple[Tensor, ...] | None) for each in ("hidden_states", "attentions")]
+    namespace = {"__module__": model_class.__module__, "__doc__": f"Output of `{model_class.__name__}`."}
+    with_defaults = [(each, kind, field(default=None)) for each, kind in fields]
+    return make_dataclass(name, with_defaults, bases=(ModelOutput,), namespace=namespace)
+
+
+def renamed_argument(function: Callable, old: str, new: str) -> Callable:
+    """The function with one of its arguments under another name, which its signature shows (Trainer reads it)."""
+    signature = inspect.signature(function)
+    parameters = [each.replace(name=new) if each.name == old else each for each in signature.parameters.values()]
+
+    @wraps(function)
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        if new in kwargs:
+            kwargs[old] = kwargs.pop(new)
+        return function(*args, **kwargs)
+
+    renamed.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return renamed

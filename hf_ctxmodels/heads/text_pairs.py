@@ -1,4 +1,4 @@
-"""Heads that compare the vectors of two texts, each encoded by itself (Conneau et al. 2017, section 3.1)."""
+"""Heads on the vectors of two texts that are encoded separately (Conneau et al. 2017, section 3.1)."""
 
 from typing import Any
 
@@ -12,7 +12,6 @@ from hf_ctxmodels.heads.downstream import ForSequenceClassification
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.models._shared.recurrent import check_words
 
 
 def pair_features(first: Tensor, second: Tensor) -> Tensor:
@@ -21,7 +20,7 @@ def pair_features(first: Tensor, second: Tensor) -> Tensor:
 
 
 class SiameseEncoder(HeadModel):
-    """A head that has the encoder read both texts of a row, told apart by `token_type_ids`, each by itself."""
+    """Encodes the two texts of a row separately, with one encoder; `token_type_ids` tell them apart."""
 
     def encode_texts(
         self,
@@ -33,13 +32,18 @@ class SiameseEncoder(HeadModel):
         sequence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Tensor, Tensor]:
-        """Run the encoder. A text alone is both.
+        """Run the encoder on both texts. A single text stands for both.
 
         Returns:
-            Its output, in which every state is the one of the text it is in, and (batch, width) vectors of both texts.
+            The output, in which a token has the state of its own text, and the (batch, width) vectors of both texts.
+
+        Raises:
+            CtxError: Input that does not fit together, see `check_encoder_input`.
         """
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
         aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
-        given = check_words(self, input_ids, inputs_embeds, attention_mask, **aligned)
+        given = self.check_word_input(input_ids, inputs_embeds, attention_mask, **aligned)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
         if token_type_ids is None or not (is_traced(given) or bool(token_type_ids.any())):
             outputs = self.base_model(return_dict=True, attention_mask=attention_mask, **inputs, **kwargs)
@@ -60,7 +64,7 @@ class SiameseEncoder(HeadModel):
 
 
 def _texts(given: Tensor, mask: Tensor | None, types: Tensor) -> tuple[Tensor, Tensor]:
-    """Two of (batch, length) bool: where the words of either text are; a text alone is both."""
+    """Two (batch, length) masks, of the first and of the second text's tokens; a single text stands for both."""
     tokens, second = token_mask(given, mask), types != 0
     parts = (tokens & ~second, tokens & second)
     first, second = (torch.where(part.any(1, keepdim=True), part, tokens) for part in parts)
@@ -68,13 +72,13 @@ def _texts(given: Tensor, mask: Tensor | None, types: Tensor) -> tuple[Tensor, T
 
 
 class ForTextPairClassification(SiameseEncoder, ForSequenceClassification):
-    """How two texts are related: a classifier of (u, v, |u - v|, u * v).
+    """Classifies how two texts are related, from (u, v, |u - v|, u * v) of their vectors u and v.
 
-    A text alone is compared with itself; with `config.text_pairs` off, a linear classifier reads its vector.
+    A single text stands for both; with `config.text_pairs` off, a linear classifier reads its vector.
     """
 
     def build_head(self, config: Any) -> None:
-        """Dropout, and the classifier."""
+        """Dropout and the classifier."""
         self.dropout = Dropout(config.head_dropout)
         if config.text_pairs:
             self.classifier = self.build_comparison(config)
@@ -82,11 +86,11 @@ class ForTextPairClassification(SiameseEncoder, ForSequenceClassification):
             self.classifier = Linear(config.pooled_size, config.num_labels)
 
     def build_comparison(self, config: Any) -> nn.Module:
-        """What reads (u, v, |u - v|, u * v)."""
+        """The classifier of (u, v, |u - v|, u * v)."""
         raise NotImplementedError
 
     def encode(self, *, token_type_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder over both texts; `pooler_output` is what the classifier reads.
+        """Run the encoder on both texts; `pooler_output` is what the classifier reads.
 
         Raises:
             CtxError: There is a second text, and `config.text_pairs` is off.

@@ -9,7 +9,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from hf_ctxmodels.hub.stub import stub_name
-from hf_ctxmodels.registry import Family, get_family
+from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 
@@ -53,7 +54,7 @@ def model_card(directory: Path, repo_id: str, *, curve_image: str | None = None)
         family_name=family.name,
         paper=family.paper,
         parameters=summary.parameters if summary else _stored_elements(directory),
-        max_length=getattr(config, "max_position_embeddings", None),
+        max_length=getattr(config, "max_sequence_length", None),
         stub=f"{stub_name(family)}.py",
         summary=summary,
         curve=_thinned(_losses(summary)) if summary else [],
@@ -63,7 +64,7 @@ def model_card(directory: Path, repo_id: str, *, curve_image: str | None = None)
     )
 
 
-def auto_class_of(family: Family, config: PreTrainedConfig) -> tuple[str, str]:
+def auto_class_of(family: FamilySpec, config: PreTrainedConfig) -> tuple[str, str]:
     """The saved model's class and the Auto class that opens it; AutoModel opens every class."""
     model_class = (config.architectures or [family.models["AutoModel"].__name__])[0]
     # One class may stand for several Auto classes: the first is what it is for.
@@ -80,7 +81,7 @@ def loss_curve_png(summary: TrainingSummary) -> bytes | None:
         return file.read_bytes() if plot_curve(summary.curve, file, summary.baselines) else None
 
 
-def _card_data(name: str, family: Family, auto_class: str, summary: TrainingSummary | None) -> ModelCardData:
+def _card_data(name: str, family: FamilySpec, auto_class: str, summary: TrainingSummary | None) -> ModelCardData:
     pipeline = _PIPELINES.get(auto_class)
     if auto_class == "AutoModelForPreTraining":  # which these heads open as well
         heads = [name for name in ("AutoModelForMaskedLM", "AutoModelForCausalLM") if name in family.models]

@@ -11,7 +11,8 @@ from transformers import PreTrainedConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
 from hf_ctxmodels.hub.stub import stub_files
-from hf_ctxmodels.registry import Family, get_family
+from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
@@ -122,7 +123,7 @@ def _refuse_pickles(directory: Path) -> None:
         )
 
 
-def _open_all(directory: Path, family: Family, config: PreTrainedConfig) -> None:
+def _open_all(directory: Path, family: FamilySpec, config: PreTrainedConfig) -> None:
     """Open tokenizer and model once, so that nothing damaged is pushed."""
     check_fit(load_tokenizer(directory), config, location=str(directory))
     load_model(directory, auto_class_of(family, config)[1], config)

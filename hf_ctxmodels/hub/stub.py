@@ -8,7 +8,7 @@ imported, and answers with "Run `pip install hf_ctxmodels`" where it cannot.
 import json
 from pathlib import Path
 
-from hf_ctxmodels.registry import Family
+from hf_ctxmodels.spec import FamilySpec
 
 _STUB = '''"""Opens this repository's model; its code is in the package hf_ctxmodels (`pip install hf_ctxmodels`)."""
 
@@ -22,12 +22,12 @@ __all__ = [
 '''
 
 
-def stub_name(family: Family) -> str:
+def stub_name(family: FamilySpec) -> str:
     """The stub's module name, for example "ctx_bert_auto"."""
     return family.config.model_type.replace("-", "_") + "_auto"
 
 
-def stub_files(directory: Path, family: Family) -> dict[str, bytes]:
+def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
     """The stub and the two configuration files that point at it.
 
     Args:
@@ -53,7 +53,7 @@ def stub_files(directory: Path, family: Family) -> dict[str, bytes]:
     }
 
 
-def _stub_source(family: Family) -> str:
+def _stub_source(family: FamilySpec) -> str:
     names = sorted({cls.__name__ for cls in (family.config, family.tokenizer, *family.models.values())})
     return _STUB.format(
         imports="\n".join(f"    {name}," for name in names), names="\n".join(f'    "{name}",' for name in names)

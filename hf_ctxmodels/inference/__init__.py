@@ -1,15 +1,17 @@
-"""Using fine-tuned models, where transformers has no pipeline for it."""
+"""Using fine-tuned models, where transformers has no pipeline for it, and sentence vectors of any model."""
 
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
 from hf_ctxmodels.inference.question_answering import answer_questions
 from hf_ctxmodels.inference.token_classification import WordTaggingPipeline
 from hf_ctxmodels.inference.translation import Score, score_translations, translate
+from hf_ctxmodels.models._shared.sentence_encoder import encode_sentences
 
 __all__ = [
     "EnsembleScores",
     "Score",
     "WordTaggingPipeline",
     "answer_questions",
+    "encode_sentences",
     "score_ensemble",
     "score_translations",
     "translate",

@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.io.word_files import READERS
-from hf_ctxmodels.models._shared.torch_lstm import on_vectors, read_state_dict
+from hf_ctxmodels.models._shared.torch_lstm import model_on_vectors, read_state_dict
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS
 
@@ -39,7 +39,7 @@ def convert(arguments: VectorConversionArguments, family: str, **fields: Any) ->
     words = [found.words[place] for place in kept]
     marks = {name: fields.pop(name) for name in ("bos_token", "eos_token") if name in fields}
     marks = {name: word for name, word in marks.items() if word in found.places}
-    model = on_vectors(
+    model = model_on_vectors(
         row.models["AutoModel"], read_state_dict(arguments.weights), found.matrix[kept], arguments.weights, **fields
     )
     tokenizer = row.tokenizer.from_words(words, do_lower_case=arguments.do_lower_case, split_punctuation=False, **marks)

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.models._shared.static import StaticEncoder
+from hf_ctxmodels.models._shared.static import StaticEncoder, words_and_vectors
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS, CtxWordTokenizer, require_different
 
@@ -61,19 +61,10 @@ class WordVectors:
         Raises:
             CtxError: the model has no vector for each word, or the tokenizer is not one of words.
         """
-        encoder: Any = model.base_model
-        if not isinstance(encoder, StaticEncoder) or not isinstance(tokenizer, CtxWordTokenizer):
-            raise CtxError(
-                f"{type(model).__name__} with {type(tokenizer).__name__} has no fixed vector for each word.",
-                hint="use a model with one vector for each word, with its tokenizer.",
-            )
-        special = set(tokenizer.all_special_ids)
-        kept = [(number, word) for number, word in enumerate(tokenizer.words) if number not in special]
-        ids = [number for number, _ in kept]
-        with torch.no_grad():
-            matrix = encoder.vectors()[ids].float().cpu().numpy()
-        counts = None if tokenizer.counts is None else [tokenizer.counts[number] for number in ids]
-        return cls([word for _, word in kept], matrix, counts, tokenizer.do_lower_case)
+        words, vectors, ids = words_and_vectors(model, tokenizer)
+        found: Any = tokenizer  # of words, as was checked
+        counts = None if found.counts is None else [found.counts[number] for number in ids]
+        return cls(words, vectors.numpy(), counts, found.do_lower_case)
 
     def to_model(self, family: str) -> tuple[PreTrainedModel, CtxWordTokenizer]:
         """A model of a static family with these vectors, and its tokenizer, which splits at white space alone.

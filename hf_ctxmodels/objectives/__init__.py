@@ -1,16 +1,15 @@
-"""Pretraining objectives: what a row holds, what is corrupted in it, and what is predicted."""
+"""Pretraining objectives: how rows are made of documents, what is corrupted in them and what is predicted."""
 
 from hf_ctxmodels.objectives.base import Objective
+from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLanguageModeling
 from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForRunningText
 from hf_ctxmodels.objectives.common.masking import MaskingRule, TokenMasker
+from hf_ctxmodels.objectives.full_sentences import FullSentences
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
 from hf_ctxmodels.objectives.next_sentence import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
-from hf_ctxmodels.objectives.permutation_lm import (
-    DataCollatorForPermutationLanguageModeling,
-    PermutationLM,
-    expand_permutation,
-)
+from hf_ctxmodels.objectives.permutation_lm import PermutationLM
+from hf_ctxmodels.objectives.permutation_order import DataCollatorForPermutationLanguageModeling, expand_permutation
 from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.sentence_tasks import DataCollatorForSentenceTasks, SentenceTasks
@@ -21,15 +20,14 @@ from hf_ctxmodels.objectives.static.window_prediction import (
     DataCollatorForWindowPrediction,
     SkipGram,
 )
-from hf_ctxmodels.objectives.translation import (
-    DataCollatorForTranslation,
+from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation, TranslationToLanguages
+from hf_ctxmodels.objectives.translation_with_lm import (
     DataCollatorForTranslationWithLanguageModels,
-    Translation,
-    TranslationToLanguages,
     TranslationWithLanguageModels,
 )
 
 __all__ = [
+    "BaselinePolicy",
     "BidirectionalLM",
     "CausalLM",
     "ContinuousBagOfWords",
@@ -47,6 +45,7 @@ __all__ = [
     "DataCollatorForTranslation",
     "DataCollatorForTranslationWithLanguageModels",
     "DataCollatorForWindowPrediction",
+    "FullSentences",
     "MaskedLM",
     "MaskedLMWithNextSentence",
     "MaskedLMWithSentenceOrder",

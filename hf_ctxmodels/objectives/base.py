@@ -1,4 +1,4 @@
-"""What every pretraining objective offers to the scripts: documents -> examples -> batches."""
+"""What every pretraining objective offers: documents -> examples -> batches."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -6,55 +6,39 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-
-Example = dict[str, np.ndarray | int]
-"""One tokenised example: token-wise columns as 1-D integer arrays of one length, and integers for the whole row."""
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.baseline import BaselinePolicy
 
 Batch = dict[str, torch.Tensor]
-
-
-class TranslatedText(list[str]):
-    """A document of two: a text and its translation. As one string, they have `between` between them."""
-
-    between: ClassVar[str] = "\t"
-
-
-class LabelledPair(list[str]):
-    """A document of two texts of one language, and what is said of the two.
-
-    Attributes:
-        label: That.
-    """
-
-    def __init__(self, texts: Iterable[str], label: str) -> None:
-        super().__init__(texts)
-        self.label = label
 
 
 class Objective(ABC):
     """Documents -> examples -> batches for one pretraining head.
 
-    `examples` runs once per pass over the text, in one process, and decides which tokens stand in a row. `collate`
-    runs for every batch, in any worker, and draws the corruption. Both are deterministic in the seed; see `seeding`.
+    `examples` runs once per pass over the text, in one process, and decides which tokens a row holds. `collate` runs
+    for every batch, in any worker, and draws what is corrupted and predicted. Both are deterministic in the seed; see
+    `data.seeding`. Each subclass says in its docstring what a row holds and what is predicted in it.
 
     Args:
         tokenizer: gives ids, special tokens, padding side and, where an objective asks for it, word ids.
         max_length: longest row in tokens, special tokens included.
-        seed: of everything drawn.
+        seed: of all random draws.
         **options: the fields of the objective's `Options`; an unknown one raises.
+
+    Example:
+        >>> objective = MaskedLM(tokenizer, max_length=128, seed=0)
+        >>> rows = ExampleSet.build(objective.examples([["One sentence.", "Another one."], ["A second document."]]))
+        >>> batch = objective.collate([rows[0], rows[1]])
+        >>> model(**batch).loss
     """
 
     auto_class: ClassVar[str]
     """The Auto class whose head this objective trains, for example "AutoModelForMaskedLM"."""
-
-    contiguous: bool = False
-    """Whether each example continues the text of the one before it, so that a model with a memory is to be trained on
-    contiguous lanes of them, not on a shuffle."""
 
     evaluates: ClassVar[bool] = True
     """Whether the loss on held-out text means anything."""
@@ -62,25 +46,20 @@ class Objective(ABC):
     reads_translations: ClassVar[bool] = False
     """Whether every document must be a `TranslatedText`."""
 
-    task_column: ClassVar[str | None] = None
-    """The column of an example that says of which kind it is, a number: every step then trains on one kind alone, drawn
-    anew (`data.SampledMixture`). None where all examples are of one kind."""
-
-    marks_languages: ClassVar[bool] = False
-    """Whether every translation must begin with the mark of its language."""
-
-    predicted_column: ClassVar[str] = "input_ids"
-    """The column of an example that holds the tokens a prediction by frequency counts."""
-
-    guessed_targets: ClassVar[tuple[str, ...] | None] = None
-    """The head's targets that a prediction by frequency is compared with; None for all. Others are not tokens of
-    `predicted_column`."""
+    reads_language_tags: ClassVar[bool] = False
+    """Whether every translation must begin with the tag of its language."""
 
     Options: ClassVar[type]
     """A frozen dataclass: name, type, default and `metadata["help"]` of every option. HfArgumentParser reads it."""
 
     collate: Callable[[list[dict[str, Any]]], Batch]
     """A `DataCollatorFor...`: returns exactly what the head's `forward` names."""
+
+    baseline: BaselinePolicy
+    """What the loss on held-out text is compared with: by default each non-special token by its frequency."""
+
+    sampling: SamplingPolicy
+    """In which order training draws the examples: by default shuffled."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         known = self.option_help()
@@ -102,6 +81,8 @@ class Objective(ABC):
         self.max_length = max_length
         self.seed = seed
         self.options = self.Options(**options)
+        self.baseline = BaselinePolicy(len(tokenizer), tokenizer.all_special_ids)
+        self.sampling = SamplingPolicy()
         self.statistics: Counter[str] = Counter()
         """What `examples` met: documents, sentences, tokens, truncated_tokens. Kept in the process that called it."""
 
@@ -120,29 +101,6 @@ class Objective(ABC):
     def immutable_config_fields(self) -> tuple[str, ...]:
         """Names of those among them that cannot be changed in a model that has been trained."""
         return ()
-
-    @property
-    def task_periods(self) -> dict[int, int]:
-        """Kind of example -> one in how many steps it has, where it is not drawn like the others."""
-        return {}
-
-    @property
-    def num_predicted(self) -> int:
-        """Number of tokens from which one is predicted."""
-        return len(self.tokenizer)
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """Tokens that are no target: all special ones, unless an objective says otherwise."""
-        return self.tokenizer.all_special_ids
-
-    def frequency_scores(self, counts: np.ndarray) -> np.ndarray | None:
-        """The logits of a prediction by frequency, (vocabulary,), for words seen as often as (vocabulary,) `counts`.
-
-        For objectives whose loss is not the cross-entropy of one word among all; None for the others. The head takes
-        them in `loss_by_scores`.
-        """
-        return None
 
     @abstractmethod
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:

@@ -1,8 +1,8 @@
-"""Each word from those before it, and from those behind it (Peters et al. 2018, section 3.1)."""
+"""Bidirectional language modelling: a forward and a backward model (Peters et al. 2018, section 3.1)."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,19 +12,27 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.layers.lm_loss.sampled import log_uniform_samples
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.common.features import feature_generator, require_padding_token
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.base import Batch, Objective
+from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator, require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.seeding import Stream
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.segments import document_batches
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _BEHIND_A_WORD = 0xFF  # in no UTF-8 text
 
 
+def log_uniform_samples(numbers: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Ids with the probabilities of `layers.lm_loss.sampled.log_uniform`, from numbers that are uniform in [0, 1)."""
+    ids = (numbers.double() * math.log(vocab_size + 1)).exp().long() - 1
+    return ids.clamp(0, vocab_size - 1)
+
+
 def spelling_of(words: Iterable[str]) -> np.ndarray:
-    """(bytes,) uint8: words behind each other."""
+    """(bytes,) uint8: the UTF-8 bytes of the words, each followed by a separator."""
     text = b"".join(word.encode("utf-8", "surrogatepass") + bytes([_BEHIND_A_WORD]) for word in words)
     return np.frombuffer(text, dtype=np.uint8)
 
@@ -37,24 +45,24 @@ def words_of(spelling: np.ndarray) -> list[str]:
 
 @dataclass
 class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
-    """Spells words, and says which word stands behind and which before each.
+    """Makes the characters of each word, and its next and previous word as targets.
 
     Each feature holds:
-        input_ids: (words,) vocabulary ids, with those that mark sentences.
-        spelling: the words that are unknown to the vocabulary, see `spelling_of`.
-        example_index, epoch: integers, with `negatives`; they seed what is drawn.
+        input_ids: (words,) vocabulary ids, with those that mark sentence boundaries.
+        spelling: the words that are not in the vocabulary, see `spelling_of`.
+        example_index, epoch: integers, needed with `negatives`; they seed the draws.
 
     Returns, padded on the tokenizer's side:
         input_ids: (batch, words, characters).
         attention_mask: (batch, words).
-        labels: (batch, words, 2) the next and the previous word; -100 outside the row, and where it would mark the
-            beginning of the next sentence or the end of the previous one: known without reading.
-        negatives: (batch, negatives) ids for a sampled softmax, see `layers.sampled_softmax`; absent with 0.
+        labels: (batch, words, 2) the next and the previous word; -100 at padding, at the ends of a row, and for
+            boundary tokens of the neighbouring sentence, which follow from the word itself.
+        negatives: (batch, negatives) ids for a sampled softmax, see `layers.lm_loss.sampled`; absent with 0.
 
     Attributes:
-        tokenizer: one that spells (`spell`).
+        tokenizer: one that gives characters (`spell`).
         negatives: drawn for every row.
-        seed: of what is drawn.
+        seed: of the draws.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -77,12 +85,7 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
         rows = [np.asarray(feature["input_ids"]) for feature in features]
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
         ids = np.concatenate(rows)
-        if ids.min() < 0 or ids.max() >= len(self.characters):
-            raise CtxError(
-                f"A word id is outside the tokenizer's vocabulary of {len(self.characters)}: the example was made with "
-                "another tokenizer.",
-                hint="tokenise the text again with this one.",
-            )
+        check_token_ids(ids, len(self.characters))
         unknown = self.tokenizer.unk_token_id
         words = [word for feature in features for word in words_of(np.asarray(feature["spelling"]))]
         spelled = self.characters[ids]
@@ -120,8 +123,10 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
 class BidirectionalLMOptions:
     """Options of `BidirectionalLM`."""
 
-    negatives: int = flag(0, "Words drawn for every row, of which all stand for the vocabulary; 0: the whole softmax.")
-    carry: bool = flag(True, "The LSTM's state goes on from a row to the next; rows are then trained in lanes.")
+    negatives: int = flag(
+        0, "Words sampled for every row in place of the whole vocabulary (sampled softmax); 0: the whole softmax."
+    )
+    carry: bool = flag(True, "Carry the LSTM's state from row to row; rows are then contiguous text, not shuffled.")
 
     def __post_init__(self) -> None:
         if self.negatives < 0:
@@ -129,15 +134,21 @@ class BidirectionalLMOptions:
 
 
 class BidirectionalLM(Objective):
-    """A language model of each direction, which share all but their LSTMs.
+    """ELMo's objective: predict each word from those before it, and from those after it, by two LSTMs.
 
-    Rows are whole sentences, as many as fit, each between its marks; one that is longer than a row is cut. Both
-    directions go on from row to row: the backward one's state then is that of the beginning of a sentence, as in the
-    released models.
+    Rows are whole sentences, as many as fit, each between its boundary tokens; a longer sentence is cut. The LSTM state
+    of both directions is carried from row to row: the backward state then is that of the beginning of a sentence, as in
+    the released models.
+
+    | document | row | targets |
+    |---|---|---|
+    | sentences | `<S> words </S>` of several sentences, as characters | each word's next and previous word |
 
     References: Peters et al. 2018, section 3.1; Jozefowicz et al. 2016 (arXiv 1602.02410) for words from characters.
+    Related: `CausalLM` has one direction; `MaskedLM` reads both sides in one model.
 
-    Related: `MaskedLM` sees both sides at once.
+    Example:
+        >>> BidirectionalLM(tokenizer, max_length=128, seed=0, negatives=8192)
     """
 
     auto_class = "AutoModelForPreTraining"
@@ -150,7 +161,8 @@ class BidirectionalLM(Objective):
             raise CtxError(
                 f"max_length={max_length} leaves no room for a word between its marks.", hint="use 3 or more."
             )
-        self.contiguous = self.options.carry
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <S> are targets
+        self.sampling = SamplingPolicy(contiguous=self.options.carry)
         self.collate = DataCollatorForBidirectionalLanguageModeling(tokenizer, self.options.negatives, seed)
 
     @property
@@ -161,18 +173,12 @@ class BidirectionalLM(Objective):
             fields |= {"num_characters": self.tokenizer.num_characters, "num_languages": len(languages)}
         return fields
 
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding alone: marks of sentences and unknown words are predicted."""
-        return [int(self.tokenizer.pad_token_id)]
-
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and spelling."""
         unknown, room = self.tokenizer.unk_token_id, self.max_length
         rows: list[np.ndarray] = []
         words: list[str] = []
-        iterator = iter(documents)
-        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+        for batch in document_batches(documents):
             sentences = [sentence for document in batch for sentence in document]
             self.statistics["documents"] += len(batch)
             for ids, unknown_words in self.tokenizer.vocabulary_ids(sentences):
@@ -193,18 +199,8 @@ class BidirectionalLM(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        target_mask = batch["labels"] != IGNORED
-        return {
-            "words": int(batch["attention_mask"].sum()),
-            "places": batch["attention_mask"].numel(),
-            "targets": int(target_mask.sum()),
-            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
-        }
+        return count_targets(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""
-        return {
-            "fill": counts["words"] / max(1, counts["places"]),
-            "targets_per_word": counts["targets"] / max(1, counts["words"]),
-            "unknown_targets": counts["unknown"] / max(1, counts["targets"]),
-        }
+        return target_rates(counts)

@@ -1,8 +1,8 @@
-"""Each word from those before or behind it, in stretches of one running text (Merity et al. 2017, section 5)."""
+"""Causal language modelling on running text, left to right or right to left (Merity et al. 2017, section 5)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import count, islice
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,29 +12,32 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.segments import document_batches
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _HALVED = 0.05  # share of the rows that are half as long
 _SHORTEST = 5
 
 
 @dataclass
 class DataCollatorForRunningText(DataCollatorMixin):
-    """Pads stretches of text, and says which word is read behind each.
+    """Pads rows of running text and adds the word after each row as the last target.
 
     Each feature holds:
         input_ids: (words,).
-        following: integer, the word that is read behind the row; -100 where there is none.
+        following: integer, the word that is read after the row; -100 where there is none.
 
     Returns, padded on the tokenizer's side:
         input_ids, attention_mask: (batch, words).
-        labels: (batch, words + 1) the words and the one behind the row, or before it; -100 for the word that is read
-            first, and for none.
+        labels: (batch, words + 1) the row's words and the following one, which is on the left when reading backward;
+            -100 for the word that is read first, and for none.
 
     Attributes:
         tokenizer: whose padding token and side are used.
@@ -76,8 +79,8 @@ class CausalLMOptions:
 
     bptt: int = flag(0, "Usual length of a row; 0: max_length less two of its deviations.")
     bptt_deviation: float = flag(5.0, "Standard deviation of the rows' lengths; 0: all are alike.")
-    backward: bool = flag(False, "From right to left: each word from those behind it; for a model that reads so.")
-    carry: bool = flag(True, "The model's state goes on from a row to the next; rows are then trained in lanes.")
+    backward: bool = flag(False, "Read from right to left: predict each word from those after it.")
+    carry: bool = flag(True, "Carry the model's state from row to row; rows are then contiguous text, not shuffled.")
 
     def __post_init__(self) -> None:
         for name in ("bptt", "bptt_deviation"):
@@ -86,19 +89,24 @@ class CausalLMOptions:
 
 
 class CausalLM(Objective):
-    """A language model over all documents behind each other, in rows of random lengths, from left to right.
+    """Predict each word from the words before it, in rows of random lengths of the concatenated documents.
 
-    A length is drawn from a normal distribution around `bptt`, in one case of twenty around its half, so that words do
-    not always see equally much of the text before them through the gradient. Every row has a length of its own: the
-    text is cut before it is known which rows stand in one batch. With rows of `bptt` words on average, the loop's
-    `lr_reference_targets` scales the learning rate by how many there are.
+    Row lengths are drawn from a normal distribution around `bptt`, in one case of twenty around half of it, so that the
+    gradient does not always stop at the same words. Every row has a length of its own, since the text is cut before
+    batches are made. With rows of `bptt` words on average, the loop's `lr_reference_targets` scales the learning rate
+    by the number of targets. With `backward` the text is cut from its end: a row is followed by the one before it in
+    the text, and each word is predicted from those after it.
 
-    With `backward` the text is cut from its end on: a row is followed by the one before it, and each word is predicted
-    from those behind it.
+    | document | row | targets |
+    |---|---|---|
+    | running text | about `bptt` words, continued by the next row | every word |
 
     References: Merity et al. 2017 (arXiv 1708.02182), sections 5 and 4.1; Howard & Ruder 2018, sections 3.1 and 3.3.
+    Related: `BidirectionalLM` trains one model for each direction together; `SequenceAutoencoding` predicts a text from
+    itself.
 
-    Related: `BidirectionalLM` has another model for the other direction.
+    Example:
+        >>> CausalLM(tokenizer, max_length=80, seed=0, bptt=70, backward=True)
     """
 
     auto_class = "AutoModelForCausalLM"
@@ -112,7 +120,8 @@ class CausalLM(Objective):
                 f"Rows of max_length={max_length} words, usually of bptt={self.options.bptt}.",
                 hint="use a max_length of 2 or more, and a bptt of at most that, or 0.",
             )
-        self.contiguous = self.options.carry
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <eos> are targets
+        self.sampling = SamplingPolicy(contiguous=self.options.carry)
         self.usual = self.options.bptt or max(-(-max_length // 2), round(max_length - 2 * self.options.bptt_deviation))
         self.collate = DataCollatorForRunningText(tokenizer, self.options.backward)
 
@@ -126,11 +135,6 @@ class CausalLM(Objective):
         """See `Objective.immutable_config_fields`."""
         return ("backward",)
 
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding alone: marks and unknown words are predicted."""
-        return [int(self.tokenizer.pad_token_id)]
-
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and following."""
         numbers = count()
@@ -139,7 +143,7 @@ class CausalLM(Objective):
         for text in self._texts(documents):
             text = text[::-1] if self.options.backward else text
             rest, start = np.concatenate([rest, text]), 0
-            while start + length < len(rest):  # the word behind it is there
+            while start + length < len(rest):  # with the word after it
                 yield self._row(rest, start, start + length)
                 start, length = start + length, self._length(pass_index, next(numbers))
             rest = rest[start:]
@@ -147,16 +151,15 @@ class CausalLM(Objective):
             yield self._row(rest, 0, len(rest))
 
     def _texts(self, documents: Iterable[list[str]]) -> Iterator[np.ndarray]:
-        """(words,) ids of some documents behind each other, with the special tokens of each."""
-        iterator = iter(documents)
-        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+        """(words,) ids of some documents, concatenated with the special tokens of each."""
+        for batch in document_batches(documents):
             encodings = self.tokenizer([" ".join(document) for document in batch], verbose=False).encodings or []
             text = np.concatenate([np.array(encoding.ids, dtype=np.int32) for encoding in encodings])
             self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)), tokens=len(text))
             yield text
 
     def _length(self, pass_index: int, number: int) -> int:
-        """Words of a row, its word to predict behind it not counted."""
+        """Words of a row, without the one after it."""
         if not self.options.bptt_deviation:
             return self.usual
         draws = generator(self.seed, pass_index, number, Stream.CORRUPTION)
@@ -165,26 +168,15 @@ class CausalLM(Objective):
         return int(np.clip(length, min(_SHORTEST, self.max_length), self.max_length))
 
     def _row(self, text: np.ndarray, start: int, stop: int) -> Example:
-        """A row of a text in the order in which it is read; its words stand as they were written."""
+        """A row of a text given in reading order; its words are in the order of writing."""
         words = text[start:stop]
         following = int(text[stop]) if stop < len(text) else IGNORED
         return {"input_ids": words[::-1].copy() if self.options.backward else words, "following": following}
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        return {
-            "rows": len(batch["input_ids"]),
-            "words": int(batch["attention_mask"].sum()),
-            "places": batch["attention_mask"].numel(),
-            "targets": int((batch["labels"] != IGNORED).sum()),
-            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
-        }
+        return count_targets(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""
-        return {
-            "fill": counts["words"] / max(1, counts["places"]),
-            "words_per_row": counts["words"] / max(1, counts["rows"]),
-            "targets_per_word": counts["targets"] / max(1, counts["words"]),
-            "unknown_targets": counts["unknown"] / max(1, counts["targets"]),
-        }
+        return {**target_rates(counts), "words_per_row": counts["tokens"] / max(1, counts["rows"])}

@@ -1,4 +1,4 @@
-"""Rows that follow each other in one running text made of all documents, each with a pair of segments at its end."""
+"""Rows cut one after the other from the concatenated documents, each with a pair of segments at its end."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hf_ctxmodels.objectives.base import Example
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.common.segments import NO_WORD, RowTemplate, TokenizedDocument
 
 RANDOM_SEGMENT_SHARE = 0.5  # of the rows whose segment B is from elsewhere, as in the original data preparation
@@ -17,13 +17,13 @@ RANDOM_SEGMENT_SHARE = 0.5  # of the rows whose segment B is from elsewhere, as 
 class ContiguousRows:
     """Lays documents end to end and cuts rows `reused text, segment A <sep> segment B <sep> <cls>` from them.
 
-    With `reuse_length` = 0 rows stand for themselves: a row begins where the last one's text ended. Otherwise row i + 1
+    With `reuse_length` = 0 rows share no text: a row begins where the last one's text ended. Otherwise row i + 1
     begins `reuse_length` tokens after row i, so that the reused parts are the text without a gap, and what follows in a
     row is read again in the next one. B continues A in one half of the rows and is text from a random place in the
     other (Yang et al. 2019, section 2.5, and its released data preparation). A ends with a sentence where one ends.
 
     Attributes:
-        template: of a pair; puts its special tokens around and behind the segments.
+        template: of a pair; puts its special tokens around the segments.
         max_length: of a row, special tokens included.
         reuse_length: see above; 0 for rows that do not share text.
         document_end: token id put after every document; None for nothing.

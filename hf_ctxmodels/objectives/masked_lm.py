@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import (
     feature_generator,
     feature_word_ids,
@@ -20,14 +21,17 @@ from hf_ctxmodels.objectives.common.features import (
 from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, TokenMasker, masking_rates
 from hf_ctxmodels.objectives.common.packing import pack_rows
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument, tokenized_batches
-
-DOCUMENTS_PER_BATCH = 1000  # tokenised together; next-sentence prediction draws its random segments among them
+from hf_ctxmodels.objectives.common.segments import (
+    DOCUMENTS_PER_BATCH,
+    RowTemplate,
+    TokenizedDocument,
+    tokenized_batches,
+)
 
 
 @dataclass
 class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
-    """Pads a batch and masks it: 15% of the ordinary tokens, of which 80% -> mask token, 10% -> random, 10% kept.
+    """Pads a batch and masks it: 15% of the non-special tokens, of which 80% -> mask token, 10% -> random, 10% kept.
 
     Differs from `transformers.DataCollatorForLanguageModeling` in that the number of predictions of a row is its share
     exactly (rounded, at least one) instead of a coin per token, that whole words follow 80/10/10 as well, and that the
@@ -129,13 +133,22 @@ class MaskedLMOptions(MaskingOptions):
 
 
 class MaskedLM(Objective):
-    """Masked language modelling on rows of whole sentences of one document, as many as fit.
+    """Predict 15% of the tokens, most of them masked, from all others.
 
-    A sentence longer than a row is cut and continued in the next one; nothing is dropped. With `packing` short rows are
-    joined into full ones, and `sequence_ids` keeps them apart.
+    A row holds whole sentences of one document, as many as fit. A sentence longer than a row is cut and continued in
+    the next one; nothing is dropped. With `packing` short rows are joined into full ones, and `sequence_ids` keeps
+    attention within each.
 
-    References: Devlin et al. 2019, task 1, without task 2; Liu et al. 2019, section 4.2, "DOC-SENTENCES".
-    Related: `MaskedLMWithNextSentence` adds the second task.
+    | document | row | targets |
+    |---|---|---|
+    | sentences | `[CLS] sentences [SEP]` | 15% of the tokens: 80% masked, 10% random, 10% unchanged |
+
+    References: Devlin et al. 2019, section 3.1, task 1 alone; Liu et al. 2019, section 4.2, "DOC-SENTENCES".
+    Related: `FullSentences` fills rows across documents; `MaskedLMWithNextSentence` and `MaskedLMWithSentenceOrder` add
+    a second task; `ReplacedTokenDetection` trains a discriminator on the same masks.
+
+    Example:
+        >>> MaskedLM(tokenizer, max_length=128, seed=0, whole_word=True, packing=True)
     """
 
     auto_class = "AutoModelForMaskedLM"

@@ -24,7 +24,7 @@ CONTINUATION, RANDOM = 0, 1
 class DataCollatorForNextSentencePrediction(DataCollatorForSentencePairs):
     """Masks pairs as `DataCollatorForMaskedLanguageModeling` does and carries `next_sentence_label`.
 
-    Each feature holds, beside what the masking collator needs:
+    Each feature holds, in addition to what the masking collator needs:
         token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
         next_sentence_label: 0 when the second segment continues the first, 1 when it is random.
 
@@ -36,13 +36,21 @@ class DataCollatorForNextSentencePrediction(DataCollatorForSentencePairs):
 
 
 class MaskedLMWithNextSentence(SentencePairs):
-    """BERT's own objective: masked tokens, and whether segment B follows segment A.
+    """BERT's objective: predict masked tokens, and whether segment B follows segment A.
 
     Pairs are made as in the paper's released data preparation, see `SentencePairs`. Sentences are gathered until they
     fill a row. With probability 1/2, or when only one sentence was gathered, B comes from a random place of another
-    document and the sentences not used are put back; otherwise B is the rest. Needs at least two documents.
+    document and the unused sentences are put back; otherwise B is the rest. Needs at least two documents.
 
-    Related: `MaskedLM` is the first task alone; `MaskedLMWithSentenceOrder` asks for the order of two neighbours.
+    | document | row | targets |
+    |---|---|---|
+    | sentences | `[CLS] A [SEP] B [SEP]` | 15% of the tokens; one class per row: B follows A (0) or is random (1) |
+
+    References: Devlin et al. 2019, section 3.1 and appendix A.2; `create_pretraining_data.py` of its release.
+    Related: `MaskedLM` is the first task alone; `MaskedLMWithSentenceOrder` predicts the order of two neighbours.
+
+    Example:
+        >>> MaskedLMWithNextSentence(tokenizer, max_length=128, seed=0, max_predictions=20)
     """
 
     Collator = DataCollatorForNextSentencePrediction

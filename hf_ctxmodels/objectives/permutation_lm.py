@@ -2,212 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.common.features import (
-    feature_generator,
-    feature_word_ids,
-    padded_columns,
-    require_padding_token,
-)
-from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
-from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.segments import RowTemplate, tokenized_batches
-from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.base import Objective
+from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, RowTemplate, tokenized_batches
 from hf_ctxmodels.objectives.contiguous import ContiguousRows
-from hf_ctxmodels.objectives.masked_lm import DOCUMENTS_PER_BATCH
-
-SEEN_BY_ALL = -1
-"""Rank of a token that is not predicted (in the first block of a row)."""
-NO_TARGET = -1
-"""Padding of `target_positions`."""
-
-
-@dataclass
-class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
-    """Pads a batch, chooses the tokens to predict, and draws the order in which each row is factorised.
-
-    `input_ids` are the **real** tokens: the content stream sees them, and only the query stream, which knows a target's
-    position and not its token, predicts. (`transformers.DataCollatorForPermutationLanguageModeling` puts mask tokens
-    into the content stream, so that no prediction ever sees an earlier one; it also needs rows of even length and
-    draws from global state.)
-
-    Tokens to predict are spans of 1 to `max_span` words or tokens, p(n) proportional to 1/n, each at a random place in
-    a context of `partial_prediction` times its length. Special tokens are never among them; every row with an
-    ordinary token has at least one.
-
-    Visibility follows from `permutation_order` alone. The content of position i sees position j if
-    `order[j] <= order[i]`; the query of target i sees j if `order[j] < order[i]`. Targets have ranks of their own;
-    tokens that are not predicted share the rank -1 and so are seen by all. Hence nothing that a target's query sees,
-    directly or through other positions, depends on the target or on those after it.
-
-    With `reuse_length` a row is two blocks: its first `reuse_length` tokens, whose hidden states are the memory of the
-    next row, and the rest. The order is drawn within each. The rest has higher ranks throughout, its unpredicted tokens
-    one that they share: it sees all of the first block, which sees nothing of it. So the memory holds nothing of
-    what the next row predicts.
-
-    Each feature holds:
-        input_ids: (tokens,) with special tokens; any length.
-        example_index, epoch: integers; they seed targets and order.
-        word_ids: (tokens,), needed with `whole_word`; None or -1 for special tokens.
-        attention_mask, token_type_ids: (tokens,), optional, padded and passed on.
-
-    Returns, all int64:
-        input_ids, attention_mask (batch, width), and token_type_ids if the features hold them.
-        permutation_order: (batch, width) ranks; see above. -1 at padding.
-        target_positions: (batch, targets) where the targets stand, ascending; -1 after a row's last one.
-        labels: (batch, targets) their tokens; -100 after a row's last one.
-
-    Args:
-        tokenizer: with a padding token.
-        partial_prediction: one token in so many is predicted (K).
-        max_span: the longest span, in words or tokens.
-        num_predictions: exactly so many targets per row that has as many ordinary tokens, instead of about 1/K.
-        whole_word: spans are of whole words.
-        reuse_length: tokens at a row's start that are the memory of the next; None if rows share no text.
-        static: the same targets and order in every epoch.
-        seed: of targets and order.
-        pad_to_multiple_of: round the width of the batch up.
-
-    Raises:
-        CtxError: a feature lacks what is needed, or holds ids that are not the tokenizer's.
-
-    Example:
-        >>> collate = DataCollatorForPermutationLanguageModeling(tokenizer, seed=1)
-        >>> batch = collate([{"input_ids": tokenizer("a cat sat").input_ids, "example_index": 0, "epoch": 0}])
-        >>> sorted(batch)
-        ['attention_mask', 'input_ids', 'labels', 'permutation_order', 'target_positions']
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    partial_prediction: float = 6.0
-    max_span: int = 5
-    num_predictions: int | None = None
-    whole_word: bool = False
-    reuse_length: int | None = None
-    static: bool = False
-    seed: int = 0
-    pad_to_multiple_of: int | None = None
-    return_tensors: str = "pt"
-
-    def __post_init__(self) -> None:
-        if self.partial_prediction < 1:
-            raise CtxError(
-                f"partial_prediction={self.partial_prediction} is out of range.",
-                hint="use 1 (predict all tokens) or more; the paper has 6 or 7.",
-            )
-        for name in ("max_span", "num_predictions", "reuse_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CtxError(f"{name}={value} is out of range.", hint="use 1 or more.")
-        self.ordinary = OrdinaryTokens(self.tokenizer)
-        self.span_lengths = harmonic(self.max_span)
-        require_padding_token(self.tokenizer)
-
-    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
-        """Collate features; see the class for what they hold and what is returned."""
-        rows = [np.asarray(feature["input_ids"]) for feature in features]
-        lengths = [len(ids) for ids in rows]
-        padder = RowPadder(lengths, self.tokenizer.padding_side, self.pad_to_multiple_of)
-        orders, targets, labels = [], [], []
-        for feature, ids, offset in zip(features, rows, padder.offsets.tolist()):
-            words = feature_word_ids(feature) if self.whole_word else None
-            order, chosen = self.draw(ids, words, feature_generator(feature, self.seed, self.static))
-            orders.append(order)
-            targets.append(chosen + offset)
-            labels.append(ids[chosen])
-        target_padder = RowPadder([len(chosen) for chosen in targets], "right")
-        return {
-            "input_ids": padder.pad(rows, self.tokenizer.pad_token_id),
-            "attention_mask": padder.attention_mask(),
-            "permutation_order": padder.pad(orders, SEEN_BY_ALL),
-            "target_positions": target_padder.pad(targets, NO_TARGET),
-            "labels": target_padder.pad(labels, IGNORED),
-            **padded_columns(features, ("attention_mask", "token_type_ids"), padder, self.tokenizer),
-        }
-
-    def draw(
-        self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Ranks (tokens,) of one row, and its targets' positions, ascending; see the class."""
-        candidates = self.ordinary.candidates(ids)
-        bounds = [0, len(ids)]
-        if self.reuse_length is not None and self.reuse_length < len(ids):
-            bounds.insert(1, self.reuse_length)
-        blocks = [slice(start, stop) for start, stop in pairwise(bounds)]
-        units = [Units.of(candidates[block], None if word_ids is None else word_ids[block]) for block in blocks]
-        chosen = self._select(units, rng)
-        order = np.empty(len(ids), dtype=np.int64)
-        lowest = SEEN_BY_ALL
-        for block, targets in zip(blocks, chosen):
-            ranks = order[block]  # a view
-            ranks[:] = lowest
-            ranks[targets] = lowest + 1 + rng.permutation(len(targets))
-            lowest += 1 + len(targets)
-        return order, np.concatenate([block.start + targets for block, targets in zip(blocks, chosen)])
-
-    def _select(self, blocks: list[Units], rng: np.random.Generator) -> list[np.ndarray]:
-        """Positions of the targets within each block."""
-        spans = [sample_spans(len(units), self.span_lengths, self.partial_prediction, rng) for units in blocks]
-        if self.num_predictions is not None:
-            ends = np.cumsum([0, *(len(units.positions) for units in blocks)])
-            # Every block its share of the row's number.
-            budgets = np.diff(np.round(ends * min(self.num_predictions / max(1, ends[-1]), 1.0)).astype(np.int64))
-            return [trim_to_budget(*of_block, rng) for of_block in zip(spans, blocks, budgets.tolist())]
-        marked = [np.zeros(len(units), dtype=bool) for units in blocks]
-        for marks, block in zip(marked, spans):
-            for start, stop in block.tolist():
-                marks[start:stop] = True
-        if not any(marks.any() for marks in marked):
-            at = int(rng.integers(max(1, sum(map(len, blocks)))))
-            for marks in marked:
-                marks[at : at + 1] = True
-                at -= len(marks)
-                if at < 0:
-                    break
-        return [units.tokens(marks) for units, marks in zip(blocks, marked)]
-
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Rows, ordinary tokens, targets and spans of a collated batch."""
-        ids, positions = batch["input_ids"], batch["target_positions"]
-        ordinary = torch.from_numpy(self.ordinary.table).to(ids.device)[ids].sum()
-        before = torch.nn.functional.pad(positions, (1, 0), value=NO_TARGET - 1)[:, :-1]
-        targets = positions != NO_TARGET
-        spans = targets & (positions != before + 1)
-        totals = torch.stack([ordinary, targets.sum(), spans.sum()]).tolist()
-        return {"rows": len(ids), **dict(zip(("ordinary_tokens", "targets", "spans"), totals))}
-
-
-def expand_permutation(
-    permutation_order: torch.Tensor, target_positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The masks that `transformers.XLNetLMHeadModel` takes, from the compact form of the collator.
-
-    Args:
-        permutation_order: (batch, width) int64.
-        target_positions: (batch, targets) int64, -1 for none.
-
-    Returns:
-        perm_mask: (batch, width, width) float, 1 where row i may not see column j. A target does not see itself; its
-            content stream does all the same, as the model adds that.
-        target_mapping: (batch, targets, width) float, one-hot; all zeros for none.
-    """
-    is_target = target_positions != NO_TARGET
-    target_mapping = torch.nn.functional.one_hot(target_positions.clamp(min=0), permutation_order.shape[1])
-    target_mapping = target_mapping * is_target[..., None]
-    hidden = permutation_order[:, None, :] > permutation_order[:, :, None]
-    hidden |= torch.diag_embed(target_mapping.any(dim=1))
-    return hidden.float(), target_mapping.float()
+from hf_ctxmodels.objectives.permutation_order import DataCollatorForPermutationLanguageModeling
 
 
 @dataclass(frozen=True)
@@ -218,7 +25,7 @@ class PermutationOptions:
     max_span: int = flag(5, "Longest span of predicted words.")
     num_predictions: int | None = flag(None, "Exactly so many predictions in a row instead of one token in K.")
     whole_word: bool = flag(True, "Spans are of whole words instead of tokens.")
-    memory_length: int = flag(0, "Hidden states of earlier text that a row sees; 0: rows stand for themselves.")
+    memory_length: int = flag(0, "Hidden states of earlier text that a row sees; 0: no memory.")
     reuse_length: int | None = flag(None, "Tokens of a row that the next one remembers; by default half of the row.")
     document_end: str = flag("<eod>", "Token put after every document; `none` puts nothing.")
     static: bool = flag(False, "The same targets and order in every epoch instead of new ones.")
@@ -226,13 +33,21 @@ class PermutationOptions:
 
 
 class PermutationLM(Objective):
-    """XLNet's own objective: predict one token in six, in a random order, from the tokens before it in that order.
+    """XLNet's objective: predict one token in six, in a random order, from the tokens before it in that order.
 
-    A row is `segment A <sep> segment B <sep> <cls>`; see `ContiguousRows` for how text fills it. With
-    `memory_length` a row begins with `reuse_length` tokens that the next row has as its memory; rows then follow each
-    other in the text and must be trained in contiguous lanes (`contiguous` is true, which the training loop heeds).
+    `ContiguousRows` cuts the rows from the text. With `memory_length` the first `reuse_length` tokens of a row are the
+    memory of the next row; rows then follow each other in the text and are trained as contiguous rows (see `sampling`).
+
+    | document | row | targets |
+    |---|---|---|
+    | running text | `A <sep> B <sep> <cls>` | about 1/6 of the tokens, in spans of 1 to 5 words |
 
     References: Yang et al. 2019, sections 2.3 (partial prediction), 2.4 (memory), 2.5 (segments), 3.1 (spans).
+    Related: `MaskedLM` predicts all targets at once and puts mask tokens into the input; `CausalLM` has one fixed
+    order.
+
+    Example:
+        >>> PermutationLM(tokenizer, max_length=512, seed=0, memory_length=384, reuse_length=256, num_predictions=85)
     """
 
     auto_class = "AutoModelForPreTraining"
@@ -243,7 +58,7 @@ class PermutationLM(Objective):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         self.template = RowTemplate(tokenizer, segments=2)
         reuse_length = self._reuse_length(self.template.room(max_length))
-        self.contiguous = reuse_length > 0
+        self.sampling = SamplingPolicy(contiguous=reuse_length > 0)
         self.rows = ContiguousRows(self.template, max_length, reuse_length, self._document_end(), seed)
         passed_on = ("partial_prediction", "max_span", "num_predictions", "whole_word", "static", "pad_to_multiple_of")
         self.collate = DataCollatorForPermutationLanguageModeling(
@@ -256,7 +71,7 @@ class PermutationLM(Objective):
     @property
     def config_fields(self) -> dict[str, Any]:
         """See `Objective.config_fields`: how much the model remembers, and of which part of a row."""
-        if not self.contiguous:
+        if not self.sampling.contiguous:
             return {}
         return {"mem_len": self.options.memory_length, "reuse_len": self.rows.reuse_length, "use_mems_train": True}
 
@@ -271,7 +86,7 @@ class PermutationLM(Objective):
         for row in self.rows.cut(batches, pass_index, self.statistics):
             empty = False
             yield row
-        if empty and self.contiguous and self.statistics["tokens"]:
+        if empty and self.sampling.contiguous and self.statistics["tokens"]:
             raise CtxError(
                 f"The text has {self.statistics['tokens']} tokens, which do not fill one row of {self.max_length}, and "
                 "with a memory no row may be short.",
@@ -298,7 +113,7 @@ class PermutationLM(Objective):
         if not 0 < reuse <= room - 2:
             raise CtxError(
                 f"reuse_length={reuse} is out of range for rows of {self.max_length} tokens.",
-                hint=f"use 1 to {room - 2}, so that two segments fit behind it.",
+                hint=f"use 1 to {room - 2}, so that two segments fit after it.",
             )
         return reuse
 
@@ -321,7 +136,7 @@ class PermutationLM(Objective):
         """See `Objective.rates`."""
         targets = counts["targets"]
         return {
-            "selected_share": targets / max(1, counts["ordinary_tokens"]),
+            "selected_share": targets / max(1, counts["non_special_tokens"]),
             "predictions_per_row": targets / max(1, counts["rows"]),
             "tokens_per_span": targets / max(1, counts["spans"]),
         }

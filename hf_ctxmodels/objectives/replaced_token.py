@@ -9,21 +9,22 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.objectives.base import Batch
 from hf_ctxmodels.objectives.common.features import feature_generator
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
 from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskedLMOptions
 
 
 @dataclass
 class DataCollatorForReplacedTokenDetection(DataCollatorForMaskedLanguageModeling):
-    """Masks as `DataCollatorForMaskedLanguageModeling` does, and says what a generator/discriminator pair needs beside.
+    """Masks as `DataCollatorForMaskedLanguageModeling` does, and adds what a generator/discriminator pair needs.
 
-    Which token takes a mask's place is drawn in the model, from the generator's distribution. The collator gives each
-    row the seed of these draws, made of (seed, epoch, example index): the same example gets the same numbers whatever
-    the batch, the worker or the device.
+    The tokens that replace the masks are sampled in the model, from the generator's distribution. The collator gives
+    each row the seed of these draws, made of (seed, epoch, example index): the same example gets the same random
+    numbers in any batch, worker or device.
 
     Each feature holds what the masking collator needs.
 
@@ -60,14 +61,21 @@ class ReplacedTokenOptions(MaskedLMOptions):
 
 
 class ReplacedTokenDetection(MaskedLM):
-    """ELECTRA's own objective: a generator fills masked tokens, a discriminator finds those that it changed.
+    """A generator predicts masked tokens; a discriminator finds those that the generator's samples changed.
 
     Rows are whole sentences of one document, as many as fit, in two segments that follow each other, cut at the
-    sentence's end nearest the middle; one row in ten, and a row of one sentence, is one segment. This is the format of
+    sentence end nearest the middle; one row in ten, and a row of one sentence, is one segment. This is the format of
     the paper's released code: a model that is to read pairs has seen both segments.
+
+    | document | row | targets |
+    |---|---|---|
+    | sentences | `[CLS] A [SEP] B [SEP]` | generator: the masked 15%; discriminator: replaced or original, per token |
 
     References: Clark et al. 2020, section 2; `build_pretraining_dataset.py` of its release.
     Related: `MaskedLM` is the generator's part alone, and stage one of two-stage training.
+
+    Example:
+        >>> ReplacedTokenDetection(tokenizer, max_length=128, seed=0, mask_share=1.0)  # the paper's text, not its code
     """
 
     auto_class = "AutoModelForPreTraining"

@@ -31,9 +31,9 @@ ONE_SEGMENT = ("unlabelled", "random", "drop")
 class DataCollatorForSentenceOrderPrediction(DataCollatorForSentencePairs):
     """Masks pairs as `DataCollatorForMaskedLanguageModeling` does and carries `sentence_order_label`.
 
-    Each feature holds, beside what the masking collator needs:
+    Each feature holds, in addition to what the masking collator needs:
         token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
-        sentence_order_label: 0 when the segments stand in their order, 1 when they are swapped, -100 for a row of one
+        sentence_order_label: 0 when the segments are in order, 1 when they are swapped, -100 for a row of one
             segment, which has no order.
 
     Returns: what the masking collator returns, and sentence_order_label (batch,) int64.
@@ -50,28 +50,38 @@ class SentenceOrderOptions(SentencePairOptions):
     one_segment: Literal["unlabelled", "random", "drop"] = flag(
         "unlabelled",
         "What becomes of text that makes only one segment: `unlabelled` masks it without a label of order, `random` "
-        "puts a segment of another document behind it and calls that swapped, `drop` leaves it out.",
+        "adds a segment of another document and labels that swapped, `drop` leaves it out.",
     )
 
 
 class MaskedLMWithSentenceOrder(SentencePairs):
-    """ALBERT's own objective: masked tokens, and whether two neighbouring segments stand in their order or are swapped.
+    """ALBERT's objective: predict masked tokens, and whether two neighbouring segments are in order or swapped.
 
-    Sentences are gathered as far as they fit into a row, two at least, and parted at random; in half of the pairs the
-    parts are swapped. See `SentencePairs` for the rest. ALBERT masks runs of up to three words: `ngram=3`.
+    Sentences are gathered as far as they fit into a row, two at least, and divided at random; in half of the pairs the
+    segments are swapped. See `SentencePairs` for the rest. ALBERT masks runs of up to three words: `ngram=3`.
 
-    The released data preparation differs in two points, both for a reason:
+    | document | row | targets |
+    |---|---|---|
+    | sentences | `[CLS] A [SEP] B [SEP]` | 15% of the tokens; one class per row: in order (0) or swapped (1) |
+    | one sentence | `[CLS] A [SEP]` | 15% of the tokens |
 
-    - It also gathers the sentence that no longer fits, and cuts. A sentence at such a limit is longer than others, so
-      that the longer segment betrays the order, and at 128 tokens a seventh of the text is lost. Here the limit falls
-      before that sentence, and half of the documents are gathered from their end, so that neither segment is favoured.
-    - For a lone sentence (a short document, or what is left of a long one), which has no order, it takes the second
-      segment from another document and labels it 1: `one_segment="random"`. That is next-sentence prediction again,
-      which section 3.1 finds to be solved by the topic, and more than half of the labels become 1. By default such text
-      is kept for masked words alone, unlabelled (-100); `"drop"` leaves it out. `statistics` counts it
+    The released data preparation differs in two points:
+
+    - It also gathers the sentence that no longer fits, and cuts it. A sentence at such a limit is longer than others,
+      so the longer segment reveals the order, and at 128 tokens a seventh of the text is lost. Here the limit is before
+      that sentence, and half of the documents are gathered from their end, so that neither segment is longer on
+      average.
+    - A lone sentence (a short document, or the end of a long one) has no order. The release takes its second segment
+      from another document and labels it 1: `one_segment="random"`. That is next-sentence prediction again, which
+      section 3.1 finds to be solved by the topic, and more than half of the labels become 1. By default such text keeps
+      its masked tokens and gets the label -100; `"drop"` leaves it out. `statistics` counts it
       (`one_segment_chunks`, `dropped_tokens`), and `rates` gives the share of rows with a label.
 
+    References: Lan et al. 2019, section 3.1.
     Related: `MaskedLMWithNextSentence`, whose second segment is often of another document; `MaskedLM`, without pairs.
+
+    Example:
+        >>> MaskedLMWithSentenceOrder(tokenizer, max_length=512, seed=0, ngram=3)
     """
 
     Options: ClassVar[type] = SentenceOrderOptions

@@ -11,11 +11,16 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
-from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument, tokenized_batches
-from hf_ctxmodels.objectives.masked_lm import (
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.objectives.base import Batch, Objective
+from hf_ctxmodels.objectives.common.segments import (
     DOCUMENTS_PER_BATCH,
+    RowTemplate,
+    TokenizedDocument,
+    tokenized_batches,
+)
+from hf_ctxmodels.objectives.masked_lm import (
     DataCollatorForMaskedLanguageModeling,
     MaskingOptions,
 )
@@ -84,22 +89,22 @@ class Piece:
 
 
 class Choice(NamedTuple):
-    """A row to be: one or two segments, and their label."""
+    """One or two segments of a row, and their label."""
 
     segments: tuple[Piece, ...]
     label: int
 
 
 class SentencePairs(Objective):
-    """Masked tokens, and a label of two segments. What the segments are, a subclass says in `choices`.
+    """Masked tokens, and a label for two segments. A subclass makes the segments in `choices`.
 
-    What all share is as in the released data preparation of BERT and ALBERT. Whole sentences of a document are gathered
-    for a row; a random number of them, at least one and not all, becomes the first segment. Pairs that are too long
-    lose tokens of the longer segment, from a random end each. One document in ten (`short_seq_probability`) aims at a
-    shorter row, drawn uniformly from 2 tokens up.
+    All subclasses share what the released data preparation of BERT and ALBERT does. Whole sentences of a document are
+    gathered for a row; a random number of them, at least one and not all, becomes the first segment. Pairs that are too
+    long lose tokens of the longer segment, each from a random end. One document in ten (`short_seq_probability`) aims
+    at a shorter row, of a length drawn uniformly from 2 tokens up.
 
-    A segment of another document is drawn among the thousand that are tokenised together, which makes a stream and a
-    data set in memory give the same pairs.
+    A segment of another document is drawn among the thousand that are tokenised together, so a stream and a data set in
+    memory give the same pairs.
     """
 
     auto_class = "AutoModelForPreTraining"
@@ -121,7 +126,7 @@ class SentencePairs(Objective):
     @property
     @abstractmethod
     def draws_other_documents(self) -> bool:
-        """Whether `choices` may ask for a segment of another document, so that there must be two of them."""
+        """Whether `choices` may ask for a segment of another document, which needs two documents."""
 
     @abstractmethod
     def choices(

@@ -1,9 +1,8 @@
-"""Several tasks on sentences, of which every step learns one (Subramanian et al. 2018, arXiv 1804.00079)."""
+"""Multi-task learning of sentence encoders, one task per step (Subramanian et al. 2018, arXiv 1804.00079)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,12 +12,17 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, LabelledPair, Objective, TranslatedText
+from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.base import Batch, Objective
+from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.segments import document_batches
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
 SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
 NEXT, PREVIOUS = "next", "previous"
 _EMPTY = np.zeros(0, dtype=np.int32)
@@ -26,17 +30,17 @@ _EMPTY = np.zeros(0, dtype=np.int32)
 
 @dataclass
 class DataCollatorForSentenceTasks(DataCollatorMixin):
-    """Pads sentences, what is to be written of them, and pairs of sentences.
+    """Pads sentences, the texts to write, and pairs of sentences.
 
     Each feature holds:
         input_ids: (tokens,) of a sentence.
-        second_ids: (tokens,) of the other one, of a pair; else empty.
-        labels: (tokens,) of what is to be written, its end included; else empty.
+        second_ids: (tokens,) of the second sentence of a pair; else empty.
+        labels: (tokens,) of the text to write, its end included; else empty.
         target_language: the number of the decoder that writes it.
-        relation: the number of how the two are related; else -100.
+        relation: the class of a pair; else -100.
 
     Returns: input_ids, attention_mask (batch, width), padded on the tokenizer's side; token_type_ids (batch, width), 1
-        at the second sentences; labels (batch, steps), -100 behind a text's end and in rows without one;
+        at the second sentences; labels (batch, steps), -100 after a text's end and in rows without one;
         target_languages (batch,); relation_labels (batch,), -100 for none.
 
     Attributes:
@@ -75,7 +79,7 @@ class SentenceTasksOptions:
 
     tasks: str = flag(
         "all",
-        "Which to learn, with commas between: skip-thought, relations, and the marks of translations; other documents "
+        "Which to learn, with commas between: skip-thought, relations, and the tags of translations; other documents "
         "are passed over.",
     )
     relations: str = flag("contradiction,entailment,neutral", "How pairs may be labelled, with commas between.")
@@ -85,39 +89,40 @@ class SentenceTasksOptions:
 
 
 class SentenceTasks(Objective):
-    """One encoder of sentences learns several tasks; after every step one of them is drawn, all equally likely, but for
-    relations, which have one in ten.
+    """GenSen's objective: one sentence encoder learns several tasks, one drawn at random for every step.
 
-    What a document is says what is learned from it. Running text: from a sentence its next one or its previous one,
-    each by a decoder of its own (skip-thought). A text with its translation, which begins with a mark: that
-    translation, by the mark's decoder; a parse that is written as a sequence is one, too. A labelled pair: how the two
-    are related.
+    All tasks are equally likely, except relations, which have one step in ten. The kind of a document decides its task.
+    Examples with a sentence or target longer than `max_length` are left out, and counted.
 
-    A sentence or target longer than `max_length` is left out with its example, and counted.
+    | document | input | targets |
+    |---|---|---|
+    | running text | a sentence | its next, or its previous sentence, by a decoder of its own (skip-thought) |
+    | a text and its tagged translation | the text | the translation, or parse, by the tag's decoder |
+    | a labelled pair | two sentences | their relation |
 
-    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where the two neighbours of a
-        sentence are both written in one step, by rows of their own here; Kiros et al. 2015 (skip-thought, arXiv
-        1506.06726); Vinyals et al. 2015 (parses as sequences, arXiv 1412.7449).
+    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where both neighbours of a sentence are
+        written in one step, in separate rows here; Kiros et al. 2015 (skip-thought, arXiv 1506.06726); Vinyals et al.
+        2015 (parses as sequences, arXiv 1412.7449).
+    Related: `TranslationToLanguages` has one decoder for all languages.
 
-    Related: `TranslationToLanguages`, one decoder for all.
+    Example:
+        >>> SentenceTasks(tokenizer, max_length=60, seed=0, tasks="skip-thought,<de>,relations")
     """
 
     auto_class = "AutoModelForPreTraining"
-    predicted_column = "labels"
-    task_column = "task"
     Options: ClassVar[type] = SentenceTasksOptions
     options: SentenceTasksOptions
     collate: DataCollatorForSentenceTasks
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        marks = getattr(tokenizer, "languages", None)
-        if marks is None:
+        tags = getattr(tokenizer, "languages", None)
+        if tags is None:
             raise CtxError(
                 f"{type(tokenizer).__name__} does not write what it reads.",
                 hint="use the tokenizer of a family whose objective this is.",
             )
-        known = [SKIP_THOUGHT, *marks, RELATIONS]
+        known = [SKIP_THOUGHT, *tags, RELATIONS]
         self.tasks = known if self.options.tasks == "all" else _names(self.options.tasks)
         if unknown := [task for task in self.tasks if task not in known]:
             raise CtxError(
@@ -127,42 +132,35 @@ class SentenceTasks(Objective):
             )
         self.relations = _names(self.options.relations) if RELATIONS in self.tasks else []
         neighbours = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.tasks else []
-        self.written = [*neighbours, *(task for task in self.tasks if task in marks)]
+        self.written = [*neighbours, *(task for task in self.tasks if task in tags)]
         if self.options.relations_every < 0:
             raise CtxError(f"relations_every={self.options.relations_every} is negative.", hint="use 0 or more.")
+        every = self.options.relations_every
+        periods = {self.tasks.index(RELATIONS): every} if every and RELATIONS in self.tasks else {}
+        self.sampling = SamplingPolicy(task_column="task", task_periods=periods)
+        excluded = {tokenizer.pad_token_id, tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(tags)}
+        self.baseline = BaselinePolicy(len(tokenizer), sorted(excluded), column="labels")
         self.collate = DataCollatorForSentenceTasks(tokenizer)
 
     @property
     def config_fields(self) -> dict[str, Any]:
         """What the decoders write, and what the classifier tells apart."""
         return {
-            "target_vocab_size": self.num_predicted,
+            "target_vocab_size": self.baseline.num_tokens,
             "decoder_start_token_id": int(self.tokenizer.bos_token_id),
             "eos_token_id": int(self.tokenizer.eos_token_id),
             "written_tasks": self.written,
             "relations": self.relations,
         }
 
-    @property
-    def task_periods(self) -> dict[int, int]:
-        """That of relations."""
-        every = self.options.relations_every
-        return {self.tasks.index(RELATIONS): every} if every and RELATIONS in self.tasks else {}
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding, what a decoder reads first, and marks; ends are predicted."""
-        marks = self.tokenizer.convert_tokens_to_ids(self.tokenizer.languages)
-        return sorted({int(self.tokenizer.pad_token_id), int(self.tokenizer.bos_token_id), *marks})
-
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows as the collator takes them, with the number of the task.
 
         Raises:
-            CtxError: A translation without mark, an unknown label, or no example of a task that was asked for by name.
+            CtxError: A translation without a tag, an unknown label, or no example of a task that was asked for by name.
         """
-        iterator, seen = iter(documents), Counter[int]()
-        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+        seen = Counter[int]()
+        for batch in document_batches(documents):
             self.statistics["documents"] += len(batch)
             translated = [each for each in batch if isinstance(each, TranslatedText)]
             pairs = [each for each in batch if isinstance(each, LabelledPair)]
@@ -179,7 +177,7 @@ class SentenceTasks(Objective):
             raise CtxError(
                 f"The documents give no example of the task {missing[0]!r}.",
                 location=f"tasks={self.options.tasks}",
-                hint="give running text for skip-thought, --translations with --language_tags for a mark, "
+                hint="give running text for skip-thought, --translations with --language_tags for a tag, "
                 "FILE=FIRST,SECOND,LABEL for relations; or leave the task out.",
             )
 
@@ -197,21 +195,21 @@ class SentenceTasks(Objective):
                         yield self._row(SKIP_THOUGHT, row, labels=rows[neighbour], written=name)
 
     def _translations(self, documents: Sequence[TranslatedText]) -> Iterator[Example]:
-        marks, kept = self.tokenizer.languages, []
+        tags, kept = self.tokenizer.languages, []
         for text, translation in documents:
-            mark, _, target = translation.partition(" ")
-            if mark not in marks:
-                known = ", ".join(marks) or "the tokenizer's marks, of which there is none"
+            tag, _, target = translation.partition(" ")
+            if tag not in tags:
+                known = ", ".join(tags) or "the tokenizer's tags, of which there is none"
                 raise CtxError(
                     f"A translation does not begin with one of {known}: {translation[:60]!r}.",
-                    hint="give a mark for each file of translations, as to the tokenizer: --language_tags '<de>' ...",
+                    hint="give a tag for each file of translations, as to the tokenizer: --language_tags '<de>' ...",
                 )
-            if mark in self.tasks:
-                kept.append((mark, text, target))
+            if tag in self.tasks:
+                kept.append((tag, text, target))
         encoded = self._encoded([each[1] for each in kept])
         targets = self._encoded([each[2] for each in kept])
-        for (mark, _, _), row, labels in zip(kept, encoded, targets, strict=True):
-            yield self._row(mark, row, labels=labels, written=mark)
+        for (tag, _, _), row, labels in zip(kept, encoded, targets, strict=True):
+            yield self._row(tag, row, labels=labels, written=tag)
 
     def _pairs(self, documents: Sequence[LabelledPair]) -> Iterator[Example]:
         if RELATIONS not in self.tasks:
@@ -256,27 +254,20 @@ class SentenceTasks(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        target_mask = batch["labels"] != IGNORED
-        writes = {
-            f"written_{name}": int((target_mask.any(1) & (batch["target_languages"] == number)).sum())
+        has_target = (batch["labels"] != IGNORED).any(1)
+        written = {
+            f"written_{name}": int((has_target & (batch["target_languages"] == number)).sum())
             for number, name in enumerate(self.written)
         }
-        return {
-            "rows": len(target_mask),
-            "words": int(batch["attention_mask"].sum()),
-            "places": batch["attention_mask"].numel(),
-            "targets": int(target_mask.sum()),
-            "target_places": target_mask.numel(),
-            "related": int((batch["relation_labels"] != IGNORED).sum()),
-            **writes,
-        }
+        related = int((batch["relation_labels"] != IGNORED).sum())
+        return {**count_targets(batch, self.tokenizer.unk_token_id), "related": related, **written}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`; the shares are of the examples, not of the steps."""
         rows = max(1, counts["rows"])
         return {
-            "fill": counts["words"] / max(1, counts["places"]),
-            "target_fill": counts["targets"] / max(1, counts["target_places"]),
+            **target_rates(counts),
+            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
             **{f"share_{name}": counts[f"written_{name}"] / rows for name in self.written},
             f"share_{RELATIONS}": counts["related"] / rows,
         }

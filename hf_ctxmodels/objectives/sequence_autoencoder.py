@@ -1,8 +1,7 @@
-"""A text read and then written again (Dai & Le 2015, section 2)."""
+"""Sequence auto-encoding: a text is read and written again (Dai & Le 2015, section 2)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,25 +11,26 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.segments import document_batches
 
 
 @dataclass
 class DataCollatorForSequenceAutoencoding(DataCollatorMixin):
-    """Writes every text twice, an end behind each; the second time its words are targets, and its end.
+    """Repeats every text, with an end token after each copy; the second copy and its end are targets.
 
     Each feature holds:
-        input_ids: (words,) of a text, its end the last.
+        input_ids: (words,) of a text, its end token last.
 
     Returns, padded on the tokenizer's side, for texts of at most n words with their ends:
         input_ids, attention_mask: (batch, 2 n - 1) a text, its end, and the text.
-        labels: (batch, 2 n) the same with the last end; -100 but in the second text and at its end, as a causal
-            language model takes them that is given the word behind the row too.
+        labels: (batch, 2 n) the same with the last end; -100 outside the second copy and its end. One longer than the
+            input, as causal language models take them that are given the word after the row too.
 
     Attributes:
         tokenizer: whose padding token and side are used.
@@ -63,14 +63,20 @@ class SequenceAutoencodingOptions:
 
 
 class SequenceAutoencoding(Objective):
-    """A text is read and written again by one network with one set of weights: a language model whose rows hold the
-    text twice, and whose loss counts in the second half alone.
+    """Predict a text from itself: one language model reads the text, then writes it again.
 
-    A text of over (max_length - 1) / 2 words is cut into several, each with an end of its own, so that all is read.
+    The loss counts in the second copy alone. A text of over (max_length - 1) / 2 words is cut into several, each with
+    an end token of its own, so that all of it is read.
+
+    | document | row | targets |
+    |---|---|---|
+    | text (or, with `by_sentence`, each sentence) | `text <eos> text` | the second copy and its `<eos>` |
 
     References: Dai & Le 2015 (arXiv 1511.01432), section 2.
+    Related: `CausalLM` predicts each word from those before it alone, the other pretraining of that paper (section 3).
 
-    Related: `CausalLM` asks each word from those before it alone, the other pretraining of that paper (section 3).
+    Example:
+        >>> SequenceAutoencoding(tokenizer, max_length=400, seed=0, by_sentence=True)
     """
 
     auto_class = "AutoModelForCausalLM"
@@ -89,22 +95,18 @@ class SequenceAutoencoding(Objective):
             raise CtxError(
                 f"{type(tokenizer).__name__} has no token that ends a text.", hint="use a tokenizer with an eos_token."
             )
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <eos> are targets
         self.collate = DataCollatorForSequenceAutoencoding(tokenizer)
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """Rows are texts of their own: no state goes on to the next; and which token ends a text."""
+        """No state is carried from row to row; and which token ends a text."""
         return {"stateful": False, "eos_token_id": int(self.tokenizer.eos_token_id)}
-
-    @property
-    def never_predicted(self) -> list[int]:
-        """Padding alone: unknown words and the end are predicted."""
-        return [int(self.tokenizer.pad_token_id)]
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids, the end included."""
-        iterator, end = iter(documents), int(self.tokenizer.eos_token_id)
-        while batch := list(islice(iterator, DOCUMENTS_PER_BATCH)):
+        end = int(self.tokenizer.eos_token_id)
+        for batch in document_batches(documents):
             texts = [sentence for document in batch for sentence in document]
             if not self.options.by_sentence:
                 texts = [" ".join(document) for document in batch]
@@ -117,20 +119,8 @@ class SequenceAutoencoding(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        target_mask = batch["labels"] != IGNORED
-        return {
-            "rows": len(target_mask),
-            "words": int(batch["attention_mask"].sum()),
-            "places": batch["attention_mask"].numel(),
-            "targets": int(target_mask.sum()),
-            "unknown": int((batch["labels"] == self.tokenizer.unk_token_id).sum()),
-        }
+        return count_targets(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""
-        return {
-            "fill": counts["words"] / max(1, counts["places"]),
-            "targets_per_row": counts["targets"] / max(1, counts["rows"]),
-            "targets_per_word": counts["targets"] / max(1, counts["words"]),
-            "unknown_targets": counts["unknown"] / max(1, counts["targets"]),
-        }
+        return {**target_rates(counts), "targets_per_row": counts["targets"] / max(1, counts["rows"])}

@@ -4,7 +4,7 @@ import json
 from os import PathLike
 from typing import Any, Self
 
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
 
 from hf_ctxmodels.core.code_copy import InstalledCode
@@ -54,6 +54,11 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         )
 
 
+def word_like(token: str | AddedToken) -> AddedToken:
+    """A mask token that takes the space before it, as a word does, unless it says otherwise itself."""
+    return token if isinstance(token, AddedToken) else AddedToken(token, lstrip=True, special=True)
+
+
 def require_tokens(
     vocab: list[str] | dict[str, int], tokens: list[str], kwargs: dict[str, Any], file: str | None
 ) -> None:
@@ -100,8 +105,8 @@ def check_fit(
             location=f"--max_length {max_length}",
             hint=f"use --max_length {special + 1} or more.",
         )
-    limit = getattr(config, "max_position_embeddings", None)  # a model of relative positions has none, or -1
-    if limit is not None and 0 < limit < max_length:
+    limit = getattr(config, "max_sequence_length", None)
+    if limit is not None and limit < max_length:
         raise CtxError(
             f"Inputs of {max_length} tokens are over the model's limit of {limit} positions (max_position_embeddings).",
             location=f"--max_length {max_length}",

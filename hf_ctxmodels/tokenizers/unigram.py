@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +15,9 @@ from transformers.convert_slow_tokenizer import SentencePieceExtractor
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
 
+Pieces = list[tuple[str, float]]
+"""Pieces with their log probabilities, in the order of the ids."""
+
 UNIGRAM = 1  # `TrainerSpec.model_type` in sentencepiece_model.proto
 TRAINING_THREADS = 4  # a part of the result: sums are made per thread, so another number rounds otherwise
 
@@ -22,8 +25,8 @@ TRAINING_THREADS = 4  # a part of the result: sums are made per thread, so anoth
 class CtxUnigramTokenizer(CtxTokenizer):
     """Quotes made plain, accents and case removed where asked, split at white space, then the likeliest pieces.
 
-    The common part of ALBERT's and XLNet's tokenizers. Opens a `tokenizer.json`, or else SentencePiece's own
-    `spiece.model`, for which the package `sentencepiece` is needed.
+    The common part of the SentencePiece families' tokenizers. Opens a `tokenizer.json`, or else SentencePiece's own
+    file, for which the package `sentencepiece` is needed.
 
     Args:
         vocab: (piece, log probability) in the order of the ids.
@@ -42,14 +45,17 @@ class CtxUnigramTokenizer(CtxTokenizer):
     model = Unigram
 
     first_tokens: ClassVar[tuple[str, ...]]
-    """The special tokens of a newly trained vocabulary, in the order of their ids from 0 on."""
+    """The special tokens that SentencePiece's file of a newly trained vocabulary begins with."""
+
+    plain_quotes: ClassVar[bool] = True
+    """Whether `` and '' become "."""
 
     templates: ClassVar[tuple[str, str]]
     """Of one text and of a pair, see `CtxTokenizer.set_template`."""
 
     def __init__(
         self,
-        vocab: list[tuple[str, float]] | None,
+        vocab: Pieces | None,
         *,
         do_lower_case: bool,
         keep_accents: bool,
@@ -68,7 +74,9 @@ class CtxUnigramTokenizer(CtxTokenizer):
         kwargs["unk_id"] = pieces.index(str(unk_token))
         self.do_lower_case, self.keep_accents = do_lower_case, keep_accents
         self._tokenizer = Tokenizer(Unigram(vocab, unk_id=kwargs["unk_id"], byte_fallback=False))
-        self._tokenizer.normalizer = _normalizer(do_lower_case, keep_accents, _spm_precompiled_charsmap)
+        self._tokenizer.normalizer = _normalizer(
+            self.plain_quotes, do_lower_case, keep_accents, _spm_precompiled_charsmap
+        )
         mark: dict[str, Any] = {"replacement": "▁", "prepend_scheme": "always" if add_prefix_space else "never"}
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**mark)]
@@ -84,11 +92,16 @@ class CtxUnigramTokenizer(CtxTokenizer):
         self.set_template(*self.templates)
 
     @classmethod
+    def arrange(cls, pieces: Pieces) -> Pieces:
+        """The vocabulary in the order of this family's ids, from that of SentencePiece's file: the same order."""
+        return pieces
+
+    @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
         """What `__init__` takes, from the files that were found. Code of a repository is never run, only this class."""
         vocab_file = kwargs.get("vocab_file")
         if kwargs.get("tokenizer_file") is None and vocab_file is not None:
-            read = read_sentencepiece(vocab_file)
+            read = read_sentencepiece(vocab_file, cls.arrange)
             read["added_tokens_decoder"] |= kwargs.get("added_tokens_decoder", {})
             return {**kwargs, **read}
         return super().convert_to_native_format(**kwargs)
@@ -100,7 +113,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
         vocab_size: int,
         *,
         do_lower_case: bool | None = None,
-        keep_accents: bool = False,
+        keep_accents: bool | None = None,
         character_coverage: float = 0.99995,
         model_max_length: int = 512,
     ) -> Self:
@@ -112,31 +125,36 @@ class CtxUnigramTokenizer(CtxTokenizer):
         Args:
             texts: strings of any length; read once.
             vocab_size: number of tokens wanted, the special ones included; a small corpus may give fewer.
-            do_lower_case: see the class; None does as the family's published models.
-            keep_accents: see the class.
+            do_lower_case, keep_accents: see the class; None does as the family's published models.
             character_coverage: share of the text's characters that must be in the vocabulary; the rarest are left out.
             model_max_length: longest input, special tokens included, of the model this tokenizer is for.
 
         Raises:
             CtxError: there is no text, `vocab_size` is too small for its characters, or `sentencepiece` is missing.
         """
-        options: dict[str, Any] = {"keep_accents": keep_accents, "model_max_length": model_max_length}
-        if do_lower_case is not None:
-            options["do_lower_case"] = do_lower_case
-        untrained = cls(vocab=[(token, 0.0) for token in cls.first_tokens], **options)
+        given = {"do_lower_case": do_lower_case, "keep_accents": keep_accents}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options["model_max_length"] = model_max_length
+        specials = cls.arrange([(token, 0.0) for token in cls.first_tokens])
+        untrained = cls(vocab=specials, **options)
         normalize = untrained.backend_tokenizer.normalizer.normalize_str
         words = Counter(word for text in texts for word in normalize(text).split())
         if not words:
             raise no_text()
         with TemporaryDirectory() as folder:
             file = Path(folder, "spiece.model")
-            file.write_bytes(_sentencepiece_model(words, vocab_size, cls.first_tokens, character_coverage))
-            return cls(**read_sentencepiece(str(file)), **options)
+            size = vocab_size - len(specials) + len(cls.first_tokens)
+            file.write_bytes(_sentencepiece_model(words, size, cls.first_tokens, character_coverage))
+            return cls(**read_sentencepiece(str(file), cls.arrange), **options)
 
 
-def _normalizer(lower_case: bool, keep_accents: bool, charsmap: bytes | None) -> normalizers.Normalizer:
+def _normalizer(
+    plain_quotes: bool, lower_case: bool, keep_accents: bool, charsmap: bytes | None
+) -> normalizers.Normalizer:
     """What the released ALBERT and XLNet do to a text, in their order."""
-    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps: list[normalizers.Normalizer] = []
+    if plain_quotes:
+        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not keep_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
     if lower_case:
@@ -146,8 +164,10 @@ def _normalizer(lower_case: bool, keep_accents: bool, charsmap: bytes | None) ->
     return normalizers.Sequence(steps)
 
 
-def read_sentencepiece(path: str) -> dict[str, Any]:
-    """Vocabulary, character table and added tokens of a `spiece.model`, as keyword arguments of the tokenizer.
+def read_sentencepiece(path: str, arrange: Callable[[Pieces], Pieces]) -> dict[str, Any]:
+    """Vocabulary, character table and added tokens of SentencePiece's file, as keyword arguments of the tokenizer.
+
+    `arrange` puts the vocabulary into the order of the ids.
 
     Control symbols become special tokens. User-defined symbols (the released models have "(", "." and others) become
     added tokens that are not special, so that they are masked and decoded like any text; transformers 5.23 makes them
@@ -164,18 +184,19 @@ def read_sentencepiece(path: str) -> dict[str, Any]:
         raise _sentencepiece_missing(f"Reading {path}") from error
     except DecodeError as error:
         raise CtxError(
-            f"spiece.model is damaged; it is no SentencePiece model: {error}.",
+            f"{Path(path).name} is damaged; it is no SentencePiece model: {error}.",
             location=path,
             hint="copy the file again from its source, or train the tokenizer again.",
         ) from error
     if extractor.proto.trainer_spec.model_type != UNIGRAM or not extractor.proto.pieces:
         raise CtxError(
-            "spiece.model holds no unigram model, but one of another kind.",
+            f"{Path(path).name} holds no unigram model, but one of another kind.",
             location=path,
             hint="open it with the tokenizer of its own family.",
         )
     extracted = extractor.extract(Unigram)
     symbols: list[AddedToken] = extracted.pop("additional_special_tokens")
+    extracted["vocab"] = arrange(extracted["vocab"])
     ids = {piece: index for index, (piece, _) in enumerate(extracted["vocab"])}
     extracted["added_tokens_decoder"] = {ids[symbol.content]: symbol for symbol in symbols}
     return extracted

@@ -54,7 +54,11 @@ class LoopArguments:
     save_total_limit: int = flag(2, "Newest checkpoints to keep.")
     resume: bool = flag(False, "Continue from the newest checkpoint in --output_dir, exactly; without one, start.")
     report_to: Literal["none", "tensorboard", "trackio"] = flag("none", "Experiment tracker.")
-    dataloader_workers: int = flag(1, "Background processes that make batches; 0 makes them in the training process.")
+    dataloader_workers: int | None = flag(
+        None,
+        "Background processes that make batches; 0 makes them in the training process. By default 1, and 0 where fewer "
+        "than four CPU cores train.",
+    )
 
     def __post_init__(self) -> None:
         if (self.max_steps is None) == (self.num_train_epochs is None):

@@ -1,5 +1,6 @@
 """From examples to device batches, in an order that depends on nothing but the seed and the position."""
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
@@ -9,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import Dataset
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream, training_loader
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -18,7 +20,7 @@ Collate = Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]
 Batch = dict[str, torch.Tensor]
 
 INDEX_KEY = "example_index"
-IGNORED_TARGET = -100
+_CORES_FOR_A_WORKER = 4
 
 
 class EpochIndexed(Dataset):
@@ -79,8 +81,8 @@ def training_batches(
         batch_size=batch_size,
         seed=arguments.seed,
         start_batch=start_batch,
-        workers=arguments.dataloader_workers,
-        lanes=batch_size * arguments.gradient_accumulation_steps if contiguous else None,
+        workers=default_workers(accelerator) if arguments.dataloader_workers is None else arguments.dataloader_workers,
+        contiguous_rows=batch_size * arguments.gradient_accumulation_steps if contiguous else None,
         batches_per_step=arguments.gradient_accumulation_steps,
     )
     # A generator of its own: starting a loader must not draw from the one that dropout uses.
@@ -88,6 +90,16 @@ def training_batches(
     loader.worker_init_fn = ignore_signals
     loader.pin_memory = accelerator.device.type == "cuda"
     return iter(accelerator.prepare_data_loader(loader))
+
+
+def default_workers(accelerator: Accelerator) -> int:
+    """Background processes that make batches unless the user says how many: 1, and 0 where few CPU cores train.
+
+    A worker shares a core with one of the threads that train, and at every barrier the others wait for that thread.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    few = cores < _CORES_FOR_A_WORKER * accelerator.num_processes
+    return 0 if few and accelerator.device.type == "cpu" else 1
 
 
 def take(batches: Iterator[Batch], count: int) -> list[Batch]:
@@ -124,7 +136,7 @@ def _count_batch(batch: Batch, targets: Sequence[str]) -> torch.Tensor:
 def _count_target(target: torch.Tensor) -> torch.Tensor:
     if target.is_floating_point():
         return torch.tensor(target.numel(), device=target.device)
-    return (target != IGNORED_TARGET).sum()
+    return (target != IGNORED).sum()
 
 
 def _count_tokens(batch: Batch) -> torch.Tensor:

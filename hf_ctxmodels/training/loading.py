@@ -17,7 +17,10 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.registry import Family
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.models._shared.character import CharacterPreTrainedModel
+from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
 
 _TOKENIZER_FILES = (
@@ -118,7 +121,7 @@ def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any],
 
 
 def new_config(
-    family: Family, tokenizer: PreTrainedTokenizerBase, size: str, options: Sequence[str] = ()
+    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, size: str, options: Sequence[str] = ()
 ) -> PreTrainedConfig:
     """The configuration of a new model.
 
@@ -141,6 +144,30 @@ def new_config(
     own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     fields = {**family.sizes[size], **own, **changes}
     return make_config(family.config, fields, location=" ".join([size, *options]))
+
+
+def describe_embeddings(config: PreTrainedConfig) -> None:
+    """Set the fields of a configuration that depend on the model it names as `pretrained_embeddings`, if there are any.
+
+    Raises:
+        CtxError: That model cannot be opened.
+    """
+    if isinstance(config, CtxCharacterConfig) and config.pretrained_embeddings and not config.static_size:
+        for name, value in CharacterPreTrainedModel.embedding_fields(config.pretrained_embeddings).items():
+            setattr(config, name, value)
+
+
+def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """A new model with the head that an Auto class names, and the parts that its configuration takes from other models.
+
+    Raises:
+        CtxError: The family has no such head, or another model cannot be opened or does not fit.
+    """
+    describe_embeddings(config)
+    model = getattr(transformers, auto_class).from_config(config)
+    if isinstance(model, CtxPreTrainedModel):
+        model.load_pretrained_parts()
+    return model
 
 
 def _no_configuration(config_class: type, location: str | Path, error: Exception) -> CtxError:
@@ -250,6 +277,8 @@ def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
             hint="give a directory with config.json and model.safetensors, or a Hub id, of a model with that head.",
         ) from error
     _check_encoder(model, report, source)
+    if isinstance(model, CtxPreTrainedModel):
+        model.load_pretrained_parts(missing=set(report["missing_keys"]))
     mismatched = {name for name, *_ in report["mismatched_keys"]}
     for names, meaning in (
         (sorted(mismatched | set(report["missing_keys"])), "newly initialised"),

@@ -20,6 +20,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
 from hf_ctxmodels.training.checkpoint.run_state import RunState, check_output_dir
 from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch
+from hf_ctxmodels.training.memory import keep_freed_memory
 from hf_ctxmodels.training.metrics.progress import Progress, Stopwatch
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_finite_weights
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
@@ -141,8 +142,8 @@ def train(
             `evaluation.LossEvaluation` is one.
         identity: what else must be equal when a run is resumed (data set, objective, ...), as JSON values.
         contiguous: examples continue each other in the order of their numbers, and the model has a memory
-            (`state_outputs`): batches are contiguous lanes instead of a shuffle, and each row comes with what the
-            model remembers of the row before it. See `carry.RecurrentStateCarrier`.
+            (`state_outputs`): rows are contiguous text (see `data.ContiguousBatchSampler`), not shuffled, and
+            each comes with the model's state after the row before it. See `recurrent_state.RecurrentStateCarrier`.
 
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
@@ -209,7 +210,7 @@ class _Run:
     def execute(self) -> TrainingResult:
         """Train to the end."""
         try:
-            with SignalWatch(self.accelerator.num_processes) as signals:
+            with SignalWatch(self.accelerator.num_processes) as signals, keep_freed_memory():
                 self._train(signals)
                 self.averaging.settle()
                 self.state.publish()

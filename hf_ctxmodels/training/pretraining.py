@@ -1,42 +1,36 @@
 """Pretraining of any registered family from raw text: what `scripts/pretrain.py` runs."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-import transformers
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.data import DataArguments, ExampleSet, ExampleStream, SampledMixture, build_training_set
+from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.registry import FAMILIES, Family, get_family
+from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.batches import count_items
 from hf_ctxmodels.training.loading import (
     load_config,
     load_model,
     load_tokenizer,
     new_config,
+    new_model,
     parse_config_options,
 )
 from hf_ctxmodels.training.loop import make_accelerator, train
-from hf_ctxmodels.training.metrics.baselines import FrequencyGuesser, named_guesses
+from hf_ctxmodels.training.metrics.baselines import Examples, frequency_baselines, sample_rows
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
-Examples = ExampleSet | ExampleStream | SampledMixture
 _BATCHES_FOR_RATES = 50
-_ROWS_FOR_FREQUENCIES = 100_000
 
 
 @dataclass(kw_only=True)
@@ -67,7 +61,7 @@ class PretrainingArguments(DataArguments):
 def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> TrainingSummary:
     """Pretrain, and leave model, tokenizer, log, loss curve and summary in `output_dir`.
 
-    With held-out documents the summary's metrics hold, beside each, what guessing by frequency gets.
+    With held-out documents the summary's metrics also hold the frequency baseline of each.
 
     Raises:
         CtxError: anything the user can mend.
@@ -96,7 +90,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
             "objective": name,
             "objective_options": asdict(objective.options),
         },
-        contiguous=objective.contiguous,
+        contiguous=objective.sampling.contiguous,
     )
     if held_out is not None and accelerator.is_main_process:
         result.metrics |= frequency_baselines(
@@ -128,7 +122,7 @@ def tokenizer_source(arguments: PretrainingArguments) -> str:
     return source
 
 
-def find_family(arguments: PretrainingArguments) -> Family:
+def find_family(arguments: PretrainingArguments) -> FamilySpec:
     """The family named, or else that of the model to continue from.
 
     Raises:
@@ -142,7 +136,7 @@ def find_family(arguments: PretrainingArguments) -> Family:
             )
         return named
     config = load_config(arguments.model)
-    if named is not None and not any(isinstance(config, family.config) for family in FAMILIES.values()):
+    if named is not None and not any(type(config) is family.config for family in FAMILIES.values()):
         return named  # a reference checkpoint: which family opens it is for the user to say
     found = get_family(config)
     if named not in (None, found):
@@ -155,7 +149,7 @@ def find_family(arguments: PretrainingArguments) -> Family:
 
 
 def make_objective(
-    family: Family, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
+    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
 ) -> tuple[str, Objective]:
     """The objective asked for, and its name.
 
@@ -201,7 +195,7 @@ def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any
 
 
 def make_model(
-    family: Family, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
+    family: FamilySpec, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
 ) -> PreTrainedModel:
     """The model to train: new, of a size or a configuration file, or opened from a checkpoint.
 
@@ -235,7 +229,7 @@ def make_model(
         setattr(config, name, value)
     if arguments.model is not None:
         return load_model(arguments.model, objective.auto_class, config)
-    return getattr(transformers, objective.auto_class).from_config(config)
+    return new_model(objective.auto_class, config)
 
 
 def make_examples(arguments: PretrainingArguments, objective: Objective) -> tuple[Examples, ExampleSet | None]:
@@ -244,69 +238,23 @@ def make_examples(arguments: PretrainingArguments, objective: Objective) -> tupl
     held_out = None
     if others is not None and objective.evaluates:
         held_out = ExampleSet.build(objective.examples(others))
-    if objective.task_column is None:
-        return build_training_set(documents, objective, streaming=arguments.streaming), held_out
-    if arguments.streaming:
-        raise CtxError(
-            "The objective's tasks take turns, which needs all examples at hand.",
-            location="--streaming",
-            hint="leave it out.",
-        )
-    examples = ExampleSet.build(objective.examples(documents))
-    return SampledMixture.of_kinds(examples, objective.task_column, objective.task_periods), held_out
+    examples = build_training_set(
+        documents,
+        objective,
+        objective.sampling,
+        streaming=arguments.streaming,
+        alpha=arguments.sampling_alpha,
+        seed=objective.seed,
+    )
+    return examples, held_out
 
 
 def realised_rates(objective: Objective, examples: Examples, batch_size: int) -> dict[str, float]:
     """What the objective did to a sample of the examples in epoch 0: share of masked tokens and so on."""
     counts: Counter[str] = Counter()
-    for rows in _sample(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
+    for rows in sample_rows(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
         counts.update(objective.count(objective.collate(rows)))
     return objective.rates(counts)
-
-
-def frequency_baselines(
-    objective: Objective,
-    examples: Examples,
-    held_out: ExampleSet,
-    model: Any,
-    metrics: Mapping[str, float],
-    batch_size: int,
-) -> dict[str, float]:
-    """What guessing by frequency gets on the held-out examples: `{"baseline_<term>": ...}` for `metrics`."""
-    targets = model.loss_targets
-    guesser = FrequencyGuesser(objective.num_predicted, objective.never_predicted, objective.predicted_column)
-    for rows in _sample(examples, _ROWS_FOR_FREQUENCIES, batch_size):
-        guesser.count_tokens(rows)
-    batches = (objective.collate(rows) for rows in _sample(held_out, len(held_out), batch_size))
-    if (scores := objective.frequency_scores(guesser.tokens)) is not None:
-        return {"baseline_loss": _loss_by_scores(model, torch.from_numpy(scores).float(), batches)}
-    for rows in _sample(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
-        guesser.count_classes(objective.collate(rows), targets)
-    guessed = targets if objective.guessed_targets is None else objective.guessed_targets
-    return named_guesses(guesser.guesses(batches, guessed), targets, metrics, getattr(model, "loss_terms", None))
-
-
-@torch.no_grad()
-def _loss_by_scores(model: Any, scores: torch.Tensor, batches: Iterator[Mapping[str, torch.Tensor]]) -> float:
-    """Mean loss of a prediction that depends on nothing; see `Objective.frequency_scores`."""
-    (target,) = model.loss_targets
-    total, number = 0.0, 0
-    for batch in batches:
-        total += float(model.loss_by_scores(scores, **batch))
-        number += int(count_items([dict(batch)], [target])[0])
-    return total / max(1, number)
-
-
-def _sample(examples: Examples, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
-    """At most `number` rows of epoch 0 in batches: spread evenly over a set, the first ones of a stream."""
-    rows: Iterator[dict[str, Any]]
-    if isinstance(examples, ExampleStream):
-        rows = islice(examples.one_pass(0), number)
-    else:
-        places = np.linspace(0, len(examples) - 1, min(number, len(examples))).astype(int)
-        rows = (examples[0, place] for place in places.tolist())
-    while batch := list(islice(rows, batch_size)):
-        yield batch
 
 
 def _leave_records(accelerator: Accelerator, summary: TrainingSummary, output_dir: Path) -> None:

@@ -41,8 +41,8 @@ def metric_counts(output: ModelOutput) -> dict[str, torch.Tensor]:
     """What a head counts for the log: its output field `metrics`, name -> (numerator, denominator) over this batch.
 
     Both are sums over the batch, so a metric over many batches is the sum of the first by the sum of the second:
-    accuracy is (right guesses, targets), precision (true positives, guessed positives), F1 (2 x true positives,
-    guessed positives + positives).
+    accuracy is (right predictions, targets), precision (true positives, predicted positives), F1 (2 x true positives,
+    predicted positives + positives).
     """
     return dict(output.get("metrics") or {})
 

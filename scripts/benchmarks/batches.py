@@ -5,7 +5,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.cases import Case
-from hf_ctxmodels.objectives.permutation_lm import expand_permutation
+from hf_ctxmodels.objectives import expand_permutation
 
 _MASKED_SHARE = 0.15
 _PERMUTED_SHARE = 1 / 6
@@ -42,12 +42,13 @@ def random_batches(model: PreTrainedModel, lengths: Tensor, case: Case) -> dict[
     Returns:
         "ours" and "peer" -> the arguments of `forward`.
     """
-    vocab_size = model.config.vocab_size
+    vocab_size, types = model.config.vocab_size, getattr(model.config, "type_vocab_size", 2)
     mask = (torch.arange(case.length) < lengths[:, None]).long()
+    ids = torch.randint(vocab_size // 10, vocab_size, mask.shape)
     batch = {
-        "input_ids": torch.randint(vocab_size // 10, vocab_size, mask.shape) * mask,
+        "input_ids": ids.where(mask == 1, model.config.pad_token_id),  # by which RoBERTa's peer counts positions
         "attention_mask": mask,
-        "token_type_ids": (torch.arange(case.length) >= lengths[:, None] // 2).long() * mask,
+        "token_type_ids": (torch.arange(case.length) >= lengths[:, None] // 2).long() * mask % types,
     }
     if not case.pretrains:
         return {"ours": batch, "peer": batch}

@@ -12,12 +12,12 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
 
+from benchmarks.detection import TokenDetector, best_threshold, f1_of_flags
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.batches import IGNORED_TARGET
 from hf_ctxmodels.training.loading import load_tokenizer
-from hf_ctxmodels.training.metrics.baselines import TokenDetector, best_threshold, f1_of_flags
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, make_objective
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -135,7 +135,7 @@ def measure_detection(pretrained: Path, flags: Sequence[str]) -> Detection | Non
             corrupted = model(**batch).get("corrupted_ids")
             if corrupted is None:
                 return None
-            original = torch.where(batch["labels"] == IGNORED_TARGET, batch["input_ids"], batch["labels"])
+            original = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
             inputs = {name: batch[name] for name in ("attention_mask", "token_type_ids") if name in batch}
             scores = model(input_ids=corrupted, **inputs).logits
             tokens = batch["attention_mask"].bool()

@@ -13,7 +13,8 @@ from benchmarks.cases import Case
 from benchmarks.encoders import Result
 from benchmarks.measure import Measurement
 from hf_ctxmodels.data import load_documents
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training import pretraining
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import take, training_batches
@@ -56,7 +57,7 @@ def run(
 
 
 def _arguments(
-    family: Family, folder: Path, output: str, dtype: torch.dtype
+    family: FamilySpec, folder: Path, output: str, dtype: torch.dtype
 ) -> tuple[pretraining.PretrainingArguments, LoopArguments]:
     what = pretraining.PretrainingArguments(
         dataset=["demo"], tokenizer=str(folder / "tokenizer"), family=family.name, config="mini", max_length=CASE.length
@@ -71,7 +72,7 @@ def _arguments(
     return what, how
 
 
-def _loop_rate(family: Family, folder: Path, number: int, dtype: torch.dtype) -> float:
+def _loop_rate(family: FamilySpec, folder: Path, number: int, dtype: torch.dtype) -> float:
     """Tokens per second of the loop, from the end of its warm-up to its last step."""
     summary = pretraining.pretrain(*_arguments(family, folder, f"run-{number}", dtype))
     records = [record for record in summary.curve if "tokens_per_second" in record][1:]
@@ -85,7 +86,7 @@ def _tokens(curve: list[dict[str, float]], record: dict[str, float]) -> float:
     return record["tokens"] - max(earlier, default=0)
 
 
-def _bare_rate(family: Family, folder: Path, dtype: torch.dtype) -> float:
+def _bare_rate(family: FamilySpec, folder: Path, dtype: torch.dtype) -> float:
     """Tokens per second of forward, backward and a fused AdamW update on batches made beforehand."""
     what, how = _arguments(family, folder, "bare", dtype)
     accelerator = make_accelerator(how)

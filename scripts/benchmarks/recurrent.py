@@ -21,8 +21,9 @@ from benchmarks.recurrent_peers import demo_lengths, demo_sentences, pack, torch
 from benchmarks.recurrent_pretraining import autoencoder_sides, translator_sides
 from benchmarks.sentence_encoders import encoder_sides
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows
-from hf_ctxmodels.models._shared.recurrent import run_both_ways, side_by_side
+from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional, run_layer
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.registry import get_family
 
 FAMILY, STACK_FAMILY = "elmo", "ulmfit"
@@ -99,7 +100,7 @@ def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
 
     def ours() -> Tensor:
         rows = PackedRows.build(torch.ones(batch.shape[:2], dtype=torch.bool, device=device))
-        return side_by_side(rows.unpack(layer(rows.pack(batch), rows)[0]))
+        return run_layer(layer, batch, rows)
 
     return ours, lambda: peer(batch)[0]
 
@@ -113,7 +114,7 @@ def _sentences(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
     batch = 0.5 * torch.randn(*tokens.shape, width, device=device, dtype=dtype)
 
     def ours() -> Tensor:
-        return run_both_ways(layers, batch, PackedRows.build(tokens), nn.Identity())[0][-1]
+        return run_bidirectional(layers, batch, PackedRows.build(tokens), nn.Identity())[0][-1]
 
     return ours, lambda: unpack(peer(pack(batch, lengths))[0])
 

@@ -233,13 +233,13 @@ def test_several_kinds_of_source_at_once(tmp_path):
     (tmp_path / "d.tsv").write_text("x\ty\tz\nA dog.\tno\tIt ran.\n \tno\tIt ran.\n")
     names = [str(tmp_path / name) for name in ("a.txt", "b.txt", "d.tsv=x,z,y")]
     translations = ["-", str(tmp_path / "c.txt"), "-"]
-    documents = load_documents(*names, translations=translations, marks=["-", "<de>", "-"])
+    documents = load_documents(*names, translations=translations, language_tags=["-", "<de>", "-"])
     found = list(documents)
     assert found == [["One.", "Two."], ["A cat.", "<de> Eine Katze."], ["A dog.", "It ran."]]
     assert [type(document).__name__ for document in found] == ["list", "TranslatedText", "LabelledPair"]
     assert found[2].label == "no"
     assert list(documents.texts()) == ["One.\nTwo.", "A cat.\t<de> Eine Katze.", "A dog.\nIt ran."]
-    marked = list(load_documents(names[0], names[2], marks=["<a>", "<d>"]))
+    marked = list(load_documents(names[0], names[2], language_tags=["<a>", "<d>"]))
     assert marked == [["<a> One.", "<a> Two."], ["<d> A dog.", "<d> It ran."]]
     assert marked[1].label == "no"
     with pytest.raises(CtxError, match="FILE=FIRST,SECOND,LABEL"):

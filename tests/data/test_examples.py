@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import (
+    DocumentStream,
     EpochBatchSampler,
     ExampleSet,
     ExampleStream,
@@ -80,7 +81,7 @@ def test_no_tokens_at_all_is_an_error(tokenizer):
     with pytest.raises(CtxError, match="gave no example"):
         build_training_set([["\u200b"]], objective)
     with pytest.raises(CtxError, match="gave no example"):
-        next(iter(ShuffledStream(ExampleStream([["\u200b"]], objective), 2, seed=0)))
+        next(iter(ShuffledStream(DocumentStream([["\u200b"]], objective), 2, seed=0)))
 
 
 @given(
@@ -120,7 +121,7 @@ def test_a_stream_shows_every_example_once_an_epoch_from_any_start(count, batch_
         def one_pass(self, epoch):
             return iter([{"epoch": epoch, "example_index": index} for index in range(count)])
 
-    stream = Counting([], None)
+    stream = Counting()
     wanted = (start + 5) * batch_size
     drawn = list(islice(ShuffledStream(stream, batch_size, 3, buffer_size=buffer_size), wanted))
     seen = Counter((row["epoch"], row["example_index"]) for row in drawn)

@@ -21,7 +21,7 @@ from transformers.convert_slow_tokenizer import AlbertConverter, XLNetConverter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
-from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
+from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 
 TRICKY = [
     "",
@@ -155,13 +155,13 @@ def test_accents_are_kept_when_asked(kind, folders):
     assert kept.tokenize("café") != kept.tokenize("cafe")
 
 
-def test_symbols_that_are_no_control_tokens_are_ordinary_tokens(kind, folders):
+def test_symbols_that_are_no_control_tokens_are_not_special(kind, folders):
     tokenizer = kind.ours.from_pretrained(folders["spiece.model"])
     symbol = tokenizer.convert_tokens_to_ids("(")
     assert symbol in tokenizer("a (boat)").input_ids
     assert symbol not in tokenizer.all_special_ids
     assert "(" in tokenizer.decode(tokenizer("a (boat)").input_ids, skip_special_tokens=True)
-    assert OrdinaryTokens(tokenizer).candidates(np.array([symbol])).all()
+    assert NonSpecialTokens(tokenizer).candidates(np.array([symbol])).all()
     assert set(kind.ours.first_tokens) == set(tokenizer.all_special_tokens)
 
 

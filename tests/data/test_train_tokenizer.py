@@ -34,11 +34,27 @@ def test_a_tokenizer_is_trained_from_a_recipe_and_flags(tmp_path, documents):
     assert "unknown tokens   0.00%" in done.stdout
 
 
+def test_a_vocabulary_is_trained_on_resampled_languages(tmp_path, monkeypatch, capsys, documents):
+    (tmp_path / "large.txt").write_text("\n\n".join("\n".join(document) for document in documents))
+    (tmp_path / "small.txt").write_text("Smørrebrød spises her. Kaffe drikkes.")
+    for alpha, known in ((1.0, False), (0.0, True)):
+        flags = ["--family", "bert", "--vocab_size", 150, "--options", "min_frequency=9", "--sampling_alpha", alpha]
+        data = ["--dataset", tmp_path / "large.txt", tmp_path / "small.txt", "--validation_fraction", 0]
+        command = map(str, [SCRIPT, *flags, *data, "--output_dir", tmp_path / "out"])
+        monkeypatch.setattr(sys, "argv", list(command))
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        assert stopped.value.code == 0
+        tokens = AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab()
+        assert ("kaffe" in tokens) is known
+    assert "large.txt" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_familys_tokenizer_is_trained_and_opened_by_the_auto_class(tmp_path, monkeypatch, documents, family):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join("\n".join(document) for document in documents))
-    flags = ["--family", family, "--dataset", str(text), "--vocab_size", "150", "--options", "model_max_length=64"]
+    flags = ["--family", family, "--dataset", str(text), "--vocab_size", "300", "--options", "model_max_length=64"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags, "--output_dir", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(SCRIPT), run_name="__main__")

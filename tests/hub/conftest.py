@@ -10,7 +10,7 @@ from hub_server import ROOT, TOKEN, HubServer, environment_for
 from saved_models import save_model
 
 from hf_ctxmodels import FAMILIES
-from hf_ctxmodels.registry import Family
+from hf_ctxmodels.spec import FamilySpec
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +20,12 @@ def hub() -> Iterator[HubServer]:
 
 
 @pytest.fixture(scope="module", params=FAMILIES.values(), ids=FAMILIES.keys())
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> FamilySpec:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def saved_model(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_model(family: FamilySpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """See `save_model`."""
     return save_model(family, tmp_path_factory.mktemp("runs") / f"tiny-{family.name}")
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import torch
 from zoo import main_head
 
-from hf_ctxmodels.registry import Family
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 TEXTS = ["the cat sat on the mat", "a dog ran after the cat", "cats and dogs sat and ran on a mat"] * 3
 
 
-def save_model(family: Family, directory: Path) -> Path:
+def save_model(family: FamilySpec, directory: Path) -> Path:
     """A tiny model, its tokenizer and the record of its training, as the scripts leave them."""
-    tokenizer = family.tokenizer.train(TEXTS, vocab_size=80)
+    tokenizer = family.tokenizer.train(TEXTS, vocab_size=300)
     torch.manual_seed(0)
     config = family.config(vocab_size=len(tokenizer), **family.sizes["tiny"])
     model = family.models[main_head(family)](config)

@@ -10,13 +10,13 @@ from huggingface_hub import ModelCard
 from zoo import main_head
 
 from hf_ctxmodels.hub import loss_curve_png, model_card
-from hf_ctxmodels.registry import Family
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 REPO = "zoo/tiny-model"
 
 
-def test_card_is_filled_from_the_run(saved_model: Path, family: Family) -> None:
+def test_card_is_filled_from_the_run(saved_model: Path, family: FamilySpec) -> None:
     summary = TrainingSummary.load(saved_model)
     text = str(model_card(saved_model, REPO))
     for fact in (
@@ -35,7 +35,7 @@ def test_card_is_filled_from_the_run(saved_model: Path, family: Family) -> None:
     assert "None" not in text
 
 
-def test_card_metadata_passes_the_rules(saved_model: Path, family: Family) -> None:
+def test_card_metadata_passes_the_rules(saved_model: Path, family: FamilySpec) -> None:
     card = model_card(saved_model, REPO)
     assert metadata_errors(str(card)) == []
     read_again = ModelCard(str(card))

@@ -16,7 +16,8 @@ from safetensors import safe_open
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.hub.publish import repository_files
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 
 OPEN_WITHOUT_PACKAGE = """
 import sys
@@ -31,7 +32,7 @@ AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
 
 
 @pytest.fixture(scope="module", params=[next(iter(FAMILIES))])
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> FamilySpec:
     return FAMILIES[request.param]
 
 

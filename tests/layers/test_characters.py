@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.layers import characters
 from hf_ctxmodels.layers.characters import CharacterEncoder, unique_rows
-from hf_ctxmodels.layers.lm_loss.sampled import log_uniform, log_uniform_samples, sampled_cross_entropy
+from hf_ctxmodels.layers.lm_loss.sampled import log_uniform, sampled_cross_entropy
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
+from hf_ctxmodels.objectives.bidirectional_lm import log_uniform_samples
 
 FILLER = 30
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.layers.recurrent.gru import GRU, GRUState
-from hf_ctxmodels.layers.recurrent.lstm import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 
 TOKENS = torch.tensor(
     [[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool
@@ -46,8 +46,8 @@ def test_values_and_gradients_are_those_of_torch(build: object) -> None:
     inputs = torch.randn(4, 7, 5, dtype=torch.double, requires_grad=True)
     state = GRUState(torch.randn(2, 4, 8, dtype=torch.double, requires_grad=True))
     rows = build(TOKENS)
-    packed, after = layer(rows.pack(inputs), rows, rows.sorted(state))
-    got = (rows.unpack(packed), rows.unsorted(after).hidden)
+    packed, after = layer(rows.pack(inputs), rows, rows.pack_state([state.hidden.transpose(0, 1)]))
+    got = (rows.unpack(packed), rows.unpack_state(after)[0].transpose(0, 1))
     expected = one_by_one(peer, inputs, state)
     weights = [torch.randn_like(each) for each in expected]
     found = []

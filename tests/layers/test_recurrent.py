@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows, State
+from hf_ctxmodels.layers.recurrent.lstm import LSTM, LSTMState
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 
 TOKENS = torch.tensor(
     [[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool
@@ -30,7 +31,7 @@ def one_row(layer: LSTM, direction: int, inputs: Tensor, hidden: Tensor, cell: T
     return torch.stack(outputs), hidden, cell
 
 
-def slow(layer: LSTM, inputs: Tensor, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+def slow(layer: LSTM, inputs: Tensor, tokens: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
     """(rows, length, input) -> (2, rows, length, output), one row and direction after the other."""
     outputs = torch.zeros(2, *tokens.shape, layer.output_size, dtype=inputs.dtype)
     hidden, cell = torch.zeros_like(state.hidden), torch.zeros_like(state.cell)
@@ -41,12 +42,13 @@ def slow(layer: LSTM, inputs: Tensor, tokens: Tensor, state: State) -> tuple[Ten
             start = state.hidden[direction, row], state.cell[direction, row]
             found = one_row(layer, direction, inputs[row, places], *start)
             outputs[direction, row, places], hidden[direction, row], cell[direction, row] = found
-    return outputs, State(hidden, cell)
+    return outputs, LSTMState(hidden, cell)
 
 
-def fast(layer: LSTM, inputs: Tensor, rows: PackedRows, state: State) -> tuple[Tensor, State]:
-    outputs, after = layer(rows.pack(inputs), rows, rows.sorted(state))
-    return rows.unpack(outputs), rows.unsorted(after)
+def fast(layer: LSTM, inputs: Tensor, rows: PackedRows, state: LSTMState) -> tuple[Tensor, LSTMState]:
+    before = rows.pack_state(part.transpose(0, 1) for part in state)
+    outputs, after = layer(rows.pack(inputs), rows, before)
+    return rows.unpack(outputs), LSTMState(*(part.transpose(0, 1) for part in rows.unpack_state(after)))
 
 
 @pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
@@ -57,8 +59,8 @@ def test_values_and_gradients_are_those_of_the_formula(
     torch.manual_seed(0)
     layer = LSTM(5, 8, projection_size=projection, cell_clip=clip, projection_clip=clip).double()
     inputs = torch.randn(4, 7, 5, dtype=torch.double, requires_grad=True)
-    state = State(torch.randn(2, 4, layer.output_size).double(), torch.randn(2, 4, 8).double())
-    state = State(*(each.requires_grad_() for each in state))
+    state = LSTMState(torch.randn(2, 4, layer.output_size).double(), torch.randn(2, 4, 8).double())
+    state = LSTMState(*(each.requires_grad_() for each in state))
     results = []
     for outputs, after in (slow(layer, inputs, TOKENS, state), fast(layer, inputs, build(TOKENS), state)):
         torch.manual_seed(1)

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from hf_ctxmodels.layers.dropout import shared_dropout
-from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows, State
+from hf_ctxmodels.layers.recurrent.lstm import LSTM, LSTMState
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 
 TOKENS = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
 
@@ -75,7 +76,7 @@ def test_truncated_gradients_are_those_of_stretches_of_text(build, steps: int) -
         for part, weight in zip(inputs[row][there].split(steps), weights[row][there].split(steps), strict=True):
             alone = PackedRows.build(torch.ones(1, len(part), dtype=torch.bool), directions=1)
             found, before = ours(part[None], alone, before)
-            before = State(*(each.detach() for each in before))
+            before = LSTMState(*(each.detach() for each in before))
             total = total + (found[0] * weight).sum()
     for one, other in zip(got, torch.autograd.grad(total, parameters), strict=True):
         torch.testing.assert_close(one, other)

@@ -1,7 +1,7 @@
 """The matrix of the common suite: every family of the registry with every Auto class in its row."""
 
 import pytest
-from zoo import BASES, CASES, HEADS, TIED_HEADS, TOKEN_HEADS, Case
+from zoo import ARCHETYPES, BASES, CASES, HEADS, TIED_HEADS, TOKEN_HEADS, Case
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -13,6 +13,18 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(params=HEADS, ids=str)
 def head(request: pytest.FixtureRequest) -> Case:
     """Every model class with a loss."""
+    return request.param
+
+
+@pytest.fixture(params=[*BASES, *ARCHETYPES], ids=str)
+def sample(request: pytest.FixtureRequest) -> Case:
+    """Every family's encoder, and one head of each kind."""
+    return request.param
+
+
+@pytest.fixture(params=ARCHETYPES, ids=str)
+def archetype(request: pytest.FixtureRequest) -> Case:
+    """One head of each kind; see `zoo.ARCHETYPES`."""
     return request.param
 
 

@@ -2,16 +2,15 @@
 
 import pytest
 import torch
-from zoo import CASES, CHOICES, HEADS, TINY, Batch, Case, make_batch, make_targets
+from zoo import BASES, CHOICES, HEADS, TINY, Batch, Case, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 
 SPAN_HEADS = [case for case in HEADS if "start_positions" in case.model_class.loss_targets]
 VOCABULARY_HEADS = [case for case in HEADS if case.predicts_where_labelled and not case.writes]
 CHOICE_HEADS = [case for case in HEADS if case.has_choices]
-COUNTING = [case for case in CASES if case.counts_positions]
-SEGMENT_LIMITED = [case for case in CASES if getattr(case.config(), "type_vocab_size", 0)]
-SIZE, LONGEST = TINY["vocab_size"], TINY["max_position_embeddings"]
+COUNTING = [case for case in BASES if case.counts_positions]
+SEGMENT_LIMITED = [case for case in BASES if getattr(case.config(), "type_vocab_size", 0)]
 
 
 def assert_refused(case: Case, batch: Batch, *parts: str, attention: str = "sdpa", unpad: bool = True) -> None:
@@ -23,59 +22,57 @@ def assert_refused(case: Case, batch: Batch, *parts: str, attention: str = "sdpa
 
 
 class TestInput:
-    @pytest.mark.parametrize("beyond", [0, 1000, None])
-    def test_id_out_of_range(self, case: Case, beyond: int | None) -> None:
-        batch, limit = make_batch(case), getattr(case.config(), case.model_class.id_limit)
-        bad = -1 if beyond is None else limit + beyond
-        ids = batch["input_ids"].flatten(0, 1) if case.has_choices else batch["input_ids"]
-        ids[0, 3] = bad
-        assert_refused(case, batch, "input_ids[0, 3", str(bad), f"{case.model_class.id_limit}={limit}", "tokenizer")
+    def test_id_out_of_range(self, base: Case) -> None:
+        batch, limit = make_batch(base), getattr(base.config(), base.model_class.id_limit)
+        for bad in (-1, limit, limit + 1000):
+            batch["input_ids"][0, 3] = bad
+            assert_refused(base, batch, "input_ids[0, 3", str(bad), f"{base.model_class.id_limit}={limit}", "tokenizer")
 
     @pytest.mark.parametrize("case", SEGMENT_LIMITED, ids=str)
     def test_token_type_out_of_range(self, case: Case) -> None:
-        batch = make_batch(case)
-        batch["token_type_ids"].flatten(0, -2)[0, 2] = 2
-        assert_refused(case, batch, "token_type_ids[0, 2]", "is 2", "type_vocab_size=2")
+        batch, limit = make_batch(case), case.config().type_vocab_size
+        batch.setdefault("token_type_ids", torch.zeros_like(batch["input_ids"]))
+        batch["token_type_ids"].flatten(0, -2)[0, 2] = limit
+        assert_refused(case, batch, "token_type_ids[0, 2]", f"is {limit}", f"type_vocab_size={limit}")
 
     @pytest.mark.parametrize("case", COUNTING, ids=str)
     def test_position_out_of_range(self, case: Case) -> None:
-        batch = make_batch(case, side="left")
-        batch["position_ids"].flatten(0, -2)[0, 2] = LONGEST
-        assert_refused(case, batch, "position_ids[0, 2]", str(LONGEST), "max_position_embeddings")
+        batch, limit = make_batch(case, side="left"), case.config().max_position_embeddings
+        batch["position_ids"].flatten(0, -2)[0, 2] = limit
+        assert_refused(case, batch, "position_ids[0, 2]", str(limit), "max_position_embeddings")
 
     @pytest.mark.parametrize("case", COUNTING, ids=str)
     def test_too_long(self, case: Case) -> None:
-        batch = make_batch(case, width=LONGEST + 1)
-        assert_refused(case, batch, str(LONGEST + 1), f"max_position_embeddings={LONGEST}", "truncat")
+        limit = f"max_position_embeddings={case.config().max_position_embeddings}"
+        assert_refused(case, make_batch(case, width=case.longest + 1), str(case.longest + 1), limit, "truncat")
 
-    def test_the_longest_is_allowed(self, case: Case) -> None:
-        case.model()(**make_batch(case, (LONGEST,)))
+    def test_the_longest_is_allowed(self, base: Case) -> None:
+        base.model()(**make_batch(base, (base.longest,)))
 
-    def test_neither_ids_nor_embeddings(self, case: Case) -> None:
-        assert_refused(case, {}, "input_ids", "inputs_embeds")
+    def test_neither_ids_nor_embeddings(self, base: Case) -> None:
+        assert_refused(base, {}, "input_ids", "inputs_embeds")
 
-    def test_both_ids_and_embeddings(self, case: Case) -> None:
-        batch = make_batch(case)
-        batch["inputs_embeds"] = torch.zeros(*case.positions(batch).shape, TINY["hidden_size"])
-        assert_refused(case, batch, "exactly one of input_ids and inputs_embeds")
+    def test_both_ids_and_embeddings(self, base: Case) -> None:
+        batch = make_batch(base)
+        batch["inputs_embeds"] = torch.zeros(*base.positions(batch).shape, TINY["hidden_size"])
+        assert_refused(base, batch, "exactly one of input_ids and inputs_embeds")
 
-    def test_wrong_number_of_dimensions(self, case: Case) -> None:
-        assert_refused(case, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
+    def test_wrong_number_of_dimensions(self, base: Case) -> None:
+        assert_refused(base, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
 
     @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
-    def test_empty_batch(self, case: Case, shape: tuple[int, int]) -> None:
-        shape = (shape[0], CHOICES, shape[1]) if case.has_choices else shape
-        shape = (*shape, *[TINY["max_characters_per_token"]] * len(case.id_axes))
-        assert_refused(case, {"input_ids": torch.zeros(shape, dtype=torch.long)}, "empty")
+    def test_empty_batch(self, base: Case, shape: tuple[int, int]) -> None:
+        shape = (shape[0], CHOICES, shape[1]) if base.has_choices else shape
+        shape = (*shape, *[TINY["max_characters_per_token"]] * len(base.id_axes))
+        assert_refused(base, {"input_ids": torch.zeros(shape, dtype=torch.long)}, "empty")
 
     @pytest.mark.parametrize("name", ["attention_mask", "token_type_ids", "position_ids"])
-    @pytest.mark.parametrize("rows_or_columns", ["rows", "columns"])
-    def test_tensor_of_another_shape(self, case: Case, name: str, rows_or_columns: str) -> None:
-        batch = make_batch(case, side="left")
+    def test_tensor_of_another_shape(self, base: Case, name: str) -> None:
+        batch = make_batch(base, side="left")
         if name not in batch:
-            pytest.skip(f"{case} takes no {name}")
-        batch[name] = batch[name][..., :-1] if rows_or_columns == "columns" else batch[name][:2]
-        assert_refused(case, batch, name, str(tuple(batch[name].flatten(0, -2).shape)))
+            pytest.skip(f"{base} takes no {name}")
+        for other in (batch[name][..., :-1], batch[name][:2]):
+            assert_refused(base, batch | {name: other}, name, str(tuple(other.flatten(0, -2).shape)))
 
     @pytest.mark.parametrize("name", ["sequence_ids", "output_mask"])
     def test_own_arguments_of_another_shape(self, base: Case, name: str) -> None:
@@ -85,24 +82,36 @@ class TestInput:
         )
         assert_refused(base, batch, name, "(2, 12)", "(4, 12)")
 
-    @pytest.mark.parametrize("path", [("eager", False), ("sdpa", False), ("sdpa", True)])
-    def test_row_without_tokens(self, case: Case, path: tuple[str, bool]) -> None:
-        batch = make_batch(case)
+    def test_heads_refuse_what_their_encoder_refuses(self, head: Case) -> None:
+        assert_refused(head, {}, "input_ids", "inputs_embeds")
+        assert_refused(head, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
+        batch = make_batch(head)
+        shorter = batch | {"attention_mask": batch["attention_mask"][..., :-1]}
+        assert_refused(head, shorter, "attention_mask", str(tuple(shorter["attention_mask"].flatten(0, -2).shape)))
+        ids = batch["input_ids"].flatten(0, 1) if head.has_choices else batch["input_ids"]
+        ids[0, 3] = -1
+        assert_refused(head, batch, "input_ids[0, 3", "-1", head.model_class.id_limit)
+
+    def test_row_without_tokens(self, base: Case) -> None:
+        batch = make_batch(base)
         batch["attention_mask"].flatten(0, -2)[1] = 0
-        assert_refused(case, batch, "Row 1", "attention_mask", attention=path[0], unpad=path[1])
+        for attention, unpad in (("eager", False), ("sdpa", False), ("sdpa", True)):
+            assert_refused(base, batch, "Row 1", "attention_mask", attention=attention, unpad=unpad)
 
 
 class TestTargets:
-    @pytest.mark.parametrize("bad", [10_000, -1])
-    def test_label_out_of_range(self, head: Case, bad: int) -> None:
+    def test_label_out_of_range_or_of_another_batch(self, head: Case) -> None:
         batch = make_batch(head)
         targets = make_targets(head, batch)
-        for name in targets:
+        for name, target in targets.items():
+            with pytest.raises(ValueError, match=r"\(2, (12|6)\)|batch_size"):
+                head.model()(**batch | targets | {name: target[:2]})
             if name.endswith("_positions"):
                 continue  # there, a place outside the window means the answer is not in it
-            spoiled = targets[name].clone()
-            spoiled[tuple((spoiled != -100).nonzero()[0])] = bad
-            assert_refused(head, batch | targets | {name: spoiled}, name, str(bad), "outside [0, ")
+            for bad in (10_000, -1):
+                spoiled = targets[name].clone()
+                spoiled[tuple((spoiled != -100).nonzero()[0])] = bad
+                assert_refused(head, batch | targets | {name: spoiled}, name, str(bad), "outside [0, ")
 
     @pytest.mark.parametrize("case", SPAN_HEADS, ids=str)
     def test_position_outside_the_window_is_ignored(self, case: Case) -> None:
@@ -130,13 +139,6 @@ class TestTargets:
         targets = make_targets(case, batch)
         targets["end_positions"][2] = int((batch["attention_mask"][2] == 0).nonzero()[-1])
         assert_refused(case, batch | targets, "end_positions[2]", "padding")
-
-    def test_labels_of_another_batch(self, head: Case) -> None:
-        batch = make_batch(head)
-        targets = make_targets(head, batch)
-        for name, target in targets.items():
-            with pytest.raises(ValueError, match=r"\(2, (12|6)\)|batch_size"):
-                head.model()(**batch | targets | {name: target[:2]})
 
     @pytest.mark.parametrize("case", CHOICE_HEADS, ids=str)
     def test_choices_need_three_dimensions(self, case: Case) -> None:

@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import masking_utils
 from transformers.integrations.flex_attention import WrappedFlexAttention
 from zoo import (
+    BASES,
     LENGTHS,
     Case,
     assert_close,
@@ -33,6 +34,9 @@ PATHS = {
     "unpadded": {"attention": "sdpa", "unpad": True},
 }
 FAST_PATHS = ["padded", "unpadded"]
+# Without attention the padded path is the plain formula itself.
+PATHS_OF_ENCODERS = [(base, path) for base in BASES for path in PATHS if base.attends or path != "padded"]
+FAST_PATHS_OF_ENCODERS = [(base, path) for base, path in PATHS_OF_ENCODERS if path != "eager"]
 
 
 @pytest.fixture
@@ -61,6 +65,16 @@ def packed_layouts(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
     return built
 
 
+def _assert_same_objective(case: Case, path: str, side: str) -> None:
+    """The loss (of an encoder a number made of its outputs) and all gradients by a fast path and by the formula."""
+    batch = make_batch(case, side=side)
+    batch |= make_targets(case, batch)
+    slow, fast = case.model(**PATHS["eager"]), case.model(**PATHS[path])
+    expected, got = objective(case, slow, batch), objective(case, fast, batch)
+    assert_close(got, expected, "loss")
+    assert_same_gradients(gradients(fast, got), gradients(slow, expected))
+
+
 def _needs_flex(case: Case) -> None:
     if not case.model_class._supports_flex_attn:
         pytest.skip(f"{case} has no flex attention")
@@ -68,29 +82,28 @@ def _needs_flex(case: Case) -> None:
 
 class TestAttentionPaths:
     @pytest.mark.parametrize("side", ["right", "left"])
-    @pytest.mark.parametrize("path", FAST_PATHS)
-    def test_outputs(self, case: Case, path: str, side: str) -> None:
-        batch = make_batch(case, side=side)
-        expected = case.model(**PATHS["eager"])(**batch)
-        assert_same_outputs(case.model(**PATHS[path])(**batch), expected, batch["attention_mask"])
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
+    def test_outputs(self, base: Case, path: str, side: str) -> None:
+        batch = make_batch(base, side=side)
+        expected = base.model(**PATHS["eager"])(**batch)
+        assert_same_outputs(base.model(**PATHS[path])(**batch), expected, batch["attention_mask"])
 
     @pytest.mark.parametrize("side", ["right", "left"])
-    @pytest.mark.parametrize("path", FAST_PATHS)
-    def test_losses_and_gradients(self, case: Case, path: str, side: str) -> None:
-        batch = make_batch(case, side=side)
-        batch |= make_targets(case, batch)
-        slow, fast = case.model(**PATHS["eager"]), case.model(**PATHS[path])
-        expected, got = objective(case, slow, batch), objective(case, fast, batch)
-        assert_close(got, expected, "loss")
-        assert_same_gradients(gradients(fast, got), gradients(slow, expected))
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
+    def test_gradients_of_the_encoder(self, base: Case, path: str, side: str) -> None:
+        _assert_same_objective(base, path, side)
+
+    def test_losses_and_gradients(self, head: Case) -> None:
+        """Paths are the encoder's: a head is tested on the one that differs most from the plain formula."""
+        _assert_same_objective(head, "unpadded", "left")
 
     @pytest.mark.usefixtures("uncompiled_flex")
-    def test_flex(self, case: Case) -> None:
-        _needs_flex(case)
-        batch = make_batch(case)
+    def test_flex(self, base: Case) -> None:
+        _needs_flex(base)
+        batch = make_batch(base)
         with torch.no_grad():
-            got = case.model(attention="flex_attention")(**batch)
-            assert_same_outputs(got, case.model(**PATHS["eager"])(**batch), batch["attention_mask"])
+            got = base.model(attention="flex_attention")(**batch)
+            assert_same_outputs(got, base.model(**PATHS["eager"])(**batch), batch["attention_mask"])
 
     @pytest.mark.slow
     def test_flex_compiled(self, base: Case) -> None:
@@ -113,16 +126,16 @@ class TestAttentionPaths:
         base.model(attention="eager")(**batch)
         assert len(packed_layouts) == 1
 
-    @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
-    @pytest.mark.parametrize("path", PATHS)
-    def test_any_type_of_mask(self, base: Case, path: str, dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
+    def test_any_type_of_mask(self, base: Case, path: str) -> None:
         batch = make_batch(base)
         model = base.model(**PATHS[path])
         expected = model(**batch)
-        got = model(**batch | {"attention_mask": batch["attention_mask"].to(dtype)})
-        assert_same_outputs(got, expected, batch["attention_mask"])
+        for dtype in (torch.bool, torch.int32, torch.float32):
+            got = model(**batch | {"attention_mask": batch["attention_mask"].to(dtype)})
+            assert_same_outputs(got, expected, batch["attention_mask"])
 
-    @pytest.mark.parametrize("path", FAST_PATHS)
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
     def test_mask_with_holes(self, base: Case, path: str) -> None:
         batch = make_batch(base, masked=False)
         batch["attention_mask"] = torch.ones_like(base.positions(batch))
@@ -131,19 +144,18 @@ class TestAttentionPaths:
         expected = base.model(**PATHS["eager"])(**batch)
         assert_same_outputs(base.model(**PATHS[path])(**batch), expected, batch["attention_mask"])
 
-    @pytest.mark.parametrize("path", PATHS)
-    def test_embeddings_instead_of_ids(self, case: Case, path: str) -> None:
-        model = case.model(**PATHS[path])
-        batch = make_batch(case)
+    def test_embeddings_instead_of_ids(self, sample: Case) -> None:
+        model = sample.model(**PATHS["unpadded" if sample.is_base else "padded"])
+        batch = make_batch(sample)
         expected = model(**batch)
-        if not case.takes_embeddings:
-            pytest.skip(f"{case} takes ids only")
-        embeddings = case.embed(model, batch.pop("input_ids"))
+        if not sample.takes_embeddings:
+            pytest.skip(f"{sample} takes ids only")
+        embeddings = sample.embed(model, batch.pop("input_ids"))
         assert_same_outputs(model(**batch, inputs_embeds=embeddings), expected, batch["attention_mask"])
 
-    def test_tuple_output(self, case: Case) -> None:
-        batch = make_batch(case)
-        model = case.model()
+    def test_tuple_output(self, sample: Case) -> None:
+        batch = make_batch(sample)
+        model = sample.model()
         with_names = model(**batch)
         as_tuple = model(**batch, return_dict=False)
         assert isinstance(as_tuple, tuple)
@@ -153,19 +165,19 @@ class TestAttentionPaths:
 
 
 class TestPadding:
-    @pytest.mark.parametrize("path", PATHS)
-    def test_sides_and_amount_do_not_matter(self, case: Case, path: str) -> None:
-        model = case.model(**PATHS[path])
-        plain = make_batch(case)
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
+    def test_sides_and_amount_do_not_matter(self, base: Case, path: str) -> None:
+        model = base.model(**PATHS[path])
+        plain = make_batch(base)
         expected = {name: at_tokens(value, plain["attention_mask"]) for name, value in _logits(model, plain).items()}
         for options in ({"width": 20}, {"side": "right"}, {"side": "left"}, {"side": "left", "width": 20}):
-            batch = make_batch(case, **options)
+            batch = make_batch(base, **options)
             for name, value in _logits(model, batch).items():
                 assert_close(at_tokens(value, batch["attention_mask"]), expected[name], f"{name} with {options}")
 
-    @pytest.mark.parametrize("path", PATHS)
-    def test_losses_do_not_depend_on_padding(self, head: Case, path: str) -> None:
-        model = head.model(**PATHS[path])
+    def test_losses_do_not_depend_on_padding(self, archetype: Case) -> None:
+        head = archetype
+        model = head.model()
         plain = make_batch(head, side="right")
         targets = make_targets(head, plain)
         wide = make_batch(head, width=20, side="right")
@@ -178,17 +190,17 @@ class TestPadding:
                 wide[name][:, : target.shape[1]] = target
         assert_close(model(**wide).loss, model(**plain, **targets).loss)
 
-    @pytest.mark.parametrize("path", PATHS)
-    def test_no_mask_is_a_mask_of_ones(self, case: Case, path: str) -> None:
-        model = case.model(**PATHS[path])
-        batch = make_batch(case, masked=False)
-        ones = torch.ones_like(case.positions(batch))
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
+    def test_no_mask_is_a_mask_of_ones(self, base: Case, path: str) -> None:
+        model = base.model(**PATHS[path])
+        batch = make_batch(base, masked=False)
+        ones = torch.ones_like(base.positions(batch))
         assert_same_outputs(model(**batch), model(**batch, attention_mask=ones))
 
-    @pytest.mark.parametrize("path", PATHS)
-    def test_batch_of_one_is_a_row_of_many(self, case: Case, path: str) -> None:
-        model = case.model(**PATHS[path])
-        many = make_batch(case)
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
+    def test_batch_of_one_is_a_row_of_many(self, base: Case, path: str) -> None:
+        model = base.model(**PATHS[path])
+        many = make_batch(base)
         together = _logits(model, many)
         for row in range(len(LENGTHS)):
             one = {name: tensor[row : row + 1] for name, tensor in many.items()}
@@ -210,13 +222,13 @@ def _logits(model: Callable, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 class TestRecordedOutputs:
     @pytest.mark.parametrize("side", ["right", "left"])
-    def test_hidden_states(self, case: Case, side: str) -> None:
-        batch = make_batch(case, side=side)
+    def test_hidden_states(self, base: Case, side: str) -> None:
+        batch = make_batch(base, side=side)
         mask = batch["attention_mask"].flatten(0, -2)
-        states = case.model()(**batch, output_hidden_states=True).hidden_states
-        expected = case.model(unpad=False)(**batch, output_hidden_states=True).hidden_states
-        assert len(states) == len(expected) == case.config().num_hidden_layers + 1
-        widths = getattr(case.config(), "layer_sizes", [case.config().hidden_size] * len(states))
+        states = base.model()(**batch, output_hidden_states=True).hidden_states
+        expected = base.model(unpad=False)(**batch, output_hidden_states=True).hidden_states
+        assert len(states) == len(expected) == base.config().num_hidden_layers + 1
+        widths = getattr(base.config(), "layer_sizes", [base.config().hidden_size] * len(states))
         for number, (got, output_mask) in enumerate(zip(states, expected, strict=True)):
             assert got.shape == (*mask.shape, widths[number])
             assert_close(got[mask == 1], output_mask[mask == 1], f"hidden state {number}")
@@ -226,9 +238,9 @@ class TestRecordedOutputs:
         outputs = base.model()(**make_batch(base), output_hidden_states=True)
         assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
 
-    def test_hidden_states_by_configuration(self, case: Case) -> None:
-        model = case.model()
-        batch = make_batch(case)
+    def test_hidden_states_by_configuration(self, base: Case) -> None:
+        model = base.model()
+        batch = make_batch(base)
         expected = model(**batch, output_hidden_states=True).hidden_states
         model.config.output_hidden_states = True
         for got, output_mask in zip(model(**batch).hidden_states, expected, strict=True):
@@ -244,20 +256,20 @@ class TestRecordedOutputs:
         assert torch.equal(selected[1], every[1])
         assert selected[0] is None
 
-    def test_attention_weights_with_eager(self, case: Case) -> None:
-        if not case.attends:
-            pytest.skip(f"{case} has no attention")
-        batch = make_batch(case)
+    def test_attention_weights_with_eager(self, base: Case) -> None:
+        if not base.attends:
+            pytest.skip(f"{base} has no attention")
+        batch = make_batch(base)
         mask = batch["attention_mask"].flatten(0, -2)
-        config = case.config()
-        weights = case.model(attention="eager")(**batch, output_attentions=True).attentions
+        config = base.config()
+        weights = base.model(attention="eager")(**batch, output_attentions=True).attentions
         assert len(weights) == config.num_hidden_layers
         for layer in weights:
             assert layer.shape == (mask.shape[0], config.num_attention_heads, mask.shape[1], mask.shape[1])
             assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
             assert not layer.masked_select(mask[:, None, None, :] == 0).any()
 
-    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize(("base", "path"), PATHS_OF_ENCODERS, ids=str)
     def test_wanted_rows_equal_the_full_output(self, base: Case, path: str) -> None:
         model = base.model(**PATHS[path])
         batch = make_batch(base)
@@ -294,7 +306,7 @@ def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tenso
 class TestSequenceIds:
     LENGTHS = [5, 8, 1, 4, 7, 7]
 
-    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize(("base", "path"), PATHS_OF_ENCODERS, ids=str)
     def test_packed_sequences_equal_separate_ones(self, base: Case, path: str) -> None:
         model = base.model(**PATHS[path])
         apart, together = _packing(base, self.LENGTHS, seed=1)
@@ -302,18 +314,17 @@ class TestSequenceIds:
         states = model(**together).last_hidden_state
         assert_close(states[together["sequence_ids"] != 0], expected)
 
-    @pytest.mark.parametrize("path", PATHS)
-    def test_losses_and_gradients(self, token_head: Case, path: str) -> None:
+    def test_losses_and_gradients(self, token_head: Case) -> None:
         apart, together = _packing(token_head, self.LENGTHS, seed=1)
         labels = make_targets(token_head, apart)["labels"]
-        model = token_head.model(**PATHS[path])
+        model = token_head.model(**PATHS["unpadded"])
         packed_labels = torch.full(token_head.positions(together).shape, -100)
         packed_labels[together["sequence_ids"] != 0] = labels[apart["attention_mask"] == 1]
         expected, got = model(**apart, labels=labels).loss, model(**together, labels=packed_labels).loss
         assert_close(got, expected, "loss")
         assert_same_gradients(gradients(model, got), gradients(model, expected))
 
-    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
     def test_one_sequence_per_row_is_a_mask(self, base: Case, path: str) -> None:
         model = base.model(**PATHS[path])
         batch = make_batch(base)
@@ -321,7 +332,7 @@ class TestSequenceIds:
         ids = batch.pop("attention_mask") * 3
         assert_same_outputs(model(**batch, sequence_ids=ids), expected, ids != 0)
 
-    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
     def test_a_number_that_comes_again_is_another_sequence(self, base: Case, path: str) -> None:
         model = base.model(**PATHS[path])
         batch = make_batch(base, (9, 9), masked=False)
@@ -387,34 +398,34 @@ class TestCompile:
 
 
 class TestPrecision:
-    def test_bfloat16_weights_are_close(self, case: Case) -> None:
-        batch = make_batch(case)
-        expected = case.model(initializer_range=0.02)(**batch)
-        got = case.model(initializer_range=0.02).to(torch.bfloat16)(**batch)
+    def test_bfloat16_weights_are_close(self, base: Case) -> None:
+        batch = make_batch(base)
+        expected = base.model(initializer_range=0.02)(**batch)
+        got = base.model(initializer_range=0.02).to(torch.bfloat16)(**batch)
         for name, value in tensors_of(expected).items():
             assert tensors_of(got)[name].dtype is torch.bfloat16
             _assert_roughly(tensors_of(got)[name], value, batch["attention_mask"], name)
 
-    def test_bfloat16_autocast_is_close(self, case: Case) -> None:
-        batch = make_batch(case)
-        batch |= make_targets(case, batch)
-        model = case.model(initializer_range=0.02)
-        expected = objective(case, model, batch)
+    def test_bfloat16_autocast_is_close(self, sample: Case) -> None:
+        batch = make_batch(sample)
+        batch |= make_targets(sample, batch)
+        model = sample.model(initializer_range=0.02)
+        expected = objective(sample, model, batch)
         with torch.autocast("cpu", torch.bfloat16):
-            got = objective(case, model, batch)
+            got = objective(sample, model, batch)
         assert got.dtype is torch.float32
         assert_close(got, expected, "loss", tolerance=0.03)
         expected, got = gradients(model, expected), gradients(model, got)
-        rough = case.teaches_itself or case.takes_extremes
+        rough = sample.teaches_itself or sample.takes_extremes
         for name in expected:
             assert got[name].dtype is torch.float32
             _assert_roughly(got[name], expected[name], None, name, share=0.25 if rough else 0.1)
 
-    @pytest.mark.parametrize("path", FAST_PATHS)
-    def test_bfloat16_paths_agree(self, case: Case, path: str) -> None:
-        batch = make_batch(case)
-        expected = case.model(**PATHS["eager"], initializer_range=0.02).to(torch.bfloat16)(**batch)
-        got = case.model(**PATHS[path], initializer_range=0.02).to(torch.bfloat16)(**batch)
+    @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
+    def test_bfloat16_paths_agree(self, base: Case, path: str) -> None:
+        batch = make_batch(base)
+        expected = base.model(**PATHS["eager"], initializer_range=0.02).to(torch.bfloat16)(**batch)
+        got = base.model(**PATHS[path], initializer_range=0.02).to(torch.bfloat16)(**batch)
         for name, value in tensors_of(expected).items():
             _assert_roughly(tensors_of(got)[name], value, batch["attention_mask"], name)
 

@@ -9,7 +9,8 @@ from accelerate.state import AcceleratorState, GradientState
 
 from benchmarks.learning import is_token_loss, judge_pretraining, learning_recipes
 from hf_ctxmodels.data import load_documents
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
@@ -17,25 +18,13 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
-TEXT = {"albert": "news_*.txt.gz"}  # the order of segments shows in short documents; others learn from everything
 REVIEWS = "glue_like/movie_reviews/polarity2.jsonl.gz"
 PRETRAINED = [family for family in FAMILIES.values() if family.objectives]
-# Steps for families that learn from a quarter of the demo text in 500 tokens, 16 rows a step ...
-QUICK = {"bert": 200, "electra": 200, "word2vec": 600, "glove": 200, "elmo": 130}
-# ... and for the others, which need all of it, 1000 tokens, 32 rows and 300 steps, to leave the plateau of how
-# frequent words are.
-SLOW = {"xlnet": 450}
-# In so few steps a generator that shares all weights learns little beside fifty times the other loss. ULMFiT needs only
-# half its width.
-OPTIONS = {
-    "electra": ("embedding_size=128", "generator_size=0.25", "initializer_range=0.05"),
-    "ulmfit": ("dropout_scale=0.1", "initializer_range=0.5", "activation_penalty=0", "slowness_penalty=0"),
-}
 MARGIN = 0.1  # nats below guessing by frequency: more than a model can gain that does not look at the context
 
 
 def learn(
-    family: Family, recipe: Path, folder: Path, dataset: list[str] | tuple[str, ...], **changes: object
+    family: FamilySpec, recipe: Path, folder: Path, dataset: list[str] | tuple[str, ...], **changes: object
 ) -> tuple[TrainingSummary, list[str]]:
     """Pretrain in this process by a recipe of scripts/learning.py; gives the command line, too."""
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -76,11 +65,11 @@ def join_documents(documents: Iterable[list[str]]) -> str:
     return "\n\n".join("\n".join(document) for document in documents)
 
 
-def small_text(family: Family, demo_text: Path, folder: Path) -> list[str] | tuple[str, ...]:
+def small_text(family: FamilySpec, demo_text: Path, folder: Path) -> list[str] | tuple[str, ...]:
     """The demo text, a quarter of it where that serves; to translate short sentences of it, and each backwards."""
     objective = next(iter(family.objectives.values()))
     text, translation = folder / "text.txt", folder / "reversed.txt"
-    if family.name in QUICK:
+    if family.traits.learning.small:
         quarter = islice(load_documents(str(demo_text)), 0, None, 4)
         text.write_text(join_documents(quarter), encoding="utf-8")
         return [str(text)]
@@ -91,12 +80,12 @@ def small_text(family: Family, demo_text: Path, folder: Path) -> list[str] | tup
     text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
     backwards = (" ".join(sentence.split()[::-1]) for sentence in sentences)
     translation.write_text("".join(f"{sentence}\n" for sentence in backwards), encoding="utf-8")
-    return (str(text), str(translation), *(["<backwards>"] if objective.marks_languages else []))
+    return (str(text), str(translation), *(["<backwards>"] if objective.reads_language_tags else []))
 
 
-def train_tokenizer(family: Family, folder: Path, dataset: list[str] | tuple[str, ...], vocab_size: int) -> None:
+def train_tokenizer(family: FamilySpec, folder: Path, dataset: list[str] | tuple[str, ...], vocab_size: int) -> None:
     if isinstance(dataset, tuple):
-        documents = load_documents(dataset[0], translations=dataset[1:2], marks=dataset[2:])
+        documents = load_documents(dataset[0], translations=dataset[1:2], language_tags=dataset[2:])
     else:
         documents = load_documents(*dataset)
     training, _ = documents.split(HELD_OUT)
@@ -104,19 +93,19 @@ def train_tokenizer(family: Family, folder: Path, dataset: list[str] | tuple[str
 
 
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
-def test_pretraining_beats_guessing_by_frequency(family: Family, demo_text: Path, tmp_path) -> None:
+def test_pretraining_beats_guessing_by_frequency(family: FamilySpec, demo_text: Path, tmp_path) -> None:
     """By the recipe of scripts/learning.py, cut short."""
-    quick = family.name in QUICK
+    learning = family.traits.learning
     cut: dict[str, object] = {
         "max_length": 64,
-        "per_device_batch_size": 16 if quick else 32,
-        "max_steps": QUICK[family.name] if quick else SLOW.get(family.name, 300),
+        "per_device_batch_size": 16 if learning.small else 32,
+        "max_steps": learning.steps,
         "lr_scheduler": "constant",
     }
-    if family.name in OPTIONS:
-        cut["config_options"] = OPTIONS[family.name]
+    if learning.config_options:
+        cut["config_options"] = learning.config_options
     text = small_text(family, demo_text, tmp_path)
-    train_tokenizer(family, tmp_path, text, 500 if quick else 1000)
+    train_tokenizer(family, tmp_path, text, 500 if learning.small else 1000)
     summary, _ = learn(family, learning_recipes(RECIPES, family.name)[0], tmp_path, text, **cut)
     if not next(iter(family.objectives.values())).evaluates:
         losses = [record["loss"] for record in summary.curve if "loss" in record]
@@ -131,7 +120,7 @@ def test_pretraining_beats_guessing_by_frequency(family: Family, demo_text: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
-def test_the_recipe_reaches_what_is_demanded(family: Family, shared_data: Path, tmp_path) -> None:
+def test_the_recipe_reaches_what_is_demanded(family: FamilySpec, shared_data: Path, tmp_path) -> None:
     """The whole recipe, up to three hours: every demand of scripts/learning.py on pretraining is met."""
     if next(iter(family.objectives.values())).reads_translations:
         pytest.skip(f"{family.name} translates, whose figure is BLEU: see its card")
@@ -139,7 +128,7 @@ def test_the_recipe_reaches_what_is_demanded(family: Family, shared_data: Path, 
         family.models["AutoModelForPreTraining"], "loss_by_scores"
     ):
         pytest.skip(f"{family.name} has no held-out loss of one token among all, which the demands are for")
-    text = [str(shared_data / "corpus" / TEXT.get(family.name, "[!t]*.txt.gz")), str(shared_data / REVIEWS)]
+    text = [str(shared_data / "corpus" / family.traits.learning.text), str(shared_data / REVIEWS)]
     train_tokenizer(family, tmp_path, text, 8000)
     start = {}
     for recipe in learning_recipes(RECIPES, family.name):

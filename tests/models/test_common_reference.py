@@ -36,6 +36,8 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 assert not [name for name in sys.modules if name.startswith("hf_ctxmodels")]
 """
 
+PEERED_BASES = [case for case in PEERED if case.is_base]
+
 
 @pytest.fixture(params=PEERED, ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
@@ -74,6 +76,7 @@ class TestOpening:
         batch = make_batch(case)
         assert_same_outputs(model(**batch), case.reference_model(seed=3)(**batch), batch["attention_mask"])
 
+    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
     def test_configuration(self, case: Case, exports: Path) -> None:
         """Every field the two have in common."""
         ours = case.family.config.from_pretrained(exports / str(case) / "reference").to_dict()
@@ -95,6 +98,14 @@ class TestOpening:
             got.last_hidden_state[tokens], expected.last_hidden_state[tokens], atol=1e-5, rtol=1e-5
         )
 
+    def test_the_encoder_opens_every_native_head(self, head: Case, tmp_path: Path) -> None:
+        """No name of ours is taken for one of the reference's."""
+        model = head.model()
+        model.save_pretrained(tmp_path)
+        _, report = head.family.models["AutoModel"].from_pretrained(tmp_path, output_loading_info=True)
+        assert set(report["unexpected_keys"]) <= model.state_dict().keys()
+        assert not [name for name in report["missing_keys"] if "pooler" not in name]
+
     def test_heads_open_a_bare_encoder(self, head: Case, exports: Path) -> None:
         """Only the head is missing."""
         base = exports / str(Case(head.family, "AutoModel")) / "reference"
@@ -104,6 +115,7 @@ class TestOpening:
         assert not [name for name in report["missing_keys"] if name.startswith(prefix)]
         assert not report["unexpected_keys"]
 
+    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
     def test_half_precision(self, case: Case, tmp_path: Path) -> None:
         case.reference_model().to(torch.bfloat16).save_pretrained(tmp_path / "reference")
         model = case.model_class.from_pretrained(tmp_path / "reference")
@@ -124,6 +136,7 @@ class TestOpening:
         batch = make_batch(tied_head)
         assert_same_outputs(model.eval()(**batch), reference(**batch), batch["attention_mask"])
 
+    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
     def test_sharded(self, case: Case, tmp_path: Path) -> None:
         """Queries, keys and values of one layer may lie in different files."""
         reference = case.reference_model()
@@ -155,12 +168,14 @@ class TestExport:
         for name, tensor in expected.items():
             assert torch.equal(found[name], tensor), name
 
+    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
     def test_configuration(self, case: Case, exports: Path) -> None:
         found = self._found(case, exports)["config"]
         expected = case.reference_config(architectures=[case.reference_class.__name__]).to_dict()
         for name in expected.keys() - {"_name_or_path", "dtype", "transformers_version"}:
             assert json.loads(json.dumps(found[name])) == json.loads(json.dumps(expected[name])), name
 
+    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
     def test_changed_configuration_survives(self, case: Case, tmp_path: Path) -> None:
         changes = {
             "layer_norm_eps": 1e-5,
@@ -177,6 +192,7 @@ class TestExport:
         config = case.reference_class.from_pretrained(tmp_path).config
         assert {name: getattr(config, model.config.reference_name(name)) for name in changes} == changes
 
+    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
     def test_of_a_model_trained_here(self, case: Case, tmp_path: Path) -> None:
         """Never opened from a reference checkpoint."""
         _assert_export_opens(case, case.model(seed=5), tmp_path)
@@ -186,6 +202,7 @@ class TestExport:
             pytest.skip(f"transformers has no {tied_head}")
         _assert_export_opens(tied_head, tied_head.model(seed=5, tie_word_embeddings=False), tmp_path)
 
+    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
     def test_leaves_the_model_as_it_was(self, case: Case, tmp_path: Path) -> None:
         model = case.model()
         model.export_reference(tmp_path / "export")
@@ -194,6 +211,7 @@ class TestExport:
         assert not any(report.values()), report
         assert again.config.model_type == model.config.model_type == case.family.config.model_type
 
+    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
     def test_there_and_back(self, case: Case, tmp_path: Path) -> None:
         model = case.model(seed=6)
         model.export_reference(tmp_path)

@@ -8,8 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from zoo import (
     HEADS,
-    SOFT_TARGETS,
-    TINY,
     Batch,
     Case,
     assert_close,
@@ -22,6 +20,8 @@ from zoo import (
     tensors_of,
 )
 
+from hf_ctxmodels.spec import Target
+
 OF_A_SECOND_STREAM = "mask_embedding"  # which the common suite does not run; tests/models/test_two_streams.py does
 SEQUENCE_CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 
@@ -30,12 +30,12 @@ def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, T
     """target name -> the logits it is compared with, from a forward without targets."""
     outputs = tensors_of(model(**batch))
     places = {"start_positions": "start_logits", "end_positions": "end_logits"}
-    if hasattr(case.model_class, "pair_logits_name"):
-        places[case.model_class.loss_targets[1]] = case.model_class.pair_logits_name
+    if hasattr(case.model_class, "pair_logits"):
+        places[case.model_class.loss_targets[1]] = case.model_class.pair_logits
     labels = "logits" if "logits" in outputs else "prediction_logits"
     if case.detects:  # one logit is the difference of two
         outputs[labels] = torch.stack([torch.zeros_like(outputs[labels]), outputs[labels]], -1)
-    names = [name for name in case.model_class.loss_targets if name not in SOFT_TARGETS]
+    names = case.compared_targets
     own = {name: name.replace("labels", "logits") for name in names}
     places |= {name: logits for name, logits in own.items() if logits in outputs}
     return {name: outputs[places.get(name, labels)] for name in names}
@@ -51,13 +51,11 @@ def _has_terms(head: Case) -> bool:
 
 
 class TestLoss:
-    @pytest.mark.parametrize("unpad", [True, False])
-    @pytest.mark.parametrize("side", ["right", "left"])
-    def test_is_cross_entropy_of_the_full_logits(self, plain_head: Case, unpad: bool, side: str) -> None:
-        model = plain_head.model(unpad=unpad)
-        batch = make_batch(plain_head, side=side)
+    def test_is_cross_entropy_of_the_full_logits(self, plain_head: Case) -> None:
+        model = plain_head.model()
+        batch = make_batch(plain_head, side="left")
         targets = make_targets(plain_head, batch, ignore_some=True)
-        targets = {name: target for name, target in targets.items() if name not in SOFT_TARGETS}
+        targets = {name: targets[name] for name in plain_head.compared_targets}
         terms = []
         for name, logits in full_logits(plain_head, model, batch).items():
             if name.endswith("_positions"):  # padding is no candidate
@@ -70,17 +68,18 @@ class TestLoss:
         assert_close(got, expected)
         assert_same_gradients(gradients(model, got), gradients(model, expected))
 
-    def test_labels_only_path_returns_no_vocabulary_logits(self, head: Case) -> None:
-        batch = make_batch(head)
-        outputs = head.model()(**batch, **make_targets(head, batch))
+    def test_outputs_with_targets_and_without(self, head: Case) -> None:
+        """No vocabulary logits with labels, terms that add up to the loss, and no loss without targets."""
+        batch, model = make_batch(head), head.model()
+        assert model(**batch).loss is None
+        targets = make_targets(head, batch)
+        empty = model(**batch, **{name: torch.full_like(target, -100) for name, target in targets.items()}).loss
+        assert empty == 0, "a micro-batch in which nothing was masked"
+        assert not any(gradient.any() for gradient in gradients(model, empty).values()), "zero gradients, not none"
+        outputs = model(**batch, **targets)
         logits = [name for name in tensors_of(outputs) if name in ("logits", "prediction_logits")]
         assert bool(logits) == (not head.predicts_where_labelled and "start_logits" not in outputs)
-
-    def test_component_losses_add_up(self, head: Case) -> None:
-        batch = make_batch(head)
-        outputs = head.model()(**batch, **make_targets(head, batch))
-        weights = {"rtd_loss": TINY["discriminator_weight"]}
-        parts = [weights.get(name, 1) * value for name, value in outputs.items() if name.endswith("_loss")]
+        parts = [head.loss_weight(name) * value for name, value in outputs.items() if name.endswith("_loss")]
         assert len(parts) == (len(head.model_class.loss_targets) if _has_terms(head) else 0)
         assert not any(part.requires_grad for part in parts)
         if parts:
@@ -93,26 +92,12 @@ class TestLoss:
         whole = model(**batch).get("metrics") or {}
         parts = [{name: value[part] for name, value in batch.items()} for part in (slice(0, 1), slice(1, rows))]
         halves = [model(**part).get("metrics") or {} for part in parts]
-        classifies = _has_terms(head) and (not head.writes or "relation_labels" in head.model_class.loss_targets)
+        classifies = _has_terms(head) and (not head.writes or Target.PAIR_CLASS in head.targets.values())
         assert bool(whole) == (classifies or head.detects)
         for name, counts in whole.items():
             assert not counts.requires_grad
             assert 0 <= counts[0] <= counts[1]
             assert_close(sum(half[name] for half in halves), counts, name)
-
-    def test_no_targets_no_loss(self, head: Case) -> None:
-        assert head.model()(**make_batch(head)).loss is None
-
-    @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-    @pytest.mark.parametrize("masked", [True, False])
-    def test_batch_without_any_target(self, head: Case, attention: str, masked: bool) -> None:
-        """A micro-batch in which nothing was masked: a loss of zero, and zero gradients rather than none."""
-        model = head.model(attention=attention)
-        batch = make_batch(head, masked=masked)
-        targets = {name: torch.full_like(target, -100) for name, target in make_targets(head, batch).items()}
-        loss = model(**batch, **targets).loss
-        assert loss == 0
-        assert not any(gradient.any() for gradient in gradients(model, loss).values())
 
     @pytest.mark.parametrize(
         ("problem", "labels"),
@@ -161,7 +146,8 @@ class TestAccumulation:
         self._check(head, counts)
         self._check(head, {name: int(count) for name, count in counts.items()})
 
-    def test_with_one_number_as_trainer_passes_it(self, head: Case) -> None:
+    def test_with_one_number_as_trainer_passes_it(self, archetype: Case) -> None:
+        head = archetype
         counts = count_targets(self._whole_and_quarters(head)[1])
         if len(counts) > 1:
             assert head.model_class.accepts_loss_kwargs is False
@@ -171,8 +157,9 @@ class TestAccumulation:
             self._check(head, number)
             self._check(head, int(number))
 
-    def test_shares_of_processes(self, head: Case) -> None:
+    def test_shares_of_processes(self, archetype: Case) -> None:
         """DDP averages gradients over P processes; counts / P makes the average the global mean."""
+        head = archetype
         batch, targets, quarters = self._whole_and_quarters(head)
         model = head.model()
         counts = {name: count / 4 for name, count in count_targets(targets).items()}
@@ -190,31 +177,31 @@ class TestGradients:
         for name, gradient in gradients(model, objective(case, model, batch)).items():
             assert name in fixed or gradient.any() or name.endswith(OF_A_SECOND_STREAM), f"{name} gets no gradient"
 
-    def test_gradient_checkpointing_changes_nothing(self, case: Case) -> None:
+    def test_gradient_checkpointing_changes_nothing(self, base: Case) -> None:
         """Bit for bit, dropout included, and with hidden states recorded."""
-        if not case.model_class.supports_gradient_checkpointing:
-            pytest.skip(f"{case} has nothing to compute again")
-        batch = make_batch(case)
-        batch |= make_targets(case, batch)
+        if not base.model_class.supports_gradient_checkpointing:
+            pytest.skip(f"{base} has nothing to compute again")
+        batch = make_batch(base)
+        batch |= make_targets(base, batch)
         results = []
         for checkpointing in (False, True):
-            model = case.model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2).train()
+            model = base.model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2).train()
             if checkpointing:
                 model.activation_checkpointing_enable()
                 assert model.is_activation_checkpointing
             torch.manual_seed(7)
-            number = objective(case, model, batch, output_hidden_states=True)
+            number = objective(base, model, batch, output_hidden_states=True)
             results.append((number.detach(), gradients(model, number)))
         (plain, plain_gradients), (recomputed, recomputed_gradients) = results
         assert torch.equal(plain, recomputed)
         for name, gradient in plain_gradients.items():
             assert torch.equal(gradient, recomputed_gradients[name]), name
 
-    def test_dropout_only_in_training(self, case: Case) -> None:
-        if not case.has_field("hidden_dropout_prob"):
-            pytest.skip(f"{case} has no dropout")
-        batch = make_batch(case)
-        model = case.model(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3, dropout_scale=1.0)
+    def test_dropout_only_in_training(self, sample: Case) -> None:
+        if not sample.has_field("hidden_dropout_prob"):
+            pytest.skip(f"{sample} has no dropout")
+        batch = make_batch(sample)
+        model = sample.model(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3, dropout_scale=1.0)
         first, second = tensors_of(model(**batch)), tensors_of(model(**batch))
         model.train()
         noisy = tensors_of(model(**batch))

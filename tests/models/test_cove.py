@@ -22,7 +22,7 @@ def small(**changes: object) -> CtxCoveForConditionalGeneration:
 @torch.no_grad()
 def by_the_equations(model: CtxCoveForConditionalGeneration, ids: Tensor, target: list[int]) -> Tensor:
     """(steps, vocabulary) log-probabilities of the words behind each of `target`, one text, one step at a time."""
-    encoded = model.cove(input_ids=ids[None], use_states=True)
+    encoded = model.cove(input_ids=ids[None], output_final_states=True)
     states = encoded.last_hidden_state[0, :, model.config.embedding_size :]  # H
     decoder = model.decoder
     remembered = [(hidden, cell) for hidden, cell in zip(encoded.final_hidden[0], encoded.final_cell[0], strict=True)]
@@ -63,7 +63,7 @@ def test_decoder_is_the_papers() -> None:
 def test_without_attention_the_source_is_in_the_first_state_alone() -> None:
     model, batch = small(decoder_attention=False), make_batch(TRANSLATOR, (5, 5))
     with torch.no_grad():
-        encoded = model.encode(input_ids=batch["input_ids"], use_states=True)
+        encoded = model.encode(input_ids=batch["input_ids"], output_final_states=True)
         expected = model(**batch).logits
         encoded.last_hidden_state = torch.zeros_like(encoded.last_hidden_state)
         got = model(encoder_outputs=encoded, decoder_input_ids=batch["decoder_input_ids"]).logits

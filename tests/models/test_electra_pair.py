@@ -189,7 +189,7 @@ class TestHalves:
         model = CASE.model(**TIES[tie])
         halves(model, tmp_path)
         again = CtxElectraForPreTraining.from_pretrained_pair(
-            tmp_path / "generator", tmp_path / "discriminator", discriminator_weight=TINY["discriminator_weight"]
+            tmp_path / "generator", tmp_path / "discriminator", discriminator_weight=CASE.config().discriminator_weight
         )
         assert again.config.tie_generator == ("none" if tie == "none" else "embeddings")
         assert again.state_dict().keys() == model.state_dict().keys()
@@ -249,7 +249,7 @@ class TestTwoStages:
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         assert trained == {name for name, _ in model.named_parameters() if not name.startswith("generator.")}
         outputs = model(**labelled_batch())
-        assert_close(outputs.loss, TINY["discriminator_weight"] * outputs.rtd_loss)
+        assert_close(outputs.loss, CASE.config().discriminator_weight * outputs.rtd_loss)
         outputs.loss.backward()
         for name, parameter in model.named_parameters():
             assert (parameter.grad is not None) == (name in trained), name

@@ -32,12 +32,15 @@ def config(**changes: object) -> CtxElmoConfig:
 
 
 @pytest.mark.parametrize("vectors", ["glove", "word2vec"], indirect=True)
-def test_fixed_vectors_stand_behind_the_mixes_and_are_saved(vectors: str, tmp_path: Path) -> None:
+def test_word_vectors_follow_the_mixes_and_are_saved(vectors: str, tmp_path: Path) -> None:
     tokenizer = CtxElmoTokenizer.from_words([])
     batch = tokenizer(TEXT, padding=True, return_tensors="pt")
     plain = CtxElmoForTokenClassification(config()).eval()
     plain.elmo.save_pretrained(tmp_path / "encoder")
-    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "encoder", pretrained_embeddings=vectors).eval()
+    fields = CtxElmoForTokenClassification.embedding_fields(vectors)
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "encoder", **fields).eval()
+    assert not model.encode(**batch).last_hidden_state[..., 32:].any(), "opening a model opens no other one"
+    model.load_pretrained_embeddings()
     assert model.classifier.in_features == 32 + 5
     matrix = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     with torch.no_grad():
@@ -58,7 +61,9 @@ def test_fixed_vectors_stand_behind_the_mixes_and_are_saved(vectors: str, tmp_pa
 
 @pytest.mark.parametrize("trainable", [False, True])
 def test_they_are_trained_or_not(vectors: str, trainable: bool) -> None:
-    model = CtxElmoForTokenClassification(config(pretrained_embeddings=vectors, static_trainable=trainable))
+    fields = CtxElmoForTokenClassification.embedding_fields(vectors)
+    model = CtxElmoForTokenClassification(config(**fields, static_trainable=trainable))
+    model.load_pretrained_embeddings()
     batch = CtxElmoTokenizer.from_words([])(TEXT, padding=True, return_tensors="pt")
     before = model.vectors.table.clone()
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=1.0)
@@ -68,13 +73,20 @@ def test_they_are_trained_or_not(vectors: str, trainable: bool) -> None:
 
 
 def test_what_cannot_be(vectors: str, tmp_path: Path) -> None:
-    model = CtxElmoForTokenClassification(config(pretrained_embeddings=vectors))
+    model = CtxElmoForTokenClassification(config(**CtxElmoForTokenClassification.embedding_fields(vectors)))
     with pytest.raises(CtxError, match="have no characters"):
         model(inputs_embeds=torch.zeros(1, 2, 16))
+    with pytest.raises(CtxError, match="not the number and width"):
+        CtxElmoForTokenClassification(config(pretrained_embeddings=vectors))
+    with pytest.raises(CtxError, match="Cannot open the model of the word vectors"):
+        CtxElmoForTokenClassification.embedding_fields(str(tmp_path / "nowhere"))
+    other = CtxElmoForTokenClassification(config(static_size=4, static_words=3))
     with pytest.raises(CtxError, match="pretrained_embeddings is not given"):
-        CtxElmoForTokenClassification(config(static_size=4, static_words=3))
-    with pytest.raises(CtxError, match="Cannot open the model of the fixed vectors"):
-        CtxElmoForTokenClassification(config(pretrained_embeddings=str(tmp_path / "nowhere")))
+        other.load_pretrained_embeddings()
+    with pytest.raises(CtxError, match="but the table is"):
+        other.load_pretrained_embeddings(vectors)
+    with pytest.raises(CtxError, match="no room for word vectors"):
+        CtxElmoForTokenClassification(config()).load_pretrained_embeddings(vectors)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=str)

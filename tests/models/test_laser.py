@@ -43,16 +43,21 @@ def by_the_equations(model: CtxLaserForConditionalGeneration, sentence: Tensor, 
     return torch.stack(logs)
 
 
+def batch_of(*lengths: tuple[int, ...]) -> dict[str, Tensor]:
+    """A batch that names no languages."""
+    return {name: value for name, value in make_batch(TRANSLATOR, *lengths).items() if name != "target_languages"}
+
+
 @pytest.mark.parametrize("unpad", [True, False])
 def test_decoder_is_the_papers(unpad: bool) -> None:
     """The loss of padded rows of several lengths, too, each in another language."""
     model, batch = small(unpad=unpad), make_batch(TRANSLATOR)
-    languages = torch.tensor([2, 0, 1, 2])
+    batch["target_languages"] = languages = torch.tensor([2, 0, 1, 2])
     labels = make_targets(TRANSLATOR, batch)["labels"].masked_fill_(torch.tensor([[0, 0, 0, 0, 0, 1]]).bool(), -100)
     with torch.no_grad():
         sentences = model.laser(**{name: batch[name] for name in ("input_ids", "attention_mask")}).pooler_output
-        logits = model(**batch, target_languages=languages).logits.log_softmax(-1)
-        loss = model(**batch, target_languages=languages, labels=labels).loss
+        logits = model(**batch).logits.log_softmax(-1)
+        loss = model(**batch, labels=labels).loss
     total = 0.0
     for row, read in enumerate(batch["decoder_input_ids"].tolist()):
         expected = by_the_equations(model, sentences[row], read, int(languages[row]))
@@ -61,23 +66,25 @@ def test_decoder_is_the_papers(unpad: bool) -> None:
         total -= float(expected[target_mask].gather(1, labels[row][target_mask][:, None]).sum())
     assert float(loss) == pytest.approx(total / int((labels != -100).sum()), rel=1e-5)
     with torch.no_grad():
-        first = model(**batch, target_languages=torch.zeros(4, dtype=torch.long)).logits
+        first = model(**batch | {"target_languages": torch.zeros(4, dtype=torch.long)}).logits
+        del batch["target_languages"]
         assert torch.equal(model(**batch).logits, first), "the first language unless another is asked for"
 
 
 def test_of_a_text_the_decoder_knows_the_vector_alone() -> None:
-    model, batch = small(), make_batch(TRANSLATOR, (5, 5))
+    model, batch = small(), batch_of((5, 5))
     with torch.no_grad():
         encoded = model.encode(input_ids=batch["input_ids"])
         expected = model(**batch).logits
         encoded.last_hidden_state = torch.zeros_like(encoded.last_hidden_state)
-        got = model(encoder_outputs=encoded, decoder_input_ids=batch["decoder_input_ids"]).logits
+        written = {name: batch[name] for name in ("decoder_input_ids", "target_languages")}
+        got = model(encoder_outputs=encoded, **written).logits
     assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_greedy_search_in_every_language(cached: bool) -> None:
-    model, batch = small(), make_batch(TRANSLATOR, (7, 3, 5))
+    model, batch = small(), batch_of((7, 3, 5))
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     languages = torch.tensor([2, 0, 1])
     options = {"do_sample": False, "max_new_tokens": 7, "use_cache": cached}
@@ -94,20 +101,20 @@ def test_greedy_search_in_every_language(cached: bool) -> None:
 
 
 def test_beams_are_the_same_with_and_without_a_cache() -> None:
-    model, batch = small(), make_batch(TRANSLATOR, (7, 3, 5))
+    model, batch = small(), batch_of((7, 3, 5))
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     options = {"num_beams": 4, "do_sample": False, "max_new_tokens": 7, "target_languages": torch.tensor([2, 0, 1])}
     assert torch.equal(model.generate(**inputs, **options), model.generate(**inputs, **options, use_cache=False))
 
 
 def test_bad_languages() -> None:
-    model, batch = small(), make_batch(TRANSLATOR)
+    model, batch = small(), batch_of()
     with pytest.raises(CtxError, match=r"target_languages\[1\] is 3, outside \[0, num_languages=3\)"):
-        model(**batch, target_languages=torch.tensor([0, 3, 1, 1]))
+        model(**batch | {"target_languages": torch.tensor([0, 3, 1, 1])})
     with pytest.raises(CtxError, match=r"target_languages is \(2,\), expected \(4,\)"):
-        model(**batch, target_languages=torch.tensor([0, 1]))
+        model(**batch | {"target_languages": torch.tensor([0, 1])})
     cove = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
-    with pytest.raises(CtxError, match="writes one language"):
+    with pytest.raises(CtxError, match="one target language"):
         cove.model()(**make_batch(cove), target_languages=torch.tensor([0, 0, 0, 0]))
 
 
@@ -119,7 +126,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def train(files: list[str], **options: object) -> CtxLaserTokenizer:
-    documents = load_documents(*files, translations=files[::-1], marks=["<de>", "<en>"])
+    documents = load_documents(*files, translations=files[::-1], language_tags=["<de>", "<en>"])
     return CtxLaserTokenizer.train(documents.texts(), vocab_size=120, min_frequency=1, **options)
 
 
@@ -128,7 +135,7 @@ class TestData:
         tokenizer = train(files)
         assert tokenizer.languages == ["<de>", "<en>"]
         objective = TranslationToLanguages(tokenizer, max_length=60, seed=0)
-        documents = load_documents(*files, translations=files[::-1], marks=["<de>", "<en>"])
+        documents = load_documents(*files, translations=files[::-1], language_tags=["<de>", "<en>"])
         rows = list(objective.examples(documents))
         assert [row["target_language"] for row in rows] == [0, 0, 1, 1]
         for row, (text, translation) in zip(rows, [*PAIRS, *(pair[::-1] for pair in PAIRS)], strict=True):
@@ -138,7 +145,7 @@ class TestData:
         assert batch["target_languages"].tolist() == [0, 0, 1, 1]
         assert objective.config_fields["num_languages"] == 2
         assert objective.config_fields["eos_token_id"] == tokenizer.eos_token_id
-        assert set(tokenizer.convert_tokens_to_ids(["<de>", "<en>"])) <= set(objective.never_predicted)
+        assert set(tokenizer.convert_tokens_to_ids(["<de>", "<en>"])) <= set(objective.baseline.excluded_ids)
 
     def test_translations_without_a_mark_are_refused(self, files: list[str]) -> None:
         tokenizer = train(files)
@@ -149,8 +156,8 @@ class TestData:
         plain = CtxLaserTokenizer.train(documents.texts(), vocab_size=120)
         with pytest.raises(CtxError, match="knows no language"):
             TranslationToLanguages(plain, max_length=60, seed=0)
-        with pytest.raises(CtxError, match="with 1 marks"):
-            load_documents(*files, translations=files[::-1], marks=["<de>"])
+        with pytest.raises(CtxError, match="with 1 language tags"):
+            load_documents(*files, translations=files[::-1], language_tags=["<de>"])
 
 
 def test_translates_into_the_language_that_is_named(files: list[str]) -> None:

@@ -20,6 +20,7 @@ from hf_ctxmodels import (
     CtxUlmfitTokenizer,
 )
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.loading import load_model
 
 TRANSLATOR = Case(FAMILIES["lmseq2seq"], "AutoModelForSeq2SeqLM")
 TRAINED = Case(FAMILIES["lmseq2seq"], "AutoModelForPreTraining")
@@ -66,7 +67,22 @@ class TestPair:
         sizes = CtxLmSeq2SeqForPreTraining.from_pretrained_pair(**pair).config.to_diff_dict()
         kept = {name: sizes[name] for name in ("vocab_size", "target_vocab_size", "embedding_size", "hidden_size")}
         model = CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqConfig(**kept, target_model=str(pair["target"])))
+        assert not with_part(model, "target", "layers"), "construction opens no other model"
+        model.load_pretrained_parts()
         assert with_part(model, "target", "layers")
+        assert with_part(model, "target", "softmax")
+
+    def test_what_a_checkpoint_holds_is_kept(self, pair: dict[str, Path], tmp_path: Path) -> None:
+        """A translator without language models, opened with them: only the weights that it lacks are copied."""
+        model = CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(**pair)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        model.save_pretrained(tmp_path / "translator")
+        again = load_model(tmp_path / "translator", "AutoModelForPreTraining", model.config)
+        assert torch.equal(again.prediction.weight, model.prediction.weight)
+        assert torch.equal(again.encoder.word_embeddings.weight, model.encoder.word_embeddings.weight)
+        assert with_part(again, "source", "softmax")
 
     def test_its_first_layers_are_the_language_models(self, pair: dict[str, Path]) -> None:
         """What they say of a text is what they said before they were taken."""

@@ -1,12 +1,22 @@
-"""Importing the package: what it registers, what it does not import, and what it says to a rival."""
+"""The registry and the package's import: look-up, checks of specs, what is registered, and which way imports run."""
 
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import grimp
 import pytest
+from zoo import tiny_config
 
 import hf_ctxmodels
-from hf_ctxmodels.registry import FAMILIES, register
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.registry import FAMILIES, check_specs, get_family, register
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST, SECOND = list(FAMILIES.values())[:2]
 
 MODEL_TYPE = next(iter(FAMILIES.values())).config.model_type
 
@@ -63,3 +73,76 @@ def test_a_rival_registration_is_named(rival: str) -> None:
 def test_public_names_exist() -> None:
     for name in hf_ctxmodels.__all__:
         assert getattr(hf_ctxmodels, name) is not None
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph("hf_ctxmodels", cache_dir=None)
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> FamilySpec:
+    return request.param
+
+
+def imported_from(module: str, imports: grimp.ImportGraph) -> set[str]:
+    """Folders of hf_ctxmodels/models, other than its own, that a package's modules import from."""
+    inside = {module, *imports.find_descendants(module)}
+    found = {name for each in inside for name in imports.find_modules_directly_imported_by(each)} - inside
+    return {name.split(".")[2] for name in found if name.startswith("hf_ctxmodels.models.")}
+
+
+def test_a_family_imports_only_its_parent(family: FamilySpec, imports: grimp.ImportGraph) -> None:
+    others = imported_from(f"hf_ctxmodels.models.{family.name}", imports) - {"_shared"}
+    assert others <= {family.parent}, f"{family.name} imports {sorted(others)}, its SPEC.parent is {family.parent}"
+
+
+def test_what_families_share_imports_none(imports: grimp.ImportGraph) -> None:
+    assert imported_from("hf_ctxmodels.models._shared", imports) == set()
+
+
+def test_every_folder_of_a_family_is_listed() -> None:
+    folders = {path.parent.name for path in ROOT.glob("hf_ctxmodels/models/*/__init__.py")}
+    assert folders - {"_shared"} == set(FAMILIES)
+
+
+def test_every_family_has_its_card(family: FamilySpec) -> None:
+    assert (ROOT / family.card).is_file()
+
+
+def test_a_subclass_of_a_configuration_is_of_no_family(family: FamilySpec) -> None:
+    class Derived(family.config):
+        model_type = "derived"
+
+    with pytest.raises(CtxError, match=r"Derived \(model_type 'derived'\) is no configuration"):
+        get_family(Derived(**tiny_config(family).to_diff_dict()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"models": {"AutoModelForMaskedLM": FIRST.models["AutoModel"]}}, "no 'AutoModel'"),
+        ({"models": {**FIRST.models, "AutoModelForReading": FIRST.models["AutoModel"]}}, "'AutoModelForReading'"),
+        ({"models": {"AutoModel": SECOND.models["AutoModel"]}}, f"with a {FIRST.config.__name__}"),
+        ({"objectives": {"reading": int}}, "'reading' is no Objective"),
+        ({"peers": {"AutoModelForReading": FIRST.models["AutoModel"]}}, "peers names Auto classes"),
+        ({"sizes": {"tiny": {}}}, "lacks 'tiny' or 'base'"),
+        ({"sizes": {"tiny": {"hiden_size": 3}, "base": {}}}, r"sizes\['tiny'\] has no field .*hiden_size"),
+        ({"published": {"x": PublishedCount({"hiden_size": 3}, {})}}, r"published\['x'\] has no field .*hiden_size"),
+        ({"published": {"x": PublishedCount({}, {"CtxReader": 3})}}, "counts classes .*CtxReader"),
+        ({"traits": Traits(tiny={"hiden_size": 3})}, "traits.tiny has no field .*hiden_size"),
+        ({"traits": Traits(loss_weights={"loss": "wieght"})}, "traits.loss_weights has no field .*wieght"),
+        ({"parent": SECOND.name}, f"parent '{SECOND.name}' is no family listed before"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value.split(" .*")[0],
+)
+def test_a_spec_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CtxError, match=message) as caught:
+        check_specs([replace(FIRST, **change)])
+    assert f"the family '{FIRST.name}'" in str(caught.value)
+
+
+def test_two_families_of_one_name_or_model_type_are_refused() -> None:
+    for twin in (replace(SECOND, name=FIRST.name), replace(FIRST, name="another")):
+        with pytest.raises(CtxError, match=f"the family '{FIRST.name}' has its name or model_type"):
+            check_specs([FIRST, twin])

@@ -37,8 +37,8 @@ def test_a_text_is_written_again() -> None:
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_pooled_is_the_state_behind_the_last_word(side: str) -> None:
     model, batch = BASE.model(), make_batch(BASE, (9, 1, 4), side=side)
-    outputs = model(**batch, use_states=True)
-    assert torch.equal(outputs.pooler_output, outputs.states[-2])
+    outputs = model(**batch, use_cache=True)
+    assert torch.equal(outputs.pooler_output, outputs.past_key_values.states[-1][0][:, 0])
 
 
 @pytest.mark.parametrize("kind", ["word_dropout_prob", "embedding_dropout_prob", "hidden_dropout_prob"])

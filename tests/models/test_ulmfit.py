@@ -110,12 +110,14 @@ class TestBackward:
     def test_language_model(self, side: str, unpad: bool) -> None:
         batch = make_batch(LM, (9, 1, 4), side=side)
         forward, backward = (LM.model(unpad=unpad, backward=value) for value in (False, True))
-        expected = forward(**reversed_rows(batch), use_states=True)
-        found = backward(**batch, use_states=True)
+        expected = forward(**reversed_rows(batch), use_cache=True)
+        found = backward(**batch, use_cache=True)
         torch.testing.assert_close(found.logits, expected.logits.flip(1))
-        torch.testing.assert_close(found.states, expected.states)
-        again = forward(**reversed_rows(batch), states=expected.states)
-        torch.testing.assert_close(backward(**batch, states=found.states).logits, again.logits.flip(1))
+        torch.testing.assert_close(found.past_key_values.states, expected.past_key_values.states)
+        again = forward(**reversed_rows(batch), past_key_values=expected.past_key_values)
+        torch.testing.assert_close(
+            backward(**batch, past_key_values=found.past_key_values).logits, again.logits.flip(1)
+        )
 
     def test_losses(self, side: str, unpad: bool) -> None:
         """Of labels as transformers has them, and with the word before the row; also of several sequences in a row."""

@@ -4,7 +4,8 @@ import pytest
 from numbered_text import WORDS, word
 from transformers import XLNetTokenizer
 
-from hf_ctxmodels.models.bert.tokenization_bert import SPECIAL_TOKENS, CtxBertTokenizer
+from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.tokenizers.wordpiece import SPECIAL_TOKENS
 
 
 @pytest.fixture(scope="session")

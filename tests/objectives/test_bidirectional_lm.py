@@ -87,9 +87,9 @@ def test_rates_and_statistics(tokenizer: CtxElmoTokenizer) -> None:
 
 
 def test_whether_the_state_is_carried(tokenizer: CtxElmoTokenizer) -> None:
-    assert BidirectionalLM(tokenizer, max_length=9, seed=0).contiguous
+    assert BidirectionalLM(tokenizer, max_length=9, seed=0).sampling.contiguous
     alone = BidirectionalLM(tokenizer, max_length=9, seed=0, carry=False)
-    assert not alone.contiguous
+    assert not alone.sampling.contiguous
     assert alone.config_fields == {"stateful": False}
 
 

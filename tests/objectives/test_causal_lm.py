@@ -40,7 +40,7 @@ def test_rows_and_their_targets_are_the_text_without_a_gap(tokenizer: CtxUlmfitT
     assert (batch["input_ids"][~tokens] == tokenizer.pad_token_id).all()
     counts = objective.count(batch)
     assert counts["targets"] == len(text) - 1
-    assert counts["unknown"] == 0
+    assert counts["unknown_targets"] == 0
     assert objective.rates(counts)["targets_per_word"] == pytest.approx(1 - 1 / len(text))
     assert objective.statistics["tokens"] == len(text)
 
@@ -71,7 +71,7 @@ def test_rows_of_one_length(tokenizer: CtxUlmfitTokenizer) -> None:
 def test_what_is_carried(tokenizer: CtxUlmfitTokenizer) -> None:
     for carry in (True, False):
         objective, _ = examples(tokenizer, carry=carry)
-        assert objective.contiguous is carry
+        assert objective.sampling.contiguous is carry
         assert objective.config_fields == {"stateful": carry, "backward": False}
 
 

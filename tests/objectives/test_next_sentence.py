@@ -168,7 +168,7 @@ def test_whole_words_of_pairs(tokenizer):
     inside = continuation[original[:, 1:]]
     assert inside.any()
     selected = batch["labels"] != -100
-    assert (selected[:, 1:] == selected[:, :-1])[inside].all(), "a piece and the one before it share their fate"
+    assert (selected[:, 1:] == selected[:, :-1])[inside].all(), "a piece is selected with the one before it"
 
 
 def test_batches_name_what_the_head_takes(tokenizer):

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
-from hf_ctxmodels.objectives.common.seeding import generator
 
 SHARES = np.array([6, 3, 2]) / 11
 
@@ -62,15 +62,15 @@ def test_whole_words_within_the_budget_and_never_special_tokens(
     _, labels = TokenMasker(tokenizer, rule).mask(ids, words, generator(seed, 0, 0))
     selected = labels != IGNORED
     assert not selected[ids == tokenizer.sep_token_id].any()
-    ordinary = [length for word, length in enumerate(lengths) if word not in special]
-    budget = rule.budget(sum(ordinary))
+    non_special = [length for word, length in enumerate(lengths) if word not in special]
+    budget = rule.budget(sum(non_special))
     if limit is not None:
         assert selected.sum() <= limit
-    if ordinary and min(ordinary) <= budget:
+    if non_special and min(non_special) <= budget:
         assert 1 <= selected.sum() <= budget
         for word, length in enumerate(lengths):
             assert selected[words == word].sum() in (0, length)
-    if ordinary and max(ordinary) == 1:
+    if non_special and max(non_special) == 1:
         assert selected.sum() == budget, "the share is met exactly"
 
 
@@ -105,12 +105,12 @@ def test_words_of_a_sentencepiece_tokenizer_are_masked_whole(family):
     batch = objective.collate(rows)
     selected = batch["labels"] != IGNORED
     begins = torch.tensor([token.startswith("▁") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
-    ordinary = torch.isin(batch["input_ids"], torch.tensor(tokenizer.all_special_ids), invert=True)
-    inside = ordinary[:, 1:] & ~begins[batch["input_ids"][:, 1:]]
+    non_special = torch.isin(batch["input_ids"], torch.tensor(tokenizer.all_special_ids), invert=True)
+    inside = non_special[:, 1:] & ~begins[batch["input_ids"][:, 1:]]
     assert inside.any()
     assert selected.any(1).all()
-    assert (selected[:, 1:] == selected[:, :-1])[inside].all(), "a piece and the one before it share their fate"
-    assert not selected[~ordinary].any()
+    assert (selected[:, 1:] == selected[:, :-1])[inside].all(), "a piece is selected with the one before it"
+    assert not selected[~non_special].any()
 
 
 def test_words_that_are_not_known_are_an_error(tokenizer):

@@ -76,11 +76,11 @@ def test_targets_and_ranks(trailing_tokenizer, lengths, chosen):
 
         assert (np.diff(targets) > 0).all(), "each target once, in order"
         assert labels.tolist() == ids[targets].tolist()
-        ordinary = ids >= FIRST_WORD
-        assert ordinary[targets].all(), "no special token is a target"
-        assert len(targets) >= ordinary.any()
+        non_special = ids >= FIRST_WORD
+        assert non_special[targets].all(), "no special token is a target"
+        assert len(targets) >= non_special.any()
         if chosen["num_predictions"] is not None:
-            assert len(targets) == min(chosen["num_predictions"], ordinary.sum())
+            assert len(targets) == min(chosen["num_predictions"], non_special.sum())
 
         is_target = np.isin(np.arange(len(ids)), targets)
         reuse = min(chosen["reuse_length"] or len(ids), len(ids))
@@ -189,7 +189,7 @@ def test_spans_are_of_whole_words(trailing_tokenizer):
     assert selected.any(axis=1).all()
     inside &= np.roll(row["input_ids"] >= FIRST_WORD, 1)  # a row or segment may begin within a word
     assert inside.any()
-    assert (selected[:, 1:] == selected[:, :-1])[:, inside[1:]].all(), "a piece shares the fate of the one before it"
+    assert (selected[:, 1:] == selected[:, :-1])[:, inside[1:]].all(), "a piece is selected with the one before it"
 
 
 @settings(max_examples=40, deadline=None)
@@ -293,7 +293,7 @@ def test_rows_on_their_own_hold_all_of_the_text_in_order(trailing_tokenizer, sha
     documents, _ = numbered_documents(shape)
     text, ends = running_text(documents), sentence_ends(shape)
     objective = PermutationLM(trailing_tokenizer, max_length=max_length, seed=seed)
-    assert not objective.contiguous
+    assert not objective.sampling.contiguous
     assert not objective.config_fields
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)
@@ -326,7 +326,7 @@ def test_rows_with_a_memory_continue_each_other(trailing_tokenizer, shape, max_l
     reuse_length = max(1, min(round(reuse * room), room - 2))
     given_options = {"memory_length": 20, "reuse_length": reuse_length}
     objective = PermutationLM(trailing_tokenizer, max_length=max_length, seed=seed, **given_options)
-    assert objective.contiguous
+    assert objective.sampling.contiguous
     assert objective.config_fields == {"mem_len": 20, "reuse_len": reuse_length, "use_mems_train": True}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)

@@ -1,4 +1,4 @@
-"""Several tasks on sentences: what a document teaches, batches of one task or of several, and whose turn it is."""
+"""Several tasks on sentences: what a document teaches, batches of one task or of several, and how tasks are drawn."""
 
 import json
 from collections import Counter
@@ -34,7 +34,7 @@ def documents(tmp_path: Path) -> Documents:
         *files[:3],
         f"{files[3]}=premise,hypothesis,label",
         translations=["-", str(tmp_path / "de1.txt"), str(tmp_path / "parse1.txt"), "-"],
-        marks=["-", "<de>", "<parse>", "-"],
+        language_tags=["-", "<de>", "<parse>", "-"],
     )
 
 
@@ -133,9 +133,9 @@ def test_long_ones_are_left_out_and_counted(documents: Documents, tokenizer: Ctx
 def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     examples = ExampleSet.build(objective.examples(documents))
-    turns = SampledMixture.of_kinds(examples, objective.task_column, objective.task_periods)
-    assert len(turns) == len(examples)
-    batches = [[turns[key] for key in batch] for batch in islice(MixtureBatchSampler(turns, 3, seed=1), 400)]
+    mixture = SampledMixture.by_column(examples, objective.sampling.task_column, objective.sampling.task_periods)
+    assert len(mixture) == len(examples)
+    batches = [[mixture[key] for key in batch] for batch in islice(MixtureBatchSampler(mixture, 3, seed=1), 400)]
     tasks = [{int(row["task"]) for row in batch} for batch in batches]
     assert all(len(task) == 1 for task in tasks)
     order = [task.pop() for task in tasks]
@@ -151,10 +151,10 @@ def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTo
 
 def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0, relations_every=0)
-    assert objective.task_periods == {}
+    assert objective.sampling.task_periods == {}
     alone = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="relations")
-    turns = SampledMixture.of_kinds(ExampleSet.build(alone.examples(documents)), "task", alone.task_periods)
-    assert set(turns.turns(np.arange(50), seed=0).tolist()) == {0}
+    mixture = SampledMixture.by_column(ExampleSet.build(alone.examples(documents)), "task", alone.sampling.task_periods)
+    assert set(mixture.choose(np.arange(50), seed=0).tolist()) == {0}
 
 
 def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tmp_path: Path) -> None:

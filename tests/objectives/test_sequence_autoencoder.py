@@ -51,7 +51,7 @@ def test_counts(tokenizer: CtxSeqaeTokenizer) -> None:
     words = objective.statistics["tokens"]
     assert counts["rows"] == len(rows)
     assert counts["targets"] == words + len(rows)
-    assert counts["words"] == 2 * words + len(rows)
+    assert counts["tokens"] == 2 * words + len(rows)
     assert objective.statistics["cut"] == len(rows) - len(DOCUMENTS)
     assert objective.rates(counts)["targets_per_row"] == pytest.approx(counts["targets"] / len(rows))
 
@@ -74,7 +74,7 @@ def test_rows_do_not_depend_on_their_batch(tokenizer: CtxSeqaeTokenizer) -> None
 
 def test_the_state_is_not_carried(tokenizer: CtxSeqaeTokenizer) -> None:
     objective, _ = examples(tokenizer, 21)
-    assert not objective.contiguous
+    assert not objective.sampling.contiguous
     assert objective.config_fields == {"stateful": False, "eos_token_id": tokenizer.eos_token_id}
 
 

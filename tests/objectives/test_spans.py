@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget
+from hf_ctxmodels.objectives.common.spans import Units, harmonic, place_spans, sample_spans, trim_to_budget
 
 SEEDS = st.integers(0, 10**6)
 
@@ -80,3 +80,28 @@ def test_the_budget_is_met_exactly_and_words_are_broken_only_when_none_fits(leng
     loose = [len(word) for word in of_word if not word.all()]
     if any(word.any() and not word.all() for word in of_word):
         assert min(loose) > budget - sum(whole), "a whole word would have fitted"
+
+
+@settings(deadline=None)
+@given(
+    candidates=st.lists(st.booleans(), max_size=40),
+    words=st.lists(st.integers(0, 3), min_size=40, max_size=40),
+    longest=st.integers(1, 5),
+    budget=st.integers(1, 20),
+    seed=st.integers(0, 99),
+)
+def test_placed_spans_are_disjoint_runs_of_the_row_within_the_budget(candidates, words, longest, budget, seed):
+    row = np.array(candidates, dtype=bool)
+    units, rng = Units.of(row, np.array(words[: len(row)])), np.random.default_rng(seed)
+    lengths = rng.integers(1, longest, len(units), endpoint=True)
+    spans = place_spans(units, lengths, budget, rng)
+    positions = units.in_spans(spans)
+    assert len(set(positions.tolist())) == len(positions)
+    assert row[positions].all()
+    for start, stop in spans.tolist():
+        assert stop - start <= lengths[start]
+        assert (np.diff(units.in_spans(np.array([[start, stop]]))) == 1).all(), "no special token inside"
+    if len(units) and units.lengths.min() <= budget:
+        assert 0 < len(positions) <= budget
+    else:
+        assert len(spans) == (len(units) > 0)

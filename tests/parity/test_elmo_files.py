@@ -54,7 +54,7 @@ def test_top_layer_with_the_state_carried_over_ten_batches(
 ) -> None:
     model = read(folder)
     model.config.unpad = unpad
-    states = None
+    cache = None
     for number in range(10):
         batch = tokenizer(
             [stream[number] for stream in streams],
@@ -64,8 +64,8 @@ def test_top_layer_with_the_state_carried_over_ten_batches(
             return_tensors="pt",
         )
         with torch.no_grad():
-            outputs = model(**batch, states=states, use_states=True)
-        states = outputs.states
+            outputs = model(**batch, past_key_values=cache, use_cache=True)
+        cache = outputs.past_key_values
         for row, stream in enumerate(expected):
             words = outputs.last_hidden_state[row][batch["attention_mask"][row].bool()]
             torch.testing.assert_close(words[1:-1], stream[number], rtol=0, atol=1e-5)
@@ -79,7 +79,7 @@ def test_without_its_state_only_the_first_sentence_agrees(
         batch = tokenizer(streams[0][number], is_split_into_words=True, return_tensors="pt")
         with torch.no_grad():
             outputs = model(**batch)
-        assert outputs.states is None
+        assert outputs.past_key_values is None
         difference = float((outputs.last_hidden_state[0, 1:-1] - expected[0][number]).abs().max())
         assert (difference < 1e-5) == agrees
 

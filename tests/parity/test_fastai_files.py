@@ -69,11 +69,11 @@ def test_equal_to_a_stack_of_torch(layout: str, tmp_path: Path) -> None:
     ids = torch.randint(WORDS, (3, 17), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected, after = stack(ids)
-        outputs = model(input_ids=ids, use_states=True)
+        outputs = model(input_ids=ids, use_cache=True)
         torch.testing.assert_close(outputs.logits, expected, atol=1e-5, rtol=1e-5)
         second, _ = stack(ids.flip(1), after)
         torch.testing.assert_close(
-            model(input_ids=ids.flip(1), states=outputs.states).logits, second, atol=1e-5, rtol=1e-5
+            model(input_ids=ids.flip(1), past_key_values=outputs.past_key_values).logits, second, atol=1e-5, rtol=1e-5
         )
 
 

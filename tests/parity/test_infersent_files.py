@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError, CtxInferSentModel
-from hf_ctxmodels.models._shared.torch_lstm import on_vectors, read_state_dict
+from hf_ctxmodels.models._shared.torch_lstm import model_on_vectors, read_state_dict
 
 SCRIPT = Path(__file__).parents[2] / "conversion" / "infersent.py"
 WORDS = ["the", "cat", "saw", "The", "garden", "<p>", "</p>"]
@@ -32,7 +32,7 @@ def test_vectors_are_those_of_torch(tmp_path: Path, width, hidden, pooling, pool
     torch.save(weights, tmp_path / "infersent.pkl", _use_new_zipfile_serialization=False)  # as it was in 2017
     vectors = np.random.default_rng(0).normal(size=(40, width)).astype(np.float32)
     weights = read_state_dict(tmp_path / "infersent.pkl")
-    model = on_vectors(CtxInferSentModel, weights, vectors, pooling=pooling, unpad=unpad)
+    model = model_on_vectors(CtxInferSentModel, weights, vectors, pooling=pooling, unpad=unpad)
     ids, lengths = torch.randint(2, 42, (5, 11)), (11, 4, 1, 8, 2)
     ids[0, 3:5] = ids[3, 0] = ids[4] = 1
     mask = (torch.arange(11) < torch.tensor(lengths)[:, None]).long()
@@ -51,7 +51,7 @@ def test_a_vector_does_not_depend_on_what_it_is_padded_with() -> None:
     lstm, weights = released(6, 16)
     vectors = np.random.default_rng(0).normal(size=(9, 6)).astype(np.float32)
     weights = {name.removeprefix("enc_lstm."): value for name, value in weights.items()}
-    model = on_vectors(CtxInferSentModel, weights, vectors)
+    model = model_on_vectors(CtxInferSentModel, weights, vectors)
     short = torch.tensor([[3, 4]])
     alone = model(input_ids=short).pooler_output
     padded = torch.nn.functional.pad(short, (0, 5))
@@ -96,4 +96,4 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     del weights["enc_lstm.weight_hh_l0_reverse"]
     torch.save(weights, tmp_path / "less.pkl")
     with pytest.raises(CtxError, match=r"missing.*weight_hh_l0_reverse"):
-        on_vectors(CtxInferSentModel, read_state_dict(tmp_path / "less.pkl"), np.zeros((3, 6), dtype=np.float32))
+        model_on_vectors(CtxInferSentModel, read_state_dict(tmp_path / "less.pkl"), np.zeros((3, 6), dtype=np.float32))

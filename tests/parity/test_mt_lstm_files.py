@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxCoveModel, CtxError
-from hf_ctxmodels.models._shared.torch_lstm import on_vectors, read_state_dict
+from hf_ctxmodels.models._shared.torch_lstm import model_on_vectors, read_state_dict
 
 SCRIPT = Path(__file__).parents[2] / "conversion" / "cove.py"
 WORDS = ["the", "cat", "saw", "The", "garden"]
@@ -29,11 +29,11 @@ def test_states_are_those_of_torch(tmp_path: Path, width: int, hidden: int, laye
     lstm, weights = released(width, hidden, layers)
     torch.save(weights, tmp_path / "weights.pth")
     vectors = np.random.default_rng(0).normal(size=(40, width)).astype(np.float32)
-    model = on_vectors(CtxCoveModel, read_state_dict(tmp_path / "weights.pth"), vectors)
+    model = model_on_vectors(CtxCoveModel, read_state_dict(tmp_path / "weights.pth"), vectors)
     model.config.unpad = unpad
     ids, lengths = torch.randint(2, 42, (4, 11)), (11, 4, 1, 8)
     mask = (torch.arange(11) < torch.tensor(lengths)[:, None]).long()
-    got = model(input_ids=ids, attention_mask=mask, use_states=True)
+    got = model(input_ids=ids, attention_mask=mask, output_final_states=True)
     for row, length in enumerate(lengths):
         read = torch.from_numpy(vectors)[ids[row, :length] - 2]
         expected, (last, cells) = lstm(read[None])
@@ -82,11 +82,11 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         read_state_dict(tmp_path / "list.pth")
     torch.save(weights | {"out.weight": torch.zeros(2)}, tmp_path / "more.pth")
     with pytest.raises(CtxError, match="unexpected"):
-        on_vectors(CtxCoveModel, read_state_dict(tmp_path / "more.pth"), vectors)
+        model_on_vectors(CtxCoveModel, read_state_dict(tmp_path / "more.pth"), vectors)
     del weights["rnn.bias_hh_l1_reverse"]
     torch.save(weights, tmp_path / "less.pth")
     with pytest.raises(CtxError, match=r"missing.*bias_hh_l1_reverse"):
-        on_vectors(CtxCoveModel, read_state_dict(tmp_path / "less.pth"), vectors)
+        model_on_vectors(CtxCoveModel, read_state_dict(tmp_path / "less.pth"), vectors)
     torch.save(released(6, 4, 2)[1], tmp_path / "weights.pth")
     with pytest.raises(CtxError, match="width 6"):
-        on_vectors(CtxCoveModel, read_state_dict(tmp_path / "weights.pth"), vectors[:, :5])
+        model_on_vectors(CtxCoveModel, read_state_dict(tmp_path / "weights.pth"), vectors[:, :5])

@@ -18,6 +18,8 @@ from zoo import (
 )
 
 SEEDS = range(6)
+# Every seed for the encoders, one for each head: seeds change the shape of the encoder.
+DRAWN = [(case, seed) for number, case in enumerate(PEERED) for seed in SEEDS if case.is_base or seed == number % 6]
 BASES = [case for case in PEERED if case.is_base]
 ACTIVATIONS = ("gelu", "relu", "gelu_new", "silu", "tanh")
 
@@ -51,7 +53,7 @@ def random_batch(case: Case, seed: int, *, side: str | None = None, masked: bool
     lengths = [int(length) for length in draw.integers(1, 18, size=5)]
     batch = make_batch(case, lengths, side=side, seed=seed, masked=masked)
     if seed % 2:
-        del batch["token_type_ids"]
+        batch.pop("token_type_ids", None)
     return batch
 
 
@@ -62,8 +64,7 @@ def pair(case: Case, seed: int, folder: Any, **changes: Any) -> tuple[PreTrained
     return reference, case.model_class.from_pretrained(folder).eval()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("case", PEERED, ids=str)
+@pytest.mark.parametrize(("case", "seed"), DRAWN, ids=str)
 def test_outputs(case: Case, seed: int, tmp_path: Any) -> None:
     reference, ours = pair(case, seed, tmp_path)
     for masked in (True, False):
@@ -92,8 +93,7 @@ def test_pooled_output_with_left_padding_is_that_of_the_first_token(case: Case, 
     assert_close(reference(**left).pooler_output[full], ours(**left).pooler_output[full])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("case", [case for case in PEERED if not case.is_base], ids=str)
+@pytest.mark.parametrize(("case", "seed"), [drawn for drawn in DRAWN if not drawn[0].is_base], ids=str)
 def test_losses_and_gradients(case: Case, seed: int, tmp_path: Any) -> None:
     """Gradients are compared as gradients of the reference's parameters, by exporting ours."""
     reference, ours = pair(case, seed, tmp_path / "reference")
@@ -118,7 +118,7 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-@pytest.mark.parametrize("case", PEERED, ids=str)
+@pytest.mark.parametrize("case", [case for case in PEERED if case.is_base], ids=str)
 def test_recorded_states_and_attention(case: Case, tmp_path: Any) -> None:
     reference, ours = pair(case, 1, tmp_path)
     reference.set_attn_implementation("eager")

@@ -6,14 +6,15 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 from zoo import tiny_config
 
 from hf_ctxmodels.inference import WordTaggingPipeline, answer_questions
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge"]
 CONTEXT = "the old sailor mended the bridge and nobody saw the red boat"
 
 
 @pytest.fixture(params=list(FAMILIES.values()), ids=lambda family: family.name)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> FamilySpec:
     return request.param
 
 
@@ -24,7 +25,7 @@ def saved(family, tmp_path):
     def save(auto_name: str, **config):
         if auto_name not in family.models:
             pytest.skip(f"{family.name} has no {auto_name}")
-        tokenizer = family.tokenizer.train([*TEXTS, CONTEXT] * 5, vocab_size=120)
+        tokenizer = family.tokenizer.train([*TEXTS, CONTEXT] * 5, vocab_size=300)
         torch.manual_seed(0)
         model = family.models[auto_name](tiny_config(family, vocab_size=len(tokenizer), **config)).eval()
         model.save_pretrained(tmp_path)
@@ -39,10 +40,9 @@ def outputs(model, tokenizer, *texts: str):
     return model(**tokenizer(*texts, return_tensors="pt"))
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_feature_extraction(saved, batch_size):
+def test_feature_extraction(saved):
     directory, model, tokenizer = saved("AutoModel")
-    features = pipeline("feature-extraction", model=directory)(TEXTS, batch_size=batch_size, return_tensors=True)
+    features = pipeline("feature-extraction", model=directory)(TEXTS, batch_size=3, return_tensors=True)
     for text, got in zip(TEXTS, features):
         expected = outputs(model, tokenizer, text).last_hidden_state
         length = expected.shape[1]
@@ -61,11 +61,10 @@ def test_fill_mask(saved):
     assert filled[0]["token_str"] == tokenizer.decode([filled[0]["token"]])
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_text_classification(saved, batch_size):
+def test_text_classification(saved):
     labels = {0: "bad", 1: "so-so", 2: "good"}
     directory, model, tokenizer = saved("AutoModelForSequenceClassification", id2label=labels)
-    results = pipeline("text-classification", model=directory)(TEXTS, batch_size=batch_size, top_k=None)
+    results = pipeline("text-classification", model=directory)(TEXTS, batch_size=3, top_k=None)
     for text, result in zip(TEXTS, results):
         expected = outputs(model, tokenizer, text).logits[0].softmax(-1).tolist()
         scores = {row["label"]: row["score"] for row in result}
@@ -75,29 +74,27 @@ def test_text_classification(saved, batch_size):
     assert pipeline("text-classification", model=directory)(pair)["label"] == labels[int(expected.argmax())]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_token_classification(saved, batch_size):
+def test_token_classification(saved):
     labels = {0: "O", 1: "B-X", 2: "I-X"}
     directory, model, tokenizer = saved("AutoModelForTokenClassification", id2label=labels)
     # transformers' own pipeline wants one id for each token.
     own = {"pipeline_class": WordTaggingPipeline} if model.id_axes else {}
     tagger = pipeline("token-classification", model=directory, ignore_labels=[], **own)
-    for text, words in zip(TEXTS, tagger(TEXTS, batch_size=batch_size)):
+    for text, words in zip(TEXTS, tagger(TEXTS, batch_size=3)):
         special = torch.tensor(tokenizer(text, return_special_tokens_mask=True).special_tokens_mask)
         logits = outputs(model, tokenizer, text).logits[0, special == 0]
         assert [word["entity"] for word in words] == [labels[int(best)] for best in logits.argmax(-1)]
         assert [word["score"] for word in words] == pytest.approx(logits.softmax(-1).amax(-1).tolist(), abs=1e-5)
-        assert [text[word["start"] : word["end"]] for word in words] == [word["word"].strip("#▁") for word in words]
+        assert [text[word["start"] : word["end"]] for word in words] == [word["word"].strip("#▁Ġ") for word in words]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_answers_without_a_pipeline(saved, batch_size):
+def test_answers_without_a_pipeline(saved):
     # transformers 5 has no question-answering pipeline any more: ours reads windows, and batches do not matter.
     directory, model, tokenizer = saved("AutoModelForQuestionAnswering")
     questions = [("nobody saw a boat", CONTEXT), ("who", " and ".join([CONTEXT, TEXTS[0]] * 6))]
     opened = AutoModelForQuestionAnswering.from_pretrained(directory)
     answers = answer_questions(
-        opened, AutoTokenizer.from_pretrained(directory), questions, max_length=38, doc_stride=6, batch_size=batch_size
+        opened, AutoTokenizer.from_pretrained(directory), questions, max_length=38, doc_stride=6, batch_size=3
     )
     for answer, (_, context) in zip(answers, questions):
         assert answer.text

@@ -216,7 +216,7 @@ def test_options_change_the_configuration(folder, monkeypatch, capsys) -> None:
     assert json.loads((folder / "out2" / "config.json").read_text())["num_hidden_layers"] == 1
 
 
-def test_the_summary_holds_what_guessing_gets(folder, monkeypatch) -> None:
+def test_the_summary_holds_the_frequency_baseline(folder, monkeypatch) -> None:
     flags = [*new_run(folder), "--max_steps", 1, "--validation_fraction", 0.2]
     assert pretrain(monkeypatch, *flags) == 0
     metrics = TrainingSummary.load(folder / "out").metrics
@@ -225,6 +225,28 @@ def test_the_summary_holds_what_guessing_gets(folder, monkeypatch) -> None:
     for name in token_losses:
         assert 0 < metrics[name] < math.log(80) < metrics["eval_loss"]
     assert (folder / "out" / "training_curve.png").exists()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_languages_are_sampled_and_exactly_so_after_a_stop(folder, monkeypatch, streaming) -> None:
+    documents = (folder / "text.txt").read_text().split("\n\n")
+    (folder / "small.txt").write_text("\n\n".join(documents[:4]))
+    data = ("--dataset", folder / "text.txt", folder / "small.txt", "--sampling_alpha", 0.3)
+    flags = (*new_run(folder), *data, "--max_steps", 6, "--save_steps", 3, "--save_total_limit", 9)
+    flags += ("--streaming",) if streaming else ()
+    assert pretrain(monkeypatch, *flags) == 0
+    shutil.copytree(folder / "out", folder / "stopped")
+    shutil.rmtree(folder / "stopped" / "checkpoint-6", ignore_errors=True)
+    assert pretrain(monkeypatch, *flags, "--output_dir", folder / "stopped", "--resume") == 0
+    files = [(folder / name / "model.safetensors").read_bytes() for name in ("out", "stopped")]
+    assert files[0] == files[1]
+    assert pretrain(monkeypatch, *flags, "--output_dir", folder / "proportional", "--sampling_alpha", 1) == 0
+    assert (folder / "proportional" / "model.safetensors").read_bytes() != files[0]
+
+
+def test_one_language_is_not_sampled(folder, monkeypatch, capsys) -> None:
+    assert pretrain(monkeypatch, *new_run(folder), "--max_steps", 1, "--sampling_alpha", 0.3) == 2
+    assert "needs several data sets" in capsys.readouterr().err
 
 
 def test_the_family_follows_from_the_model(folder, monkeypatch, capsys) -> None:

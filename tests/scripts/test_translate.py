@@ -44,7 +44,7 @@ def test_learns_to_translate(
     train, test = write(tmp_path, "train", 600, seed=0), write(tmp_path, "test", 40, seed=1)
     data = {"dataset": train["en"], "translations": train["de"], "family": family}
     hidden, length, demanded = 32, 250, 50
-    if any(objective.marks_languages for objective in FAMILIES[family].objectives.values()):
+    if any(objective.reads_language_tags for objective in FAMILIES[family].objectives.values()):
         data["language_tags"] = "<de>"
         hidden, length, demanded = 96, 700, 20  # a sentence's vector is all that the decoder has
     tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))

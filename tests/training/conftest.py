@@ -94,12 +94,12 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @pytest.fixture(scope="session")
-def lanes_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A model with a memory, carried along contiguous lanes of text."""
-    return make_workspace(tmp_path_factory.mktemp("lanes"), "xlnet", objective_options="memory_length=20")
+def contiguous_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A model with a memory, carried along contiguous rows of text."""
+    return make_workspace(tmp_path_factory.mktemp("contiguous"), "xlnet", objective_options="memory_length=20")
 
 
-@pytest.fixture(params=["workspace", "lanes_workspace"])
+@pytest.fixture(params=["workspace", "contiguous_workspace"])
 def any_workspace(request: pytest.FixtureRequest) -> Workspace:
     """Rows on their own, and rows with a memory."""
     return request.getfixturevalue(request.param)
@@ -111,7 +111,7 @@ def pair_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return make_workspace(tmp_path_factory.mktemp("pair"), "electra")
 
 
-@pytest.fixture(params=["workspace", "lanes_workspace", "pair_workspace"])
+@pytest.fixture(params=["workspace", "contiguous_workspace", "pair_workspace"])
 def every_workspace(request: pytest.FixtureRequest) -> Workspace:
     """These, and a pair of models."""
     return request.getfixturevalue(request.param)

@@ -83,7 +83,7 @@ def test_sigterm_to_the_whole_group_saves_and_resumes_a_stream(any_workspace, tm
     code, errors = any_workspace.pretrain(*any_workspace.flags(whole, *BATCHES, *LENGTH, "--streaming"))
     assert code == 0, errors
 
-    flags = any_workspace.flags(broken, *BATCHES, *LENGTH, "--streaming")
+    flags = any_workspace.flags(broken, *BATCHES, *LENGTH, "--streaming", "--dataloader_workers", 1)
     process = any_workspace.start("scripts/pretrain.py", *flags)
     wait_for(broken / "checkpoint-3", process)
     os.killpg(process.pid, signal.SIGTERM)

@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.models._shared.static import is_compiled
-from hf_ctxmodels.registry import FAMILIES, Family
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -21,13 +22,13 @@ TEXT = "\n\n".join(
 
 
 @pytest.fixture(params=[FAMILIES[name] for name in IN_PLACE], ids=IN_PLACE)
-def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> FamilySpec:
     (tmp_path / "text.txt").write_text(TEXT)
     request.param.tokenizer.train([TEXT], vocab_size=50, min_count=1).save_pretrained(tmp_path / "tokenizer")
     return request.param
 
 
-def run(family: Family, folder: Path, output: str, steps: int, *more: str) -> dict[str, torch.Tensor]:
+def run(family: FamilySpec, folder: Path, output: str, steps: int, *more: str) -> dict[str, torch.Tensor]:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     argv = ["--family", family.name, "--tokenizer", folder / "tokenizer", "--dataset", folder / "text.txt"]
@@ -52,7 +53,7 @@ def run(family: Family, folder: Path, output: str, steps: int, *more: str) -> di
     [(), ("--objective", "cbow"), ("--objective_options", "output=hierarchical-softmax"), ("--streaming", "true")],
     ids=["skip-gram", "cbow", "tree", "stream"],
 )
-def test_resuming_is_exact(family: Family, options: tuple[str, ...], tmp_path: Path) -> None:
+def test_resuming_is_exact(family: FamilySpec, options: tuple[str, ...], tmp_path: Path) -> None:
     whole = run(family, tmp_path, "whole", 7, *options)
     run(family, tmp_path, "parts", 4, *options)
     resumed = run(family, tmp_path, "parts", 7, "--resume", "true", *options)
@@ -62,17 +63,17 @@ def test_resuming_is_exact(family: Family, options: tuple[str, ...], tmp_path: P
     assert whole["outputs.weight"].any()
 
 
-def test_other_optimizers_take_the_gradient(family: Family, tmp_path: Path) -> None:
+def test_other_optimizers_take_the_gradient(family: FamilySpec, tmp_path: Path) -> None:
     first = run(family, tmp_path, "adamw", 3, "--optimizer", "adamw", "--learning_rate", "0.01")
     assert first["outputs.weight"].any()
 
 
-def test_weight_decay_is_refused(family: Family, tmp_path: Path) -> None:
+def test_weight_decay_is_refused(family: FamilySpec, tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="--weight_decay 0"):
         run(family, tmp_path, "decayed", 3, "--weight_decay", "0.1")
 
 
-def test_threads_reach_about_the_same_loss(family: Family, tmp_path: Path) -> None:
+def test_threads_reach_about_the_same_loss(family: FamilySpec, tmp_path: Path) -> None:
     model_class = family.models["AutoModelForPreTraining"]
     ids = torch.randint(2, 40, (8, 32), generator=torch.Generator().manual_seed(0))
     losses = {}

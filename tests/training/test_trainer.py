@@ -1,4 +1,4 @@
-"""Every head of every family under transformers' own Trainer, untouched."""
+"""One head of every kind under transformers' own Trainer, untouched."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import Dataset
 from transformers import EvalPrediction, Trainer, TrainingArguments
-from zoo import HEADS, SOFT_TARGETS, Case, learnable_batch
+from zoo import ARCHETYPES, Case, learnable_batch
 
 from hf_ctxmodels.training.batches import INDEX_KEY
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
@@ -29,7 +29,7 @@ class Rows(Dataset):
         return {name: tensor[index] for name, tensor in self.batch.items()} | {"row_number": index}
 
 
-@pytest.fixture(params=HEADS, ids=str)
+@pytest.fixture(params=ARCHETYPES, ids=str)
 def head(request: pytest.FixtureRequest) -> Case:
     return request.param
 
@@ -145,7 +145,7 @@ def test_evaluation_finds_the_targets_and_keeps_the_outputs(head, make_trainer):
 
     batch, _ = learnable_batch(head, 10, seed=3)
     trainer = make_trainer(batch=batch, compute_metrics=compute_metrics, per_device_eval_batch_size=4)
-    names = [name for name in head.model_class.loss_targets if name not in SOFT_TARGETS]
+    names = head.compared_targets
     assert set(trainer.label_names) >= set(names)
     metrics = trainer.evaluate()
     with torch.no_grad():

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_kind
 from hf_ctxmodels.data.tasks import metrics
@@ -20,8 +21,6 @@ from hf_ctxmodels.data.tasks.readers import (
     read_conllu,
     read_table,
 )
-
-IGNORED = -100  # the target that a loss skips
 
 
 class TokenClassification(LabelledTask[TaggedSentence]):

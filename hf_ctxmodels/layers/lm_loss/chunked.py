@@ -200,12 +200,12 @@ def _loss_and_gradients(
     samples: Tensor | None = None,
     right: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The summed cross-entropy, and its gradients by the first three arguments where they are `wanted`.
+    """The summed cross-entropy, and its gradients with respect to the first three arguments where `needs_grad` is true.
 
     Given `numbers`, it fills `samples` and adds to `right`, see `Prediction`.
 
-    One buffer holds the logits of every chunk, and their gradient after them, but where oneDNN multiplies: on a CPU,
-    fresh memory of that size costs as much as the arithmetic on it.
+    One buffer holds the logits of every chunk, and then their gradient, except where oneDNN multiplies: on a CPU, fresh
+    memory of that size costs as much as the arithmetic on it.
     """
     wants_hidden, wants_weight, wants_bias = needs_grad
     hidden_grad = torch.empty_like(hidden_states) if wants_hidden else None
@@ -223,11 +223,7 @@ def _loss_and_gradients(
         for start in range(0, targets.numel(), size):
             rows = hidden_states[start : start + size].to(dtype)
             row_targets = targets[start : start + size, None]
-            if buffer is None:
-                values = linear(rows, cast_weight, cast_bias)
-            else:
-                values = torch.addmm(cast_bias, rows, cast_weight.T, out=buffer[: len(rows)]).float()
-            torch.log_softmax(values, -1, out=values)
+            values = _log_softmax(rows, cast_weight, cast_bias, buffer)
             target_logs = values.gather(1, row_targets)
             total -= target_logs.sum()
             if right is not None:
@@ -243,13 +239,25 @@ def _loss_and_gradients(
             values = values.to(dtype)
             if hidden_grad is not None:
                 hidden_grad[start : start + size] = product(values, cast_weight.T)
-            if wants_weight and weight_grad is None:
-                weight_grad = product(values.T, rows.T).to(weight.dtype)
-            elif weight_grad is not None and weight_grad.dtype == dtype:
-                weight_grad.addmm_(values.T, rows)
-            elif weight_grad is not None:
-                weight_grad += values.T @ rows
+            if wants_weight:
+                weight_grad = _add_product(weight_grad, values, rows, weight.dtype)
             del values  # before the next chunk's are made
         if wants_weight and weight_grad is None:  # no target at all
             weight_grad = torch.zeros_like(weight)
     return total, (hidden_grad, weight_grad, bias_grad)
+
+
+def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor, buffer: Tensor | None) -> Tensor:
+    """(rows, vocabulary) log-probabilities in single precision, written into the buffer where its type allows."""
+    if buffer is None:
+        values = linear(rows, weight, bias)
+    else:
+        values = torch.addmm(bias, rows, weight.T, out=buffer[: len(rows)]).float()
+    return torch.log_softmax(values, -1, out=values)
+
+
+def _add_product(total: Tensor | None, values: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values.T @ rows` added to the total in place; as a new tensor of this type where there is no total yet."""
+    if total is None:
+        return product(values.T, rows.T).to(dtype)
+    return total.addmm_(values.T, rows) if total.dtype == values.dtype else total.add_(values.T @ rows)

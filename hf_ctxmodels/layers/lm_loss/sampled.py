@@ -15,12 +15,6 @@ def log_uniform(ids: Tensor, vocab_size: int) -> Tensor:
     return (1 / (ids.double() + 1)).log1p() / math.log(vocab_size + 1)
 
 
-def log_uniform_samples(numbers: Tensor, vocab_size: int) -> Tensor:
-    """Ids with the probabilities of `log_uniform`, from numbers that are uniform in [0, 1)."""
-    ids = (numbers.double() * math.log(vocab_size + 1)).exp().long() - 1
-    return ids.clamp(0, vocab_size - 1)
-
-
 def sampled_cross_entropy(
     hidden_states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor
 ) -> Tensor:
@@ -34,7 +28,7 @@ def sampled_cross_entropy(
         hidden_states: (rows, width).
         weight, bias: (vocabulary, width), (vocabulary,).
         targets: (rows,) ids.
-        negatives: (k,) ids drawn by `log_uniform_samples`, the same for all rows.
+        negatives: (k,) ids drawn with the probabilities of `log_uniform`, the same for all rows.
     """
     vocab_size, tries = len(weight), len(negatives)
 

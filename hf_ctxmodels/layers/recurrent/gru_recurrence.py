@@ -1,4 +1,4 @@
-"""The recurrence of a GRU: what is left to do step by step when all inputs have been multiplied.
+"""The recurrence of a GRU: the steps that remain when all inputs have been multiplied.
 
 As `hf_ctxmodels.layers.recurrent.lstm_recurrence` is for an LSTM: one buffer for each value that every step computes,
 a backward pass over the steps, and the gradient of a weight in one product for all steps.
@@ -19,8 +19,8 @@ from hf_ctxmodels.layers.recurrent.lstm_recurrence import (
 
 GATES = 3
 
-# What the backward pass needs: the gates behind their non-linearities, what the state gives to the candidate, and the
-# states behind every step, each (directions, tokens, ...); and the first states, the state's weights.
+# What the backward pass needs: the gates after their non-linearities, the state's term of the candidate, and the states
+# after every step, each (directions, tokens, ...); and the initial states, the recurrent weights.
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -36,11 +36,11 @@ def recur(
     """All steps: states (directions, tokens, hidden), and the last ones (directions, rows, hidden).
 
     Args:
-        gates: (directions, tokens, 3 * hidden) what the input gives to reset gate, update gate and candidate, all
-            biases included but the candidate's of the state.
+        gates: (directions, tokens, 3 * hidden) the input's terms of reset gate, update gate and candidate, with all
+            biases but the candidate's recurrent one.
         hidden: (directions, rows, hidden) the states before the first step.
         state_weight: (directions, 3 * hidden, hidden).
-        candidate_bias: (directions, hidden) what is added to the state's part of the candidate before it is reset.
+        candidate_bias: (directions, hidden) the candidate's recurrent bias, added before the reset gate is applied.
         steps, present, restarts: See `recurrence.Rules`.
     """
     rules = Rules(steps, None, None, present, restarts)
@@ -78,7 +78,7 @@ def _run(
     values: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor, rules: Rules
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """From the first step to the last. `values` are the gates of `recur`, and are put through their non-linearities in
-    place; behind them the state's part of every candidate, the states, and the last states."""
+    place; then come the state's term of every candidate, the states, and the last states."""
     size = hidden.shape[2]
     recurs = StepProduct(state_weight, len(rules.steps))
     shown, outputs = (values.new_empty(*values.shape[:2], size) for _ in range(2))
@@ -111,7 +111,7 @@ def _differentiated(kept: _Kept, rules: Rules, d_outputs: Tensor, d_last: Tensor
     size = first.shape[2]
     before = before_each_step(first, outputs, rules)
     to_hidden = StepProduct(state_weight.transpose(1, 2), len(rules.steps))
-    d_state = torch.empty_like(values)  # of what the state's product gives to the gates
+    d_state = torch.empty_like(values)  # of the state's terms of the gates
     d_candidates = torch.empty_like(outputs)  # of the candidates before their non-linearity
     d_hidden = d_last[:, :0]
     stop = values.shape[1]

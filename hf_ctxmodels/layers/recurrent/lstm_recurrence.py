@@ -1,8 +1,8 @@
-"""The recurrence of an LSTM: what is left to do step by step when all inputs have been multiplied.
+"""The recurrence of an LSTM: the steps that remain when all inputs have been multiplied.
 
-One buffer holds what every step computes. The backward pass goes over the steps once more, and makes the gradient of
-each weight in one product for all steps. On a CPU a step multiplies few rows by large weights, which torch's BLAS does
-several times more slowly than oneDNN with weights that were laid out for it beforehand.
+One buffer holds the values of all steps. The backward pass visits the steps in reverse, and computes the gradient of
+each weight in one product for all steps. On a CPU a step multiplies few rows by large weights, for which torch's BLAS
+takes several times as long as oneDNN with weights in its own layout.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _LAID_OUT_FROM = 12  # steps: with fewer, laying a weight out takes longer than 
 
 
 class Rules(NamedTuple):
-    """How the steps go.
+    """The rules of the steps.
 
     Attributes:
         steps: Rows of each.
         cell_clip, projection_clip: Largest absolute values; None for no limit.
         present: (directions, tokens, 1) bool, where the state changes; None for everywhere.
-        restarts: (directions, tokens, 1) bool, before which the state is forgotten; None for nowhere.
+        restarts: (directions, tokens, 1) bool, True where the state is set to zero before the step; None for nowhere.
     """
 
     steps: tuple[int, ...]
@@ -36,12 +36,12 @@ class Rules(NamedTuple):
 
 
 class _Ran(NamedTuple):
-    """What the steps gave, (directions, tokens, ...).
+    """The results of the steps, (directions, tokens, ...).
 
     Attributes:
-        values: The gates behind their non-linearities.
-        outputs, cells: The states behind every step.
-        last_hidden, last_cell: (directions, rows, ...) the state behind each row's last token.
+        values: The gates after their non-linearities.
+        outputs, cells: Hidden and cell state after every step.
+        last_hidden, last_cell: (directions, rows, ...) the state after each row's last token.
     """
 
     values: Tensor
@@ -101,7 +101,7 @@ def recur(
     """All steps: outputs (directions, tokens, output), and the last hidden states and cells.
 
     Args:
-        gates: (directions, tokens, 4 * cell) what the input gives to the gates, bias included.
+        gates: (directions, tokens, 4 * cell) the input's terms of the gates, bias included.
         hidden, cell: (directions, rows, ...) the state before the first step.
         state_weight: (directions, 4 * cell, output).
         projection: (directions, output, cell) or None.
@@ -196,7 +196,7 @@ def _differentiated(
     """Gradients of the first five arguments of `recur`.
 
     Args:
-        ran: What the steps gave; in the place of the last states their gradients.
+        ran: The results of the steps, with the gradients of the last states in place of these.
         hidden, cell, state_weight, projection, rules: Of the forward pass.
         d_outputs: (directions, tokens, output).
     """

@@ -1,50 +1,29 @@
-"""Decoders that know a sentence's vector and nothing else of it."""
+"""Decoders that read a sentence's vector at every step and nothing else of the sentence."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.positions import until_last
-from hf_ctxmodels.layers.recurrent.gru import GRU, GRUState
-from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows, State
-
-
-@dataclass
-class SentenceDecoderState:
-    """What the decoder remembers of every row; a cache, as `generate` takes it.
-
-    Attributes:
-        layers: The state of every layer.
-        steps: Tokens read.
-    """
-
-    layers: list[Any]
-    steps: int = 0
-
-    def reorder_cache(self, rows: Tensor) -> None:
-        """Put rows in the place of others, as beams go on."""
-        self.layers = [type(state)(*(part[:, rows] for part in state)) for state in self.layers]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens read."""
-        return self.steps
+from hf_ctxmodels.layers.recurrent.gru import GRU
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 
 
 class VectorDecoder(nn.Module):
-    """Tokens of a text, one after the other. Of every step the layers read the token before, and a vector that is the
-    same for all steps of a row.
+    """A decoder whose layers read, at every step, the previous token's embedding concatenated with a vector that is
+    constant over a row's steps.
 
     Args:
-        vocab_size: Target tokens.
-        embedding_size: Width of theirs.
-        layers: Recurrent layers of one direction, the first of which reads embedding and vector side by side.
-        dropout: Before every layer, and on what leaves the decoder.
+        vocab_size: Number of target tokens.
+        embedding_size: Width of their embeddings.
+        layers: Recurrent layers of one direction; the first reads embedding and vector.
+        dropout: Rate on the input of every layer, and on the output.
     """
 
     def __init__(
@@ -64,57 +43,57 @@ class VectorDecoder(nn.Module):
     def forward(
         self,
         ids: Tensor,
-        given: Tensor,
-        state: SentenceDecoderState,
+        vectors: Tensor,
+        cache: RecurrentCache,
         tokens: Tensor | None = None,
         unpad: bool = True,
-    ) -> tuple[Tensor, SentenceDecoderState]:
+    ) -> tuple[Tensor, RecurrentCache]:
         """Read tokens.
 
         Args:
             ids: (rows, steps) target ids, each the token before the one to be predicted.
-            given: (rows, width) the vectors.
-            state: Behind the tokens before.
-            tokens: (rows, steps) bool, which are read, one at least of each row; None for all.
-            unpad: Leave the others out, or carry the state over them: the same, more slowly.
+            vectors: (rows, width).
+            cache: State after the tokens before; of every layer tensors (rows, 1, hidden).
+            tokens: (rows, steps) bool, True at tokens to be read, at least one of each row; None for all.
+            unpad: Leave other positions out, or carry the state over them: equal outputs, the latter more slowly.
 
         Returns:
-            (rows, steps, hidden) states, zero where nothing is read, and what is remembered behind the last.
+            (rows, steps, hidden) states, zero where no token is read, and the state after the last token.
         """
-        words = self.embeddings(ids)
-        read = torch.cat([words, given[:, None].expand(-1, ids.shape[1], -1).to(words.dtype)], -1)
+        embeddings = self.embeddings(ids)
+        states = torch.cat([embeddings, vectors[:, None].expand(-1, ids.shape[1], -1).to(embeddings.dtype)], -1)
         tokens = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens
         build = PackedRows.build if unpad else PackedRows.with_padding
         rows = build(tokens, None, 1)
         after = []
-        for layer, before in zip(self.layers, state.layers, strict=True):
-            packed, behind = layer(rows.pack(self.dropout(read)), rows, rows.sorted(before))
-            read = rows.unpack(packed)[0]
-            after.append(rows.unsorted(behind))
-        return self.dropout(read), SentenceDecoderState(after, state.steps + ids.shape[1])
+        for layer, before in zip(self.layers, cache.states, strict=True):
+            packed, final = layer(rows.pack(self.dropout(states)), rows, rows.pack_state(before))
+            states = rows.unpack(packed)[0]
+            after.append(rows.unpack_state(final))
+        return self.dropout(states), RecurrentCache(after, cache.seen_tokens + ids.shape[1])
 
-    def asked_states(self, ids: Tensor, target_mask: Tensor, given: Tensor, state: SentenceDecoderState) -> Tensor:
-        """(asked, hidden) states where `asked` (rows, steps) bool is, in row-major order; others as in `forward`.
+    def target_states(self, ids: Tensor, target_mask: Tensor, vectors: Tensor, cache: RecurrentCache) -> Tensor:
+        """(targets, hidden) states where `target_mask` (rows, steps) is True, in row-major order; see `forward`.
 
-        Rows leave the computation behind their last asked step.
+        A row is not computed after its last target.
         """
-        states, _ = self(ids, given, state, until_last(target_mask) != 0)
+        states, _ = self(ids, vectors, cache, until_last(target_mask) != 0)
         return states[target_mask]
 
 
 class SentenceDecoder(VectorDecoder):
-    """The decoder of all languages (Artetxe & Schwenk 2019, section 3.1): LSTMs that read, at every step, the
-    sentence's vector and the language's embedding, and start from linear maps of the vector.
+    """The decoder of all languages (Artetxe & Schwenk 2019, section 3.1): LSTMs that read the sentence's vector and the
+    language's embedding at every step; their initial states are linear maps of the vector.
 
     Args:
-        vocab_size: Target tokens.
-        embedding_size: Width of theirs.
+        vocab_size: Number of target tokens.
+        embedding_size: Width of their embeddings.
         sentence_size: Width of a sentence's vector.
         languages: Number of target languages.
         language_size: Width of a language's embedding.
-        hidden_size: Width of the states.
+        hidden_size: Width of the hidden states.
         layers: LSTM layers.
-        dropout: Before every layer, and on what leaves the decoder.
+        dropout: Rate on the input of every layer, and on the output.
     """
 
     def __init__(
@@ -137,24 +116,24 @@ class SentenceDecoder(VectorDecoder):
         self.first_hidden = Linear(sentence_size, layers * hidden_size)
         self.first_cell = Linear(sentence_size, layers * hidden_size)
 
-    def start(self, sentence: Tensor) -> SentenceDecoderState:
-        """Before the first token: of (rows, sentence) vectors."""
-        parts = (each(sentence).chunk(len(self.layers), -1) for each in (self.first_hidden, self.first_cell))
-        return SentenceDecoderState([State(hidden[None], cell[None]) for hidden, cell in zip(*parts, strict=True)])
+    def start(self, sentence: Tensor) -> RecurrentCache:
+        """The cache before the first token, of (rows, sentence) vectors."""
+        parts = (each(sentence)[:, None].chunk(len(self.layers), -1) for each in (self.first_hidden, self.first_cell))
+        return RecurrentCache(zip(*parts, strict=True))
 
-    def told(self, sentence: Tensor, language: Tensor) -> Tensor:
-        """What every step is given: (rows, sentence) vectors and (rows,) numbers of languages, side by side."""
+    def step_vectors(self, sentence: Tensor, language: Tensor) -> Tensor:
+        """(rows, sentence) vectors concatenated with the embeddings of (rows,) languages."""
         return torch.cat([sentence, self.languages(language).to(sentence.dtype)], -1)
 
 
 class ConditionalDecoder(VectorDecoder):
-    """One task's decoder: a GRU whose gates and candidate read the sentence's vector at every step beside the token
-    before, and whose first state it is; and the task's own softmax (Subramanian et al. 2018, arXiv 1804.00079).
+    """One task's decoder (Subramanian et al. 2018, arXiv 1804.00079): a GRU whose initial state is the sentence's
+    vector, and whose gates and candidate read the vector and the previous token at every step; and the task's softmax.
 
     Args:
-        vocab_size: Target tokens.
-        embedding_size: Width of theirs.
-        hidden_size: Width of the states, and of a sentence's vector.
+        vocab_size: Number of target tokens.
+        embedding_size: Width of their embeddings.
+        hidden_size: Width of the hidden states, and of a sentence's vector.
     """
 
     def __init__(self, vocab_size: int, embedding_size: int, hidden_size: int, padding_idx: int | None = None) -> None:
@@ -163,10 +142,10 @@ class ConditionalDecoder(VectorDecoder):
         self.prediction = nn.Linear(hidden_size, vocab_size)
 
     @staticmethod
-    def start(sentence: Tensor) -> SentenceDecoderState:
-        """Before the first token: (rows, hidden) vectors."""
-        return SentenceDecoderState([GRUState(sentence[None])])
+    def start(sentence: Tensor) -> RecurrentCache:
+        """The cache before the first token, of (rows, hidden) vectors."""
+        return RecurrentCache([(sentence[:, None],)])
 
     def summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        """The cross-entropies in nats of (targets,) ids behind (targets, hidden) states, added up."""
+        """Summed cross-entropy in nats of (targets,) ids predicted from (targets, hidden) states."""
         return summed_cross_entropy(self.prediction, states, targets)

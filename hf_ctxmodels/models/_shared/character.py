@@ -1,13 +1,14 @@
-"""Families that read words by their characters and run over them in both directions: their part of the model base.
+"""Families with a character encoder and bidirectional LSTM layers: their part of the model base.
 
 A family derives its `...PreTrainedModel` from `CharacterPreTrainedModel` and its encoder from `CharacterModel`.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 
 from hf_ctxmodels.core.errors import CtxError
@@ -16,35 +17,58 @@ from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.models._shared.character_vectors import CharacterVectors
 from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
-from hf_ctxmodels.models._shared.pretrained_embeddings import open_pretrained_embeddings
-from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.models._shared.pretrained_embeddings import VectorReaderPreTrainedModel, open_pretrained_embeddings
+from hf_ctxmodels.models._shared.static import words_and_vectors
 from hf_ctxmodels.tokenizers.characters import characters_of
 
 
-class CharacterPreTrainedModel(RecurrentPreTrainedModel):
+class CharacterPreTrainedModel(VectorReaderPreTrainedModel):
     """The part of the model base that such families share."""
 
     config: CtxCharacterConfig
+    table_class = CharacterVectors
     id_axes: ClassVar[tuple[str, ...]] = ("characters",)
     id_limit: ClassVar[str] = "num_characters"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, CharacterEncoder):
+        if isinstance(module, CharacterEncoder | CharacterVectors):
             module.reset_parameters()
         elif isinstance(module, ScalarMix):
             init.zeros_(module.weights)
             init.ones_(module.gamma)
-        elif isinstance(module, CharacterVectors):
-            if not getattr(module.table, "_is_hf_initialized", False):
-                fill_from_model(module, self.config)
         else:
             super()._init_weights(module)
+
+    @staticmethod
+    def embedding_fields(source: str) -> dict[str, Any]:
+        """The fields of a configuration that describe the word vectors of a directory or Hub id.
+
+        Give them to a new model's configuration, or to `from_pretrained`; then call `load_pretrained_embeddings`.
+
+        Raises:
+            CtxError: The model's configuration or its tokenizer cannot be opened.
+        """
+        config, tokenizer = open_pretrained_embeddings(source, AutoConfig)
+        lower_case = bool(getattr(tokenizer, "do_lower_case", False))
+        fields = {"static_words": config.vocab_size, "static_size": config.hidden_size, "static_lower_case": lower_case}
+        return {"pretrained_embeddings": source, **fields}
+
+    def copy_vectors(self, table: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Copy the words, as their characters, and their vectors.
+
+        Raises:
+            CtxError: The model has no vector for each word, or the table has another size.
+        """
+        words, vectors, _ = words_and_vectors(model, tokenizer)
+        width = self.config.max_characters_per_token
+        ids = np.array([characters_of(word, width) for word in words], dtype=np.int64).reshape(-1, width)
+        table.fill(torch.from_numpy(ids), vectors)
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Give what is as large as the vocabulary the new size; the encoder reads characters, whatever it is."""
+        """Resize the output embeddings; the encoder reads characters and does not depend on the vocabulary."""
         if new_num_tokens is not None or pad_to_multiple_of is not None:
             size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
             size = -(-size // step) * step
@@ -55,23 +79,23 @@ class CharacterPreTrainedModel(RecurrentPreTrainedModel):
 
 
 class CharacterModel(CharacterPreTrainedModel):
-    """Words from their characters.
+    """An encoder of words by their characters.
 
     Attributes:
-        characters: what reads them.
-        layers: that run over them.
+        characters: Character ids of a word -> its vector.
+        layers: Bidirectional LSTM layers.
     """
 
     characters: CharacterEncoder
     layers: nn.ModuleList
 
     def build_encoder(self, config: CtxCharacterConfig, word_size: int, input_size: int) -> None:
-        """Create what reads characters, and the layers of both directions.
+        """Create the character encoder and the layers.
 
         Args:
-            config: their sizes.
-            word_size: width that characters give a word.
-            input_size: what a layer reads of every word.
+            config: Their sizes.
+            word_size: Width of the character encoder's output.
+            input_size: Width of the input of every layer.
         """
         self.characters = CharacterEncoder(
             config.num_characters,
@@ -93,10 +117,19 @@ class CharacterModel(CharacterPreTrainedModel):
             for _ in range(config.num_hidden_layers)
         )
 
-    def read_characters(self, input_ids: Tensor) -> Tensor:
-        """(batch, words, characters) ids -> (batch, words, width): each word by itself."""
+    def encode_words(self, characters: Tensor) -> Tensor:
+        """(words, characters) ids -> (words, width), each word independently.
+
+        Raises:
+            CtxError: Words have fewer characters than a filter is wide.
+        """
+        if characters.shape[1] < self.characters.widest:
+            raise CtxError(
+                f"input_ids have {characters.shape[1]} characters a word, but a filter reads {self.characters.widest}.",
+                hint=f"give {self.config.max_characters_per_token} of every word, as the tokenizer does.",
+            )
         encode = self.characters if self.config.unpad else self.characters.plain
-        return encode(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
+        return encode(characters)
 
     def get_input_embeddings(self) -> nn.Module:
         """The characters' embeddings."""
@@ -106,24 +139,21 @@ class CharacterModel(CharacterPreTrainedModel):
         """Replace the characters' embeddings."""
         self.characters.embeddings = value
 
-    def check_characters(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, width: int) -> None:
-        """Raise CtxError unless `input_ids`, or `inputs_embeds` of this width, and the mask have fitting shapes."""
-        if ids is not None and ids.shape[2] < self.characters.widest:
-            raise CtxError(
-                f"input_ids is {tuple(ids.shape)}: {ids.shape[2]} characters are fewer than a filter reads.",
-                hint=f"give {self.config.max_characters_per_token} of every word, as the tokenizer does.",
-            )
-        if embeds is not None and embeds.shape[2] != width:
-            raise CtxError(f"inputs_embeds is {tuple(embeds.shape)}, expected width {width}.")
-        if mask is not None and mask.dim() != 2:
-            raise CtxError(f"attention_mask must be (batch, words); got {tuple(mask.shape)}.")
 
+def build_character_vectors(config: CtxCharacterConfig) -> CharacterVectors | None:
+    """Room for the word vectors of `config.pretrained_embeddings`; None without such a model.
 
-def fixed_vectors(config: CtxCharacterConfig) -> CharacterVectors | None:
-    """Room for the vectors of `config.pretrained_embeddings`, which is measured; None where there is no such model."""
-    config.measure_static_model()
-    if not config.static_size:
+    Raises:
+        CtxError: The configuration does not know their number and width.
+    """
+    if not config.static_size and config.pretrained_embeddings is None:
         return None
+    if not config.static_size:
+        raise CtxError(
+            "The configuration names pretrained_embeddings, but not the number and width of their vectors.",
+            location=config.pretrained_embeddings,
+            hint="give the configuration all fields that the model class's embedding_fields(source) returns.",
+        )
     return CharacterVectors(
         config.static_words,
         config.static_size,
@@ -131,23 +161,3 @@ def fixed_vectors(config: CtxCharacterConfig) -> CharacterVectors | None:
         lower_case=config.static_lower_case,
         trainable=config.static_trainable,
     )
-
-
-def fill_from_model(module: CharacterVectors, config: CtxCharacterConfig) -> None:
-    """Give a new model the words and vectors of `config.pretrained_embeddings`.
-
-    Raises:
-        CtxError: it is not given, cannot be opened, or has no fixed vector for each word.
-    """
-    from hf_ctxmodels.io.word_vectors import WordVectors  # it imports the registry, and that all families
-
-    source = config.pretrained_embeddings
-    if source is None:
-        raise CtxError(
-            f"static_size={config.static_size}, but pretrained_embeddings is not given.",
-            hint="name the model of the vectors.",
-        )
-    found = WordVectors.of_model(*open_pretrained_embeddings(source))
-    width = config.max_characters_per_token
-    spelled = np.array([characters_of(word, width) for word in found.words], dtype=np.int64)
-    module.fill(torch.from_numpy(spelled), torch.from_numpy(found.matrix))

@@ -1,10 +1,11 @@
-"""A fixed vector for each word of a list, found by the characters of a word."""
+"""Word vectors that are looked up by the characters of a word."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.characters import row_keys
 
 _UPPER = range(ord("A") + 1, ord("Z") + 2)  # character ids: bytes from 1 on
@@ -13,17 +14,17 @@ _NO_WORD = torch.iinfo(torch.int64).max
 
 
 class CharacterVectors(nn.Module):
-    """Words by their characters -> their vectors; words that are not in the list have that of the last row, zeros.
+    """Characters of words -> word vectors. Words that are not in the table have the vector of its last row, zeros.
 
-    A word is found by one number that is made of its characters.
+    A word's key is a number computed from its characters.
 
     Args:
-        words: Number of words at most.
+        words: Largest number of words.
         width: Of a vector.
-        padding_character: What fills a word behind its end.
-        lower_case: Whether the words of the list are lower-cased. Letters from A to Z of what is looked up then are,
-            too; others stay.
-        trainable: Whether the vectors are parameters to be trained.
+        padding_character: Id that fills a word after its end.
+        lower_case: Whether the words of the table are lower-cased. Letters from A to Z are then lower-cased for the
+            search; others are not.
+        trainable: Whether the vectors are trained.
     """
 
     keys: Tensor
@@ -36,8 +37,20 @@ class CharacterVectors(nn.Module):
         self.register_buffer("keys", torch.full((words,), _NO_WORD))
 
     @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """No words, and zeros for vectors."""
+        init.zeros_(self.table)
+        init.constant_(self.keys, _NO_WORD)
+
+    @torch.no_grad()
     def fill(self, character_ids: Tensor, vectors: Tensor) -> None:
-        """Set the words, (n, characters) ids, and their vectors, (n, width); where two are spelled alike, the first."""
+        """Set the words, (n, characters) ids, and their vectors, (n, width); of words with equal keys the first.
+
+        Raises:
+            CtxError: The vectors are of another width, or more than the table has room for.
+        """
+        if len(vectors) > len(self.keys) or vectors.shape[1] != self.table.shape[1]:
+            raise CtxError(f"The vectors are {tuple(vectors.shape)}, but the table is {tuple(self.table[1:].shape)}.")
         keys, order = self._keys_of(character_ids).sort(stable=True)
         differs = torch.ones_like(keys, dtype=torch.bool)
         differs[1:] = keys[1:] != keys[:-1]
@@ -46,11 +59,12 @@ class CharacterVectors(nn.Module):
         every[: len(keys)] = keys.to(every.device)
         table = torch.zeros_like(self.table)
         table[: len(keys)] = vectors[order].to(table)
-        init.copy_(self.keys, every)
-        init.copy_(self.table, table)
+        self.keys.copy_(every)
+        self.table.copy_(table)
 
     def _keys_of(self, character_ids: Tensor) -> Tensor:
-        ids = character_ids.masked_fill(character_ids == self.padding_character, 0)  # whatever a word is filled up to
+        # so that keys do not depend on the padded width
+        ids = character_ids.masked_fill(character_ids == self.padding_character, 0)
         if self.lower_case:
             ids = ids + _TO_LOWER * ((ids >= _UPPER[0]) & (ids <= _UPPER[-1]))
         return row_keys(ids)

@@ -1,40 +1,37 @@
-"""The configuration of families that read words by their characters."""
+"""The configuration of families with a character encoder."""
 
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, AutoTokenizer
 
 from hf_ctxmodels.core.config import CtxConfig
-from hf_ctxmodels.core.errors import CtxError
 
 
 @strict
 class CtxCharacterConfig(CtxConfig):
-    """Characters, recurrent layers of both directions, and fixed word vectors.
+    """A character encoder, bidirectional LSTM layers, and word vectors of another model.
 
     Args:
         vocab_size: Number of words that the tokenizer knows; the encoder reads any.
-        hidden_size: Width of a state: that of both directions.
-        cell_size: Width of each direction's cell.
-        num_hidden_layers: LSTM layers behind the words.
-        num_characters: Character ids: bytes, what marks beginnings, ends and padding, those of languages, and 0 for no
-            character at all.
-        num_languages: How many of the characters, the last ones, begin a word of a certain language; 0 where words
-            have none.
+        hidden_size: Width of a hidden state, of both directions together.
+        cell_size: Width of each direction's cell state.
+        num_hidden_layers: LSTM layers.
+        num_characters: Number of character ids: 0 for no character, bytes, marks of beginnings, ends and padding, and
+            languages.
+        num_languages: Number of languages whose words begin with a character of their own, the last ones; 0 for none.
         max_characters_per_token: Characters of a word, its beginning and end included; longer words are cut.
         character_embedding_size: Width of a character.
         filters: [characters a filter reads, number of such filters].
-        num_highway_layers: Behind the filters.
-        hidden_act: Of the filters' largest values.
+        num_highway_layers: Highway layers after the filters.
+        hidden_act: Activation of the filters' maxima.
         cell_clip: Largest absolute value of a cell; None for no limit.
         projection_clip: Of a direction's output.
-        initializer_range: Standard deviation of the initialisation of what stands on the encoder.
-        pretrained_embeddings: A directory or Hub id of a family with one vector for each word; they are copied from
-            there into a new model, and saved with it.
+        initializer_range: Standard deviation of the initialisation of heads.
+        pretrained_embeddings: A directory or Hub id of a family with one vector for each word.
+            `load_pretrained_embeddings` copies the vectors into a new model; they are saved with it.
         static_trainable: Train these vectors too.
-        static_words, static_size, static_lower_case: Their number, width, and whether words are lower-cased; taken
-            from `pretrained_embeddings`.
+        static_words, static_size, static_lower_case: Their number, their width, and whether words are lower-cased; the
+            model class's `embedding_fields` returns them.
         classifier_dropout: Dropout before the task heads.
         pad_token_id: Id of padding in the vocabulary.
     """
@@ -64,7 +61,7 @@ class CtxCharacterConfig(CtxConfig):
     def validate_words(self) -> None:
         """Check what must fit together (called at construction)."""
         if self.hidden_size % 2 or self.hidden_size < 2:
-            raise ValueError(f"hidden_size={self.hidden_size} must be even: it is that of two directions.")
+            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
         for name in ("vocab_size", "cell_size", "num_hidden_layers", "num_characters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
@@ -79,26 +76,6 @@ class CtxCharacterConfig(CtxConfig):
                 f"max_characters_per_token={self.max_characters_per_token}."
             )
 
-    def measure_static_model(self) -> None:
-        """Fill in what the fixed vectors of `pretrained_embeddings` are like, unless it is known already.
-
-        Raises:
-            CtxError: `pretrained_embeddings` cannot be opened.
-        """
-        if self.pretrained_embeddings is None or self.static_size:
-            return
-        try:
-            static = AutoConfig.from_pretrained(self.pretrained_embeddings)
-            tokenizer = AutoTokenizer.from_pretrained(self.pretrained_embeddings)
-        except (OSError, ValueError) as error:
-            raise CtxError(
-                f"Cannot open the model of the fixed vectors: {error}",
-                location=self.pretrained_embeddings,
-                hint="name one that is there, with its tokenizer.",
-            ) from error
-        self.static_words, self.static_size = static.vocab_size, static.hidden_size
-        self.static_lower_case = bool(getattr(tokenizer, "do_lower_case", False))
-
     @property
     def projection_size(self) -> int:
         """Width of one direction."""
@@ -106,10 +83,5 @@ class CtxCharacterConfig(CtxConfig):
 
     @property
     def padding_character(self) -> int:
-        """What fills a word behind its end."""
+        """The id that fills a word after its end."""
         return self.num_characters - self.num_languages - 1
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

@@ -1,6 +1,4 @@
-"""What the configurations of families have in common that read words from left to right."""
-
-from typing import ClassVar
+"""The configuration of language models of LSTM layers."""
 
 from huggingface_hub.dataclasses import strict
 
@@ -9,17 +7,15 @@ from hf_ctxmodels.core.config import CtxConfig
 
 @strict
 class CtxLSTMLanguageModelConfig(CtxConfig):
-    """Fields of `hf_ctxmodels.models._shared.lstm_language_model`; a family has others, and its own defaults.
+    """Fields of `hf_ctxmodels.models._shared.lstm_language_model`; families add others and set their defaults.
 
     Args:
         vocab_size: Number of words.
-        hidden_size: Width of what the last layer gives.
+        hidden_size: Width of the last layer's output.
         num_hidden_layers: LSTM layers.
-        stateful: Return the LSTM's state, from which the next batch may go on, unless `use_states=False` is given.
-        initializer_range: The words' vectors are drawn from -this to this.
+        stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
+        initializer_range: Embeddings are drawn uniformly from -this to this.
     """
-
-    keys_to_ignore_at_inference: ClassVar[list[str]] = [*CtxConfig.keys_to_ignore_at_inference, "states"]
 
     vocab_size: int = 60_000
     hidden_size: int = 400
@@ -29,7 +25,7 @@ class CtxLSTMLanguageModelConfig(CtxConfig):
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of the input of every layer, and of what the last one gives."""
+        """Width of the input of every layer, and of the last one's output."""
         return [self.hidden_size] * (self.num_hidden_layers + 1)
 
     def require_positive(self, *names: str) -> None:

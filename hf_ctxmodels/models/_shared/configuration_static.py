@@ -1,24 +1,31 @@
-"""What the configurations of families with one vector for each word have in common."""
+"""The configuration of families with one vector for each word."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.core.config import CtxConfig
 
+# The widths of released vectors (GloVe: 50, 100, 200, 300; word2vec: 300), and smaller ones for tests.
+WORD_VECTOR_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 50},
+    "small": {"hidden_size": 100},
+    "base": {"hidden_size": 300},
+}
+
 
 @strict
 class CtxStaticConfig(CtxConfig):
-    """A table of word vectors, and what tasks read of it.
+    """A table of word vectors, and its use in tasks.
 
     Args:
         vocab_size: Number of words, special tokens included.
         hidden_size: Width of a vector.
         pad_token_id: Id of the padding token; its vector is zero.
-        pooling: What stands for a sequence: the "mean" of its words' vectors, or "mean+max", twice as wide.
+        pooling: How a sequence is pooled: the "mean" of its words' vectors, or "mean+max", twice as wide.
         classifier_dropout: Dropout before the task heads.
-        update_threads: Threads that learn on a CPU where the vectors are updated in place. Several change the same
-            vectors without locks, as the released code does: faster, and not the same to the last bit every time.
+        update_threads: Threads that update the vectors in place on a CPU. Several write to the same vectors without
+            locks, as in the released code: faster, but not reproducible to the last bit.
     """
 
     vocab_size: int = 30_000
@@ -37,20 +44,15 @@ class CtxStaticConfig(CtxConfig):
 
     @classmethod
     def of_one_table(cls, vocab_size: int, hidden_size: int) -> Self:
-        """For vectors from elsewhere, of which there is one for each word."""
+        """The configuration of one table of given vectors."""
         return cls(vocab_size=vocab_size, hidden_size=hidden_size)
 
     @property
     def num_hidden_layers(self) -> int:
-        """Layers behind the table."""
+        """0: there are no layers after the table."""
         return 0
 
     @property
     def pooled_size(self) -> int:
         """Width of `pooler_output`."""
         return self.hidden_size * (2 if self.pooling == "mean+max" else 1)
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

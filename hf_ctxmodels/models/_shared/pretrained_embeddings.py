@@ -1,10 +1,11 @@
-"""Families that read the fixed vectors of another model: their part of the model base, and where the vectors are from.
+"""Families that read the word vectors of another model: their part of the model base, and how vectors are copied.
 
-A family derives its `...PreTrainedModel` from `PretrainedEmbeddingPreTrainedModel` and its encoder from
-`PretrainedEmbeddingEncoder`.
+A new model has room for the vectors; `load_pretrained_embeddings` copies them, in a step of its own that the scripts
+run. A saved model holds its vectors and needs no other model.
 """
 
-from typing import Any, Protocol
+from collections.abc import Container
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,14 @@ from transformers import initialization as init
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
 
-_SPREAD = 0.4  # of random vectors, in every dimension: about that of released ones
+_SPREAD = 0.4  # standard deviation of random vectors: about that of released ones
 
 
-class NamesVectors(Protocol):
-    """What a configuration says of the vectors.
+class PretrainedEmbeddingConfig(Protocol):
+    """The fields of a configuration that describe the vectors.
 
     Attributes:
-        pretrained_embeddings: A directory or Hub id of a family with one vector for each word; None for random ones.
+        pretrained_embeddings: A directory or Hub id of a family with one vector for each word; None for random vectors.
         train_vectors: Train the vectors too.
         vocab_size, embedding_size: Their number and width.
         pad_token_id, unk_token_id: Tokens whose vectors are zero.
@@ -35,8 +36,78 @@ class NamesVectors(Protocol):
     unk_token_id: int | None
 
 
+def open_pretrained_embeddings(source: str, auto_class: Any = AutoModel) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The model of word vectors in a directory or of a Hub id (or, by `AutoConfig`, its configuration), and its
+    tokenizer.
+
+    Raises:
+        CtxError: They cannot be opened.
+    """
+    try:
+        return auto_class.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise CtxError(
+            f"Cannot open the model of the word vectors: {error}",
+            location=source,
+            hint="name an existing one that was saved with its tokenizer.",
+        ) from error
+
+
+class VectorReaderPreTrainedModel(RecurrentPreTrainedModel):
+    """The part of the model base of all families that copy word vectors from another model.
+
+    Attributes:
+        table_class: The module that holds the vectors.
+    """
+
+    config: Any
+    table_class: ClassVar[type[nn.Module]]
+
+    def copy_vectors(self, table: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Copy the vectors of a model into `table`.
+
+        Raises:
+            CtxError: They are not word vectors, or do not fit.
+        """
+        raise NotImplementedError
+
+    def load_pretrained_embeddings(self, source: str | None = None) -> None:
+        """Copy the word vectors of another model into this one.
+
+        Args:
+            source: A directory or Hub id of a family with one vector for each word; None for
+                `config.pretrained_embeddings`, which is set to it.
+
+        Raises:
+            CtxError: There is no source, it cannot be opened, or its vectors do not fit this model.
+        """
+        source = self.config.pretrained_embeddings if source is None else source
+        if source is None:
+            raise CtxError("pretrained_embeddings is not given.", hint="name the model of the word vectors.")
+        tables = [module for module in self.modules() if isinstance(module, self.table_class)]
+        if not tables:
+            raise CtxError(f"{type(self).__name__} has no room for word vectors.", location=source)
+        found = open_pretrained_embeddings(source)
+        with torch.no_grad():
+            for table in tables:
+                self.copy_vectors(table, *found)
+        self.config.pretrained_embeddings = source
+
+    def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
+        """Copy the vectors, unless a checkpoint held them; see `CtxPreTrainedModel.load_pretrained_parts`."""
+        super().load_pretrained_parts(missing)
+        names = [
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            if isinstance(module, self.table_class)
+            for name, _ in module.named_parameters()
+        ]
+        if self.config.pretrained_embeddings is not None and any(missing is None or name in missing for name in names):
+            self.load_pretrained_embeddings()
+
+
 class PretrainedEmbedding(nn.Embedding):
-    """The table of word vectors; its own class, that it be filled and not drawn like other embeddings.
+    """The table of word vectors.
 
     Args:
         words, width: Shape.
@@ -49,22 +120,35 @@ class PretrainedEmbedding(nn.Embedding):
         self.weight.requires_grad_(trainable)
 
 
-class PretrainedEmbeddingPreTrainedModel(RecurrentPreTrainedModel):
-    """The part of the model base that such families share."""
+class PretrainedEmbeddingPreTrainedModel(VectorReaderPreTrainedModel):
+    """The part of the model base of families whose table of word vectors has the words of the other model."""
 
-    config: Any
+    table_class = PretrainedEmbedding
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, PretrainedEmbedding):
-            if not getattr(module.weight, "_is_hf_initialized", False):
-                _fill(module, self.config)
-        else:
+        """Random vectors, or zeros where they are still to be copied; zeros for padding and unknown words."""
+        if not isinstance(module, PretrainedEmbedding):
             super()._init_weights(module)
+        elif self.config.pretrained_embeddings is not None:
+            init.zeros_(module.weight)
+        else:
+            init.normal_(module.weight, std=_SPREAD)
+            if not getattr(module.weight, "_is_hf_initialized", False):
+                _zero_special_tokens(module, self.config)
+
+    def copy_vectors(self, table: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Copy all vectors; those of padding and unknown words are zero.
+
+        Raises:
+            CtxError: The model has no word vectors, or they are of another number or width.
+        """
+        table.weight.copy_(_checked_vectors(model, tokenizer, self.config))
+        _zero_special_tokens(table, self.config)
 
 
 class PretrainedEmbeddingEncoder(PretrainedEmbeddingPreTrainedModel):
-    """Looks words up.
+    """An encoder on a table of word vectors.
 
     Attributes:
         word_embeddings: (vocabulary, embedding) table.
@@ -72,56 +156,31 @@ class PretrainedEmbeddingEncoder(PretrainedEmbeddingPreTrainedModel):
 
     word_embeddings: nn.Embedding
 
-    def build_vectors(self, config: NamesVectors) -> None:
+    def build_vectors(self, config: PretrainedEmbeddingConfig) -> None:
         """Create the table."""
         self.word_embeddings = PretrainedEmbedding(config.vocab_size, config.embedding_size, config.train_vectors)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The fixed vectors."""
+        """The word vectors."""
         return self.word_embeddings
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the fixed vectors."""
+        """Replace the word vectors."""
         self.word_embeddings = value.requires_grad_(self.config.train_vectors)
 
 
-def _fill(module: PretrainedEmbedding, config: NamesVectors) -> None:
-    """The vectors of `config.pretrained_embeddings`, or random ones; those of padding and unknown words are zero."""
-    if config.pretrained_embeddings is None:
-        init.normal_(module.weight, std=_SPREAD)
-    else:
-        init.copy_(module.weight, _vectors_of(config.pretrained_embeddings, config))
+def _zero_special_tokens(table: nn.Embedding, config: PretrainedEmbeddingConfig) -> None:
     for token in (config.pad_token_id, config.unk_token_id):
-        if token is not None and token < module.num_embeddings:
-            init.zeros_(module.weight[token])
+        if token is not None and token < table.num_embeddings:
+            table.weight[token] = 0
 
 
-def open_pretrained_embeddings(source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model of fixed vectors in a directory or of a Hub id, and its tokenizer.
-
-    Raises:
-        CtxError: They cannot be opened.
-    """
-    try:
-        return AutoModel.from_pretrained(source), AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise CtxError(
-            f"Cannot open the model of the fixed vectors: {error}",
-            location=source,
-            hint="name one that is there, with its tokenizer.",
-        ) from error
-
-
-def _vectors_of(source: str, config: NamesVectors) -> Tensor:
-    """(vocabulary, embedding) of a model.
-
-    Raises:
-        CtxError: It cannot be opened, or its vectors are of another number or width.
-    """
-    model, tokenizer = open_pretrained_embeddings(source)
+def _checked_vectors(model: Any, tokenizer: PreTrainedTokenizerBase, config: PretrainedEmbeddingConfig) -> Tensor:
+    """(vocabulary, embedding) vectors of a model."""
+    source = model.config.name_or_path
     if not hasattr(model, "vectors"):
-        raise CtxError(f"{type(model).__name__} has no fixed vector for each word.", location=source)
-    vectors = model.vectors().detach()
+        raise CtxError(f"{type(model).__name__} has no vector for each word.", location=source)
+    vectors = model.vectors()
     expected = (config.vocab_size, config.embedding_size)
     if tuple(vectors.shape) != expected or len(tokenizer) != config.vocab_size:
         raise CtxError(

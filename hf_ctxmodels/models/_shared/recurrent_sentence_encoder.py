@@ -1,4 +1,4 @@
-"""Families whose sentence vectors are pooled from recurrent layers of both directions: the encoder they share."""
+"""The encoder of families whose sentence vectors are pooled from bidirectional recurrent layers."""
 
 from typing import Any
 
@@ -7,18 +7,19 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.pooling import RowPooler, token_mask
+from hf_ctxmodels.layers.pooling import RowPooler
+from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.models._shared.recurrent import check_words, rows_of, run_both_ways
+from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.models._shared.sentence_encoder import SentenceEncoder
 
 
 class RecurrentSentenceEncoder(SentenceEncoder):
-    """Looks words up, runs over them in both directions, and pools the states.
+    """Embeddings, bidirectional recurrent layers, and pooling.
 
     Attributes:
-        layers: LSTM layers of both directions, or what `build_layer` makes.
-        pooler: What makes `pooler_output`, or None.
+        layers: Bidirectional layers, of `build_layer`.
+        pooler: Pools the states to `pooler_output`, or None.
     """
 
     layers: nn.ModuleList
@@ -32,11 +33,11 @@ class RecurrentSentenceEncoder(SentenceEncoder):
         self.pooler = RowPooler(config.pooling) if add_pooling_layer else None
 
     def build_layer(self, input_size: int, hidden_size: int) -> nn.Module:
-        """One layer, each direction of this width."""
+        """One bidirectional layer, each direction of this width: an LSTM."""
         return LSTM(input_size, hidden_size, state_bias=True)
 
-    def tokens_read(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
-        """(batch, length) bool: which of the `tokens`, which are no padding, are read at all."""
+    def select_tokens(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
+        """(batch, length) bool: the tokens that are read, of `tokens`, True where there is no padding."""
         return tokens
 
     @can_return_tuple
@@ -55,27 +56,26 @@ class RecurrentSentenceEncoder(SentenceEncoder):
 
         Args:
             input_ids: (batch, length) ids; or `inputs_embeds` (batch, length, embedding) in their place.
-            attention_mask: (batch, length), 1 at tokens and 0 at padding, which enters neither a state nor the vector.
-            token_type_ids: (batch, length), not read: a row is one text, unless a head tells two apart.
+            attention_mask: (batch, length), 1 at tokens and 0 at padding positions.
+            token_type_ids: (batch, length), ignored here: heads use them to separate two texts.
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, which starts from zero. They are one to `pooler_output`.
-            wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden).
-            output_hidden_states: Give `hidden_states`: the embeddings, and the output of every layer.
-            kwargs: What other families' models read, such as `position_ids`.
+                sequence, whose initial state is zero. `pooler_output` pools over all of them.
+            output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, hidden).
+            output_hidden_states: Return `hidden_states`: the embeddings, and the output of every layer.
+            kwargs: Arguments of other families' models, ignored.
 
         Returns:
-            `pooler_output` (batch, hidden) is the sentence's vector. States are zero where nothing is read.
+            `pooler_output` (batch, hidden) is the sentence's vector. States are zero where no token is read.
 
         Raises:
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
-        aligned = {"sequence_ids": sequence_ids, "output_mask": output_mask, "token_type_ids": token_type_ids}
-        given = check_words(self, input_ids, inputs_embeds, attention_mask, **aligned)
-        tokens = self.tokens_read(input_ids, token_mask(given, attention_mask, sequence_ids))
-        rows = rows_of(self.config, given, tokens, sequence_ids, 2)
-        words = given if input_ids is None else self.get_input_embeddings()(input_ids)
-        words = words * tokens[..., None].to(words.dtype)
-        states, _ = run_both_ways(self.layers, self.dropout(words), rows, self.dropout)
+        aligned = {"output_mask": output_mask, "token_type_ids": token_type_ids}
+        given = (input_ids, inputs_embeds, attention_mask, sequence_ids)
+        inputs = prepare_inputs(self, *given, width=self.config.embedding_size, **aligned)
+        tokens = self.select_tokens(input_ids, inputs.tokens)
+        words = zero_padding(inputs.embed(self.get_input_embeddings()), tokens)
+        states, _ = run_bidirectional(self.layers, self.dropout(words), inputs.pack(2, tokens), self.dropout)
         last = states[-1]
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPooling(

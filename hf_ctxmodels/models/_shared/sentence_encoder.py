@@ -156,7 +156,7 @@ def tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: i
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Tokens that a model reads at most; None where there is no limit."""
-    limits = [tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None)]
+    limits = [tokenizer.model_max_length, getattr(model.config, "max_sequence_length", None)]
     found = [limit for limit in limits if limit is not None and 0 < limit < 1_000_000]
     return min(found, default=None)
 

@@ -1,40 +1,39 @@
-"""The model of families with one vector for each word, whatever stands around it: a table and pooling."""
+"""The model of families with one vector for each word, independent of context: a table and pooling."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_row_lengths, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import RowPooler
 from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
+from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
+
+# Of what numba compiles: sums in any order, but no assumption that all is finite. Kernels are loops, since array
+# expressions cost a call each.
+FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def is_compiled(table: Tensor) -> bool:
-    """Whether a table can be updated by what numba compiled: single precision on a CPU, and numba is installed."""
+    """Whether compiled code can update a table: it is float32 on a CPU, and numba is installed."""
     return table.dtype == torch.float32 and table.device.type == "cpu" and find_spec("numba") is not None
 
 
-@cache
-def _threads(number: int) -> ThreadPoolExecutor:
-    """Threads that stay: to start one takes milliseconds."""
-    return ThreadPoolExecutor(number)
+def in_threads(number: int, update: Callable[..., Tensor], *batch: Tensor | None) -> Tensor:
+    """The sum of the losses that `update` returns for parts of a batch's rows, at most `number`, a thread each.
 
-
-def in_threads(number: int, follow: Callable[..., Tensor], *batch: Tensor | None) -> Tensor:
-    """The sum of what `follow` returns for parts of a batch's rows, at most one for each of a `number` of threads.
-
-    They change the same tables without locks, as the released code of word2vec and GloVe does. torch's operations are
-    left a single thread each.
+    The threads update the same tables without locks, as the released code of word2vec and GloVe does, and end with the
+    call. Meanwhile torch's operations have a single thread each.
     """
     rows = next(len(tensor) for tensor in batch if tensor is not None)
     number = min(number, rows)
@@ -42,9 +41,10 @@ def in_threads(number: int, follow: Callable[..., Tensor], *batch: Tensor | None
     torch.set_num_threads(1)
     try:
         if number == 1:
-            return follow(*batch)
+            return update(*batch)
         parts = [[None] * number if tensor is None else tensor.chunk(number) for tensor in batch]
-        return torch.stack(list(_threads(number).map(follow, *parts))).sum()
+        with ThreadPoolExecutor(number) as threads:
+            return torch.stack(list(threads.map(update, *parts))).sum()
     finally:
         torch.set_num_threads(before)
 
@@ -53,8 +53,8 @@ class WordTable(nn.Embedding):
     """One vector (or number) for each word of the vocabulary.
 
     Args:
-        spread: Initialised uniformly in +-0.5 / spread, as the released code of word2vec and GloVe does with the width
-            of the vectors; None for zeros.
+        spread: The table is initialised uniformly in +-0.5 / spread, by the width of the vectors in the released code
+            of word2vec and GloVe; None for zeros.
     """
 
     def __init__(self, rows: int, width: int, spread: int | None, padding_idx: int | None = None) -> None:
@@ -76,7 +76,7 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
     """The part of the model base that such families share."""
 
     config: CtxStaticConfig
-    supports_gradient_checkpointing = False  # there is nothing to compute again
+    supports_gradient_checkpointing = False  # there are no activations to recompute
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -86,7 +86,7 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
             super()._init_weights(module)
 
     def word_tables(self) -> list[tuple[nn.Module, str]]:
-        """Every table that has a row for each word, as the module that holds it and its name there."""
+        """Every table with a row for each word: the module that holds it, and its name there."""
         return [
             (parent, name)
             for parent in self.modules()
@@ -97,7 +97,7 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
     def _resize_token_embeddings(
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Give every table the new number of rows; new ones are drawn as at the start."""
+        """Resize every table; new rows are initialised."""
         if new_num_tokens is None and pad_to_multiple_of is None:
             return self.get_input_embeddings()
         new_num_tokens = new_num_tokens or self.config.vocab_size
@@ -116,17 +116,17 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
         return self.get_input_embeddings()
 
     def set_sparse_gradients(self, sparse: bool) -> None:
-        """Whether gradients of the tables hold the rows concerned alone, which not every optimizer takes."""
+        """Whether the gradients of the tables are sparse, which not every optimizer supports."""
         for parent, name in self.word_tables():
             getattr(parent, name).sparse = sparse
 
 
 class StaticEncoder(StaticPreTrainedModel):
-    """Looks words up. A word's state is its vector; that of a row is pooled.
+    """A table look-up. A token's state is its word vector; a row is pooled.
 
     Attributes:
         word_embeddings: (vocabulary, hidden) table.
-        pooler: What makes `pooler_output`, or None.
+        pooler: Pools the states to `pooler_output`, or None.
     """
 
     word_embeddings: nn.Embedding
@@ -152,7 +152,7 @@ class StaticEncoder(StaticPreTrainedModel):
         return self.word_embeddings(input_ids)
 
     def vectors(self) -> Tensor:
-        """(vocabulary, hidden): the vector of every word, as `look_up` gives it."""
+        """(vocabulary, hidden) vectors of all words, of `look_up`."""
         return self.look_up(torch.arange(self.config.vocab_size, device=self.device)[None])[0]
 
     @can_return_tuple
@@ -166,45 +166,47 @@ class StaticEncoder(StaticPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Look a batch up.
+        """Encode a batch.
 
         Args:
             input_ids: (batch, length) ids; or `inputs_embeds` (batch, length, hidden) in their place.
-            attention_mask: (batch, length), 1 at words and 0 at padding, which is zero in the output.
-            sequence_ids: (batch, length), 0 at padding; several sequences in a row are one to `pooler_output`.
-            wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden).
-            output_hidden_states: Give `hidden_states`, of which there is one.
-            kwargs: What other families' models read, such as `token_type_ids`.
+            attention_mask: (batch, length), 1 at words and 0 at padding positions, which are zero in the output.
+            sequence_ids: (batch, length), 0 at padding; `pooler_output` pools over all sequences of a row.
+            output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, hidden).
+            output_hidden_states: Return `hidden_states`, which is (`last_hidden_state`,).
+            kwargs: Arguments of other families' models, ignored.
 
         Raises:
-            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
+            CtxError: Input that does not fit together or the model, see `prepare_inputs`.
         """
-        given = self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=output_mask
-        )
-        states = self.look_up(given) if input_ids is not None else given
-        tokens = _tokens(states, attention_mask, sequence_ids)
+        width, given = self.config.hidden_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
+        inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)
+        states = zero_padding(inputs.embed(self.look_up), inputs.tokens)
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        states = states * tokens[..., None].to(states.dtype)
         return BaseModelOutputWithPooling(
             last_hidden_state=states if output_mask is None else states[output_mask],
-            pooler_output=None if self.pooler is None else self.pooler(states, tokens),
+            pooler_output=None if self.pooler is None else self.pooler(states, inputs.tokens),
             hidden_states=(states,) if wants_states else None,
         )
 
 
-def _tokens(states: Tensor, *masks: Tensor | None) -> Tensor:
-    """(batch, length) bool: where there is a word.
+def words_and_vectors(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[str], Tensor, list[int]]:
+    """The words of a model of a static family without special tokens, their vectors (words, width) as float32 on the
+    CPU, and their ids.
 
     Raises:
-        CtxError: a mask of another layout, or a row without any word.
+        CtxError: The model has no vector for each word, or the tokenizer is not one of words.
     """
-    tokens = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-    for mask in masks:
-        if mask is not None:
-            if mask.dim() != 2:
-                raise CtxError(f"attention_mask must be (batch, length); got {tuple(mask.shape)}.")
-            tokens = tokens & (mask != 0)
-    if not is_traced(states):
-        check_row_lengths(tokens.sum(1))
-    return tokens
+    encoder: Any = model.base_model
+    if not isinstance(encoder, StaticEncoder) or not isinstance(tokenizer, CtxWordTokenizer):
+        raise CtxError(
+            f"{type(model).__name__} with {type(tokenizer).__name__} has no fixed vector for each word.",
+            hint="use a model with one vector for each word, with its tokenizer.",
+        )
+    special = set(tokenizer.all_special_ids)
+    words = tokenizer.words
+    ids = [number for number in range(len(words)) if number not in special]
+    with torch.no_grad():
+        return [words[number] for number in ids], encoder.vectors()[ids].float().cpu(), ids

@@ -1,4 +1,4 @@
-"""Files that torch saved with the weights of a `torch.nn.LSTM` of two directions -> the names and shapes of ours."""
+"""Conversion of saved weights of a bidirectional `torch.nn.LSTM` to native names and shapes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ _SPECIAL = 2  # padding and unknown words, whose vectors are zero
 
 
 def read_torch_file(file: str | Path) -> Any:
-    """What a file holds: a pickle, of which tensors and plain values alone are read.
+    """The content of a pickle, of which tensors and plain values alone are read.
 
     Raises:
         CtxError: It cannot be read, or holds anything else.
@@ -33,7 +33,7 @@ def read_torch_file(file: str | Path) -> Any:
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
-    """The weights of a file, whatever stands in front of their names (`rnn.`, `enc_lstm.`).
+    """The weights of a file, without the prefix of their names (`rnn.`, `enc_lstm.`).
 
     Raises:
         CtxError: As `read_torch_file`, or the file is no state dict.
@@ -44,11 +44,11 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     return {name.rpartition(".")[2]: value for name, value in found.items()}
 
 
-def layers_of(weights: Mapping[str, Tensor], where: str | None = None) -> dict[str, Tensor]:
-    """Native name -> weight, of an LSTM of two directions.
+def convert_layers(weights: Mapping[str, Tensor], where: str | None = None) -> dict[str, Tensor]:
+    """Native name -> weight, of a bidirectional LSTM.
 
     Raises:
-        CtxError: A weight is missing, or there is one that does not belong there.
+        CtxError: A weight is missing or unexpected.
     """
     depths = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
     expected = {
@@ -60,15 +60,15 @@ def layers_of(weights: Mapping[str, Tensor], where: str | None = None) -> dict[s
     if names != set(weights):
         missing, more = sorted(names - set(weights)), sorted(set(weights) - names)
         raise CtxError(
-            f"Not the weights of an LSTM of two directions: missing {missing[:4]}, unexpected {more[:4]}.",
+            f"Not the weights of a bidirectional LSTM: missing {missing[:4]}, unexpected {more[:4]}.",
             location=where,
             hint="give the weights of the encoder alone.",
         )
     return {own: torch.stack([weights[name].float() for name in pair]) for own, pair in expected.items()}
 
 
-def shape_of(layers: Mapping[str, Tensor]) -> dict[str, int]:
-    """Configuration fields of what `layers_of` gives: widths of what the first layer reads and of both directions."""
+def layer_fields(layers: Mapping[str, Tensor]) -> dict[str, int]:
+    """Configuration fields of converted layers: widths of the input and of both directions, and number of layers."""
     return {
         "embedding_size": layers["layers.0.input_weight"].shape[2],
         "hidden_size": 2 * layers["layers.0.state_weight"].shape[2],
@@ -76,23 +76,23 @@ def shape_of(layers: Mapping[str, Tensor]) -> dict[str, int]:
     }
 
 
-def on_vectors(
+def model_on_vectors(
     model_class: type, weights: Mapping[str, Tensor], vectors: np.ndarray, where: str | None = None, **fields: Any
 ) -> Any:
-    """A model of these layers on a table of fixed vectors.
+    """A model of these layers on a table of word vectors.
 
     Args:
-        model_class: Of a family that reads such, with `word_embeddings` and `layers`.
-        weights: As `read_state_dict` gives them.
-        vectors: (words, width); those of padding and of unknown words are put before them.
+        model_class: Of a family with `word_embeddings` and `layers`.
+        weights: As `read_state_dict` returns them.
+        vectors: (words, width); the zero vectors of padding and unknown words are put before them.
         where: The file, for errors.
-        fields: Others of the configuration.
+        fields: Other fields of the configuration.
 
     Raises:
-        CtxError: The weights are not an encoder's, or read vectors of another width.
+        CtxError: The weights are not an encoder's, or expect vectors of another width.
     """
-    layers = layers_of(weights, where)
-    shape = shape_of(layers)
+    layers = convert_layers(weights, where)
+    shape = layer_fields(layers)
     width = shape["embedding_size"]
     if vectors.ndim != 2 or vectors.shape[1] != width:
         raise CtxError(f"The vectors are {vectors.shape}; the weights read vectors of width {width}.", location=where)

@@ -90,8 +90,7 @@ class Encoder(CtxPreTrainedModel):
             input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden) in their place.
             attention_mask: (batch, length), 1 at tokens and 0 at padding; or a ready 4-D mask.
             token_type_ids: (batch, length), 0 for the first segment, 1 for the second; None is all 0.
-            position_ids: (batch, length) or (1, length); None counts the columns of the batch, or, with
-                `sequence_ids`, the tokens of each sequence.
+            position_ids: (batch, length) or (1, length); None takes `default_positions`.
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal
                 numbers is one sequence, whose tokens attend to each other only.
             output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, hidden)
@@ -105,7 +104,7 @@ class Encoder(CtxPreTrainedModel):
             input_ids,
             inputs_embeds,
             attention_mask,
-            self.config.max_position_embeddings,
+            self.config.max_sequence_length,
             sequence_ids=sequence_ids,
             output_mask=output_mask,
             token_type_ids=token_type_ids,
@@ -113,10 +112,12 @@ class Encoder(CtxPreTrainedModel):
         )
         check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
         check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
+        if position_ids is None:
+            position_ids = self.default_positions(words, attention_mask, sequence_ids)
         layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs)
         hidden_states = self.embeddings(
             layout.pack(words),
-            layout.pack(default_positions(words, position_ids, sequence_ids)),
+            layout.pack(position_ids.expand(words.shape[:2])),
             None if token_type_ids is None else layout.pack(token_type_ids),
         )
         outputs = self.run_layers(hidden_states, layout, output_mask, **kwargs)
@@ -126,6 +127,10 @@ class Encoder(CtxPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
+        """(batch, length) positions: the columns of the batch, or, with `sequence_ids`, of each sequence."""
+        return default_positions(words, None, sequence_ids)
 
     def run_layers(
         self, hidden_states: Tensor, layout: Layout, output_mask: Tensor | None, **kwargs: Any

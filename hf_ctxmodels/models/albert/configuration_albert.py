@@ -38,6 +38,7 @@ class CtxAlbertConfig(CtxTransformerConfig):
     """
 
     model_type = "ctx-albert"
+    head_dropout_field: ClassVar[str] = "classifier_dropout_prob"
 
     vocab_size: int = 30000
     embedding_size: int = 128
@@ -73,13 +74,8 @@ class CtxAlbertConfig(CtxTransformerConfig):
     }
 
     def validate_architecture(self) -> None:
-        """Check that the heads divide the width, and the groups the layers (called at construction)."""
+        """Check that the groups divide the layers, too (called at construction)."""
         super().validate_architecture()
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
-                f"choose a number of heads that divides it."
-            )
         layers, groups = self.num_hidden_layers, self.num_hidden_groups
         if groups < 1 or layers % groups:
             fitting = ", ".join(str(number) for number in range(1, layers + 1) if layers % number == 0)
@@ -89,8 +85,3 @@ class CtxAlbertConfig(CtxTransformerConfig):
             )
         if self.inner_group_num < 1:
             raise ValueError(f"inner_group_num={self.inner_group_num}; each depth applies at least one layer.")
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout_prob

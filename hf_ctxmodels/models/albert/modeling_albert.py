@@ -5,17 +5,13 @@ Its own here: which parameters the layers share, and masked-LM with sentence-ord
 `hf_ctxmodels.heads`.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
-from transformers.utils import ModelOutput
-from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
 from hf_ctxmodels.layers.transformer.stack import StackOutput
@@ -82,30 +78,6 @@ class CtxAlbertModel(Encoder, CtxAlbertPreTrainedModel):
             return super().run_layers(hidden_states, *args, **kwargs)
 
 
-@dataclass
-class CtxAlbertForPreTrainingOutput(ModelOutput):
-    """Output of `CtxAlbertForPreTraining`.
-
-    Attributes:
-        loss: Sum of the two terms whose targets were given.
-        prediction_logits: (batch, length, vocabulary); None when `labels` are given.
-        sop_logits: (batch, 2), 0 = the segments are in their order, 1 = they are swapped.
-        mlm_loss: Masked-LM cross-entropy in nats, detached.
-        sentence_order_loss: Sentence-order cross-entropy in nats, detached.
-        metrics: "sentence_order_accuracy", as in `accuracy_counts`; None without such targets.
-        hidden_states, attentions: As asked for.
-    """
-
-    loss: Tensor | None = None
-    prediction_logits: Tensor | None = None
-    sop_logits: Tensor | None = None
-    mlm_loss: Tensor | None = None
-    sentence_order_loss: Tensor | None = None
-    metrics: dict[str, Tensor] | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-
-
 class CtxAlbertHeadModel(heads.HeadModel, CtxAlbertPreTrainedModel):
     """Binds the generic heads to ALBERT's encoder."""
 
@@ -120,11 +92,13 @@ class CtxAlbertForMaskedLM(heads.ForMaskedLM, CtxAlbertHeadModel):
 
 class CtxAlbertForPreTraining(heads.ForMaskedLMWithPair, CtxAlbertForMaskedLM):
     """Both pretraining objectives: masked-LM and sentence-order prediction (section 3.1, "inter-sentence coherence
-    loss")."""
+    loss").
 
-    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "sentence_order_label")
-    output_class = CtxAlbertForPreTrainingOutput
-    pair_logits_name = "sop_logits"
+    `sentence_order_label` (batch,) is 0 where the segments are in their order, 1 where they are swapped.
+    """
+
+    pair_label = "sentence_order_label"
+    pair_logits = "sop_logits"
 
     def build_head(self, config: CtxAlbertConfig) -> None:
         """The masked-LM head and the sentence-order classifier."""
@@ -133,7 +107,7 @@ class CtxAlbertForPreTraining(heads.ForMaskedLMWithPair, CtxAlbertForMaskedLM):
         self.sop_head = nn.Linear(config.hidden_size, 2)
 
     def classify_pair(self, pooled: Tensor) -> Tensor:
-        """(batch, hidden) -> (batch, 2)."""
+        """(batch, hidden) pooled output -> (batch, 2) logits."""
         return self.sop_head(self.dropout(pooled))
 
     def reference_config(self) -> dict[str, Any]:
@@ -144,50 +118,21 @@ class CtxAlbertForPreTraining(heads.ForMaskedLMWithPair, CtxAlbertForMaskedLM):
             values.pop("label2id", None)
         return values
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        sentence_order_label: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        **kwargs: Any,
-    ) -> ModelOutput:
-        """Logits of both heads, and the loss, as in `CtxAlbertForPreTrainingOutput`.
 
-        Args:
-            labels: (batch, length) ids of the masked tokens, -100 elsewhere; given, the last layer and the vocabulary
-                logits are computed only there, and `prediction_logits` is None.
-            sentence_order_label: (batch,), 0 where the segments are in their order, 1 where they are swapped.
-        """
-        return self.predict_words_and_pair(
-            labels,
-            sentence_order_label,
-            num_items_in_batch,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+CtxAlbertForPreTrainingOutput = CtxAlbertForPreTraining.output_class
 
 
 class CtxAlbertForSequenceClassification(heads.ForSequenceClassification, CtxAlbertHeadModel):
-    """ALBERT with a classifier or regressor on the pooled output."""
+    """ALBERT that classifies a sequence, or regresses a number on it, from its pooled output."""
 
 
 class CtxAlbertForTokenClassification(heads.ForTokenClassification, CtxAlbertHeadModel):
-    """ALBERT with a classifier on every token."""
+    """ALBERT that classifies each token."""
 
 
 class CtxAlbertForQuestionAnswering(heads.ForQuestionAnswering, CtxAlbertHeadModel):
-    """ALBERT with start and end scores."""
+    """ALBERT that predicts the start and the end of an answer span."""
 
 
 class CtxAlbertForMultipleChoice(heads.ForMultipleChoice, CtxAlbertHeadModel):
-    """ALBERT with one score per choice."""
+    """ALBERT that chooses one of several continuations."""

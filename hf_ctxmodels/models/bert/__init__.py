@@ -1,1 +1,76 @@
-"""BERT."""
+"""BERT (Devlin et al. 2019): a bidirectional Transformer encoder, pretrained on masked words and sentence pairs."""
+
+from typing import Any
+
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
+from hf_ctxmodels.models.bert.modeling_bert import (
+    CtxBertForMaskedLM,
+    CtxBertForMultipleChoice,
+    CtxBertForNextSentencePrediction,
+    CtxBertForPreTraining,
+    CtxBertForQuestionAnswering,
+    CtxBertForSequenceClassification,
+    CtxBertForTokenClassification,
+    CtxBertModel,
+)
+from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits, encoder_size
+
+# tiny to small: Turc et al. 2019 (arXiv 1908.08962), table 1; base, large: Devlin et al. 2019, section 3
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": encoder_size(128, 2, 2),
+    "mini": encoder_size(256, 4, 4),
+    "small": encoder_size(512, 4, 8),
+    "base": encoder_size(768, 12, 12),
+    "large": encoder_size(1024, 24, 16),
+}
+
+# Counted with the reference classes of transformers 5.23; the base models have their pooler.
+PUBLISHED = {
+    name: PublishedCount(fields, dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts)))
+    for name, fields, counts in (
+        ("base uncased", {"vocab_size": 30522}, (109_482_240, 109_514_298, 110_106_428)),
+        ("base cased", {"vocab_size": 28996}, (108_310_272, 108_340_804, 108_932_934)),
+        ("large uncased", {**SIZES["large"], "vocab_size": 30522}, (335_141_888, 335_174_458, 336_226_108)),
+        ("large cased", {**SIZES["large"], "vocab_size": 28996}, (333_579_264, 333_610_308, 334_661_958)),
+        ("multilingual cased", {"vocab_size": 119547}, (177_853_440, 177_974_523)),
+        ("multilingual uncased", {"vocab_size": 105879}, (167_356_416, 167_463_831)),
+    )
+}
+
+SPEC = FamilySpec(
+    name="bert",
+    paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers (arXiv 1810.04805)",
+    config=CtxBertConfig,
+    tokenizer=CtxBertTokenizer,
+    models={
+        "AutoModel": CtxBertModel,
+        "AutoModelForPreTraining": CtxBertForPreTraining,
+        "AutoModelForMaskedLM": CtxBertForMaskedLM,
+        "AutoModelForNextSentencePrediction": CtxBertForNextSentencePrediction,
+        "AutoModelForSequenceClassification": CtxBertForSequenceClassification,
+        "AutoModelForTokenClassification": CtxBertForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxBertForQuestionAnswering,
+        "AutoModelForMultipleChoice": CtxBertForMultipleChoice,
+    },
+    objectives={"mlm+nsp": MaskedLMWithNextSentence, "mlm": MaskedLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=BERT_CONVERSION,
+    traits=Traits(learning=Learning(steps=200, small=True)),
+)
+
+__all__ = [
+    "CtxBertConfig",
+    "CtxBertForMaskedLM",
+    "CtxBertForMultipleChoice",
+    "CtxBertForNextSentencePrediction",
+    "CtxBertForPreTraining",
+    "CtxBertForQuestionAnswering",
+    "CtxBertForSequenceClassification",
+    "CtxBertForTokenClassification",
+    "CtxBertModel",
+    "CtxBertTokenizer",
+]

@@ -52,17 +52,3 @@ class CtxBertConfig(CtxTransformerConfig):
         "is_decoder": (False,),
         "add_cross_attention": (False,),
     }
-
-    def validate_architecture(self) -> None:
-        """Check that the heads divide the width (called at construction)."""
-        super().validate_architecture()
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
-                f"choose a number of heads that divides it."
-            )
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout

@@ -5,12 +5,10 @@ Its own here: masked-LM with next-sentence prediction. The encoder it founded is
 `hf_ctxmodels.heads`.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers.modeling_outputs import NextSentencePredictorOutput
-from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
@@ -50,30 +48,6 @@ class CtxBertModel(Encoder, CtxBertPreTrainedModel):
         self.post_init()
 
 
-@dataclass
-class CtxBertForPreTrainingOutput(ModelOutput):
-    """Output of `CtxBertForPreTraining`.
-
-    Attributes:
-        loss: Sum of the two terms whose targets were given.
-        mlm_loss: Masked-LM cross-entropy in nats, detached.
-        next_sentence_loss: Next-sentence cross-entropy in nats, detached.
-        metrics: "next_sentence_accuracy", as in `accuracy_counts`; None without such targets.
-        prediction_logits: (batch, length, vocabulary); None when `labels` are given.
-        seq_relationship_logits: (batch, 2), 0 = the second segment follows the first, 1 = it is a random one.
-        hidden_states, attentions: As asked for.
-    """
-
-    loss: Tensor | None = None
-    prediction_logits: Tensor | None = None
-    seq_relationship_logits: Tensor | None = None
-    mlm_loss: Tensor | None = None
-    next_sentence_loss: Tensor | None = None
-    metrics: dict[str, Tensor] | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-
-
 class CtxBertHeadModel(heads.HeadModel, CtxBertPreTrainedModel):
     """Binds the generic heads to BERT's encoder."""
 
@@ -87,11 +61,13 @@ class CtxBertForMaskedLM(heads.ForMaskedLM, CtxBertHeadModel):
 
 
 class CtxBertForPreTraining(heads.ForMaskedLMWithPair, CtxBertForMaskedLM):
-    """Both pretraining objectives: masked-LM and next-sentence prediction (section 3.1)."""
+    """Both pretraining objectives: masked-LM and next-sentence prediction (section 3.1).
 
-    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
-    output_class = CtxBertForPreTrainingOutput
-    pair_logits_name = "seq_relationship_logits"
+    `next_sentence_label` (batch,) is 0 where the second segment follows the first, 1 where it is a random one.
+    """
+
+    pair_label = "next_sentence_label"
+    pair_logits = "seq_relationship_logits"
 
     def build_head(self, config: CtxBertConfig) -> None:
         """The masked-LM head and the next-sentence classifier."""
@@ -99,40 +75,11 @@ class CtxBertForPreTraining(heads.ForMaskedLMWithPair, CtxBertForMaskedLM):
         self.nsp_head = nn.Linear(config.hidden_size, 2)
 
     def classify_pair(self, pooled: Tensor) -> Tensor:
-        """(batch, hidden) -> (batch, 2)."""
+        """(batch, hidden) pooled output -> (batch, 2) logits."""
         return self.nsp_head(pooled)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        next_sentence_label: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        **kwargs: Any,
-    ) -> ModelOutput:
-        """Logits of both heads, and the loss, as in `CtxBertForPreTrainingOutput`.
 
-        Args:
-            labels: (batch, length) ids of the masked tokens, -100 elsewhere; given, the last layer and the vocabulary
-                logits are computed only there, and `prediction_logits` is None.
-            next_sentence_label: (batch,), 0 where the second segment follows the first, 1 where it is a random one.
-        """
-        return self.predict_words_and_pair(
-            labels,
-            next_sentence_label,
-            num_items_in_batch,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+CtxBertForPreTrainingOutput = CtxBertForPreTraining.output_class
 
 
 class CtxBertForNextSentencePrediction(CtxBertHeadModel):
@@ -176,16 +123,16 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
 
 
 class CtxBertForSequenceClassification(heads.ForSequenceClassification, CtxBertHeadModel):
-    """BERT with a classifier or regressor on the pooled output."""
+    """BERT that classifies a sequence, or regresses a number on it, from its pooled output."""
 
 
 class CtxBertForTokenClassification(heads.ForTokenClassification, CtxBertHeadModel):
-    """BERT with a classifier on every token."""
+    """BERT that classifies each token."""
 
 
 class CtxBertForQuestionAnswering(heads.ForQuestionAnswering, CtxBertHeadModel):
-    """BERT with start and end scores."""
+    """BERT that predicts the start and the end of an answer span."""
 
 
 class CtxBertForMultipleChoice(heads.ForMultipleChoice, CtxBertHeadModel):
-    """BERT with one score per choice."""
+    """BERT that chooses one of several continuations."""

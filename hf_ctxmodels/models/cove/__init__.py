@@ -1,1 +1,50 @@
 """CoVe (McCann et al. 2017): the encoder of a translation model on fixed word vectors."""
+
+from typing import Any
+
+from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
+from hf_ctxmodels.models.cove.modeling_cove import (
+    CtxCoveForSequenceClassification,
+    CtxCoveForTokenClassification,
+    CtxCoveModel,
+)
+from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
+from hf_ctxmodels.models.cove.translation_cove import CtxCoveForConditionalGeneration
+from hf_ctxmodels.objectives import Translation
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
+
+# base: the released encoder (section 6); tiny: for a CPU
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"embedding_size": 100, "hidden_size": 128, "biattention_size": 64},
+    "base": {"embedding_size": 300, "hidden_size": 600},
+}
+
+# The released encoder has 3,609,600 parameters; the vectors of its words are those of GloVe.
+PUBLISHED = {"released": PublishedCount({"vocab_size": 1000}, {"AutoModel": 3_609_600 + 1000 * 300})}
+
+SPEC = FamilySpec(
+    name="cove",
+    paper="McCann et al. 2017, Learned in Translation: Contextualized Word Vectors (arXiv 1708.00107)",
+    config=CtxCoveConfig,
+    tokenizer=CtxCoveTokenizer,
+    models={
+        "AutoModel": CtxCoveModel,
+        "AutoModelForPreTraining": CtxCoveForConditionalGeneration,
+        "AutoModelForSeq2SeqLM": CtxCoveForConditionalGeneration,
+        "AutoModelForSequenceClassification": CtxCoveForSequenceClassification,
+        "AutoModelForTokenClassification": CtxCoveForTokenClassification,
+    },
+    objectives={"translation": Translation},
+    sizes=SIZES,
+    published=PUBLISHED,
+    traits=Traits(tiny={"biattention_size": 12}, selects_extremes=("AutoModelForSequenceClassification",)),
+)
+
+__all__ = [
+    "CtxCoveConfig",
+    "CtxCoveForConditionalGeneration",
+    "CtxCoveForSequenceClassification",
+    "CtxCoveForTokenClassification",
+    "CtxCoveModel",
+    "CtxCoveTokenizer",
+]

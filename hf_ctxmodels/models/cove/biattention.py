@@ -8,20 +8,22 @@ from torch import Tensor, nn
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.norm import RowNorm
-from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows
+from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 
 
 class Biattention(nn.Module):
-    """Two texts of a row, each as the other bears on it, pooled. A text alone is compared with itself.
+    """Attention between the two texts of a row, and pooling of each. A single text attends to itself.
 
-    A ReLU layer and an LSTM of both directions read both texts, X and Y. With the affinities A = X Y^T each word has a
-    summary of the other text, C, by a softmax over its words. An LSTM for each text integrates [X; X - C; X * C];
-    pooled are the largest, mean and smallest values and a sum weighted by the words themselves.
+    A ReLU layer and a bidirectional LSTM encode both texts, X and Y. The affinities A = X Y^T give each word a summary
+    of the other text, C, by a softmax over its words. A bidirectional LSTM for each text integrates [X; X - C; X * C].
+    Each text is pooled by maximum, mean, minimum and self-attention.
 
     Args:
         input_size: Width of a word.
-        width: Of the layers, in each direction.
-        dropout: On the input and before each LSTM.
+        width: Of each direction of the layers.
+        dropout: Rate on the input and on the input of each LSTM.
     """
 
     def __init__(self, input_size: int, width: int, dropout: float) -> None:
@@ -29,7 +31,7 @@ class Biattention(nn.Module):
         self.project = Linear(input_size, width)
         self.encoder = LSTM(width, width)
         self.integrators = nn.ModuleList(LSTM(6 * width, width) for _ in range(2))
-        # without the paper's bias d, which a softmax does not see
+        # without the paper's bias d, which does not change a softmax
         self.selectors = nn.ModuleList(nn.Linear(2 * width, 1, bias=False) for _ in range(2))
         self.dropout = Dropout(dropout)
 
@@ -38,26 +40,26 @@ class Biattention(nn.Module):
 
         Args:
             states: (rows, length, input).
-            tokens: (rows, length) bool, where there are words.
-            second: (rows, length) bool, which of them belong to the second text.
-            unpad: Leave padding out of the LSTMs, or carry the state over it: the same, more slowly.
+            tokens: (rows, length) bool, False at padding positions.
+            second: (rows, length) bool, True at words of the second text.
+            unpad: Leave padding positions out of the LSTMs, or carry the state over them: equal, but slower.
 
         Returns:
-            (rows, 16 * width): of either text the largest, mean, smallest and selected values of 2 * width features.
+            (rows, 16 * width): of each text maximum, mean, minimum and self-attentive sum of 2 * width features.
         """
         parts = [tokens & ~second, tokens & second]
         paired = [part.any(1, keepdim=True) for part in parts]
-        parts = [torch.where(there, part, tokens) for there, part in zip(paired, parts)]  # a text alone is both
+        parts = [torch.where(there, part, tokens) for there, part in zip(paired, parts)]  # a single text is both
         build = PackedRows.build if unpad else PackedRows.with_padding
         inputs = self.project(self.dropout(states)).relu()
-        encoded = _read(self.encoder, self.dropout(inputs), build(tokens, _runs(second)))
+        encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, _runs(second)))
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
         for number, (own, other) in enumerate((parts, parts[::-1])):
             weights = affinities.masked_fill(~other[:, None], float("-inf")).softmax(-1).to(encoded.dtype)
             summary = weights @ encoded
             joined = torch.cat([encoded, encoded - summary, encoded * summary], -1)
-            integrated = _read(self.integrators[number], self.dropout(joined), build(own))
+            integrated = run_layer(self.integrators[number], self.dropout(joined), build(own))
             pooled.append(self._pool(integrated, own, self.selectors[number]))
         return torch.cat(pooled, -1)
 
@@ -84,14 +86,8 @@ def _runs(second: Tensor) -> Tensor:
     return starts.cumsum(1)
 
 
-def _read(layer: nn.Module, states: Tensor, rows: PackedRows) -> Tensor:
-    """(rows, length, width) -> (rows, length, 2 * output), both directions behind each other."""
-    outputs = rows.unpack(layer(rows.pack(states), rows)[0])
-    return torch.cat([outputs[0], outputs[1]], -1)
-
-
 class Maxout(nn.Module):
-    """The largest of several linear maps, feature by feature (Goodfellow et al. 2013).
+    """The maximum of several linear maps, feature by feature (Goodfellow et al. 2013).
 
     Args:
         input_size, output_size: Widths.
@@ -109,7 +105,7 @@ class Maxout(nn.Module):
 
 
 class MaxoutClassifier(nn.Sequential):
-    """Three maxout layers, each behind a batch normalisation and dropout.
+    """Three maxout layers, each after batch normalisation and dropout.
 
     Args:
         input_size: Width of the input.
@@ -121,6 +117,6 @@ class MaxoutClassifier(nn.Sequential):
     def __init__(self, input_size: int, width: int, classes: int, *, pieces: int, dropout: float) -> None:
         sizes = [input_size, 2 * width, width, classes]
         layers: list[nn.Module] = []
-        for before, after in pairwise(sizes):  # dropout in front of a normalisation would change what it measures
+        for before, after in pairwise(sizes):  # dropout before a normalisation would change its statistics
             layers += [RowNorm(before), Dropout(dropout), Maxout(before, after, pieces)]
         super().__init__(*layers)

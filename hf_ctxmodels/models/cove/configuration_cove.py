@@ -16,7 +16,8 @@ class CtxCoveConfig(CtxConfig):
         hidden_size: Width of a state of the encoder, of both directions together, and of one of the decoder.
         num_hidden_layers: LSTM layers of the encoder, and of the decoder.
         pretrained_embeddings: A directory or Hub id of a family with one vector for each word, of the same vocabulary
-            as the source language's. The vectors are copied from there into a new model, and saved with it.
+            as the source language's. `load_pretrained_embeddings` copies the vectors into a new model; they are saved
+            with it.
         train_vectors: Train the vectors too.
         decoder_attention: Attend to the encoder's states; without, the decoder starts from the last ones and knows no
             more of the source: a plain sequence-to-sequence model, to compare with.
@@ -59,7 +60,7 @@ class CtxCoveConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check what must fit together (called at construction)."""
         if self.hidden_size % 2 or self.hidden_size < 2:
-            raise ValueError(f"hidden_size={self.hidden_size} must be even: it is that of two directions.")
+            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
         for name in ("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "biattention_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
@@ -81,8 +82,3 @@ class CtxCoveConfig(CtxConfig):
     def pooled_size(self) -> int:
         """Width of what the classification network pools: of two texts, four values of each feature."""
         return 2 * 4 * 2 * self.biattention_size
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

@@ -1,7 +1,7 @@
-"""CoVe (McCann et al. 2017, arXiv 1708.00107): word vectors, and what a translation model's encoder makes of them.
+"""CoVe (McCann et al. 2017, arXiv 1708.00107): each token's frozen GloVe vector concatenated with the hidden state of a
+bidirectional LSTM pretrained on translation.
 
-Its own here: what is read beside what, and which part learns. The arithmetic is in
-`hf_ctxmodels.layers.recurrent.lstm`, `attentional_decoder` and `biattention`.
+The layers are in `hf_ctxmodels.layers.recurrent` and `biattention`, the translation model in `translation_cove`.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,13 @@ from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.attentional_decoder import reset_cell
-from hf_ctxmodels.layers.recurrent.lstm import LSTM, State
+from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.models._shared.pretrained_embeddings import (
     PretrainedEmbeddingEncoder,
     PretrainedEmbeddingPreTrainedModel,
 )
-from hf_ctxmodels.models._shared.recurrent import check_words, rows_of, run_both_ways, side_by_side
 from hf_ctxmodels.models.cove.biattention import Biattention, MaxoutClassifier
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 
@@ -47,10 +48,10 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
     """Output of `CtxCoveModel`.
 
     Attributes:
-        last_hidden_state: (batch, length, embedding + hidden): the word's vector, and behind it the top layer's states.
+        last_hidden_state: (batch, length, embedding + hidden): the word vector concatenated with the top layer's state.
         pooler_output: None.
-        hidden_states: Layers + 1 of them: the vectors, the layers below the top, and `last_hidden_state`.
-        final_hidden, final_cell: (batch, layers, hidden) every layer's state where each direction ends.
+        hidden_states: Layers + 1 of them: the word vectors, the layers below the top, and `last_hidden_state`.
+        final_hidden, final_cell: (batch, layers, hidden) final hidden and cell states, both directions concatenated.
     """
 
     final_hidden: Tensor | None = None
@@ -58,13 +59,13 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
 
 
 class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
-    """Fixed word vectors and the MT-LSTM; its output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4).
+    """Pretrained word vectors and the MT-LSTM; its output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4).
 
     Attributes:
-        gives_states: Whether `forward` gives the states where a row ends, which a decoder starts from.
+        returns_final_states: Whether `forward` returns the final states, with which a decoder starts.
     """
 
-    gives_states = False
+    returns_final_states = False
 
     def __init__(self, config: CtxCoveConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
@@ -83,7 +84,7 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
         output_mask: Tensor | None = None,
-        use_states: bool | None = None,
+        output_final_states: bool | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CtxCoveModelOutput:
@@ -91,30 +92,30 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
 
         Args:
             input_ids: (batch, length) ids; or `inputs_embeds` (batch, length, embedding) in their place.
-            attention_mask: (batch, length), 1 at words and 0 at padding, which does not enter any state.
-            token_type_ids: (batch, length), 0 for a first text and 1 for a second one: for heads that tell them apart.
+            attention_mask: (batch, length), 1 at words and 0 at padding positions, which change no state.
+            token_type_ids: (batch, length), 0 for a first text and 1 for a second one, used by heads.
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, which starts from zero.
-            wanted: (batch, length) bool; given, `last_hidden_state` holds only these positions, (wanted, width).
-            use_states: Give `final_hidden` and `final_cell`; None for `gives_states`.
-            output_hidden_states: Give `hidden_states`.
-            kwargs: What other families' models read, such as `position_ids`.
+                sequence, whose initial state is zero.
+            output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, width).
+            output_final_states: Return `final_hidden` and `final_cell`; None for `returns_final_states`.
+            output_hidden_states: Return `hidden_states`.
+            kwargs: Arguments of other families' models, ignored.
 
         Raises:
             CtxError: Input that does not fit together or the model, see `check_encoder_input`.
         """
-        aligned = {"sequence_ids": sequence_ids, "output_mask": output_mask, "token_type_ids": token_type_ids}
-        given = check_words(self, input_ids, inputs_embeds, attention_mask, **aligned)
-        rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
-        read = given if input_ids is None else self.word_embeddings(input_ids)
-        states, after = run_both_ways(self.layers, read, rows, self.dropout)
-        vectors = (states[0] * token_mask(given, attention_mask, sequence_ids)[..., None]).to(states[-1].dtype)
+        given = (input_ids, inputs_embeds, attention_mask, sequence_ids)
+        aligned = {"output_mask": output_mask, "token_type_ids": token_type_ids}
+        inputs = prepare_inputs(self, *given, width=self.config.embedding_size, **aligned)
+        embeddings = inputs.embed(self.word_embeddings)
+        states, final = run_bidirectional(self.layers, embeddings, inputs.pack(2), self.dropout)
+        vectors = zero_padding(embeddings, inputs.tokens).to(states[-1].dtype)
         last = torch.cat([vectors, states[-1]], -1)
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        use_states = self.gives_states if use_states is None else use_states
-        if use_states and sequence_ids is not None:
-            raise CtxError("use_states asks for the state behind a row, but sequence_ids say it is several sequences.")
-        hidden, cell = _final(after) if use_states else (None, None)
+        returns_final = self.returns_final_states if output_final_states is None else output_final_states
+        if returns_final and sequence_ids is not None:
+            raise CtxError("There is no final state of a row that sequence_ids divide into several sequences.")
+        hidden, cell = _by_part(final) if returns_final else (None, None)
         return CtxCoveModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
             hidden_states=(vectors, *states[1:-1], last) if wants else None,
@@ -123,14 +124,14 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
         )
 
 
-def _final(states: list[State]) -> tuple[Tensor, Tensor]:
-    """(rows, layers, hidden) last outputs and cells of all layers."""
-    hidden, cell = (torch.stack([side_by_side(part) for part in parts], 1) for parts in zip(*states, strict=True))
+def _by_part(final: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
+    """(rows, 2, width) states of every layer -> (rows, layers, 2 * width) hidden states, and cell states."""
+    hidden, cell = (torch.stack([part.flatten(1) for part in parts], 1) for parts in zip(*final, strict=True))
     return hidden, cell
 
 
 class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
-    """Binds the generic heads to the vectors and the encoder's states, or to the vectors alone."""
+    """Binds the generic heads to word vectors and the encoder's states, or to word vectors alone."""
 
     encoder_class = CtxCoveModel
     for_tasks: ClassVar[bool] = True
@@ -143,7 +144,7 @@ class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
         return self
 
     def encode(self, **kwargs: Any) -> Any:
-        """Run the encoder; `last_hidden_state` is what the configuration says a task reads."""
+        """Run the encoder; without `config.task_context`, `last_hidden_state` holds the word vectors alone."""
         if not self.for_tasks:
             return super().encode(**kwargs)
         if self.config.freeze_context:
@@ -160,13 +161,13 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
     """The biattentive classification network (section 5), for one text or two."""
 
     def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
-        """The encoder; what pools stands beside it."""
+        """The encoder and the biattention, which pools."""
         self.biattention = Biattention(config.task_size, config.biattention_size, config.head_dropout)
         return CtxCoveModel(config)
 
     def build_head(self, config: CtxCoveConfig) -> None:
         """Maxout layers."""
-        self.dropout = Dropout(0.0)  # it stands behind the normalisations
+        self.dropout = nn.Identity()  # dropout follows the normalisations
         self.classifier = MaxoutClassifier(
             config.pooled_size,
             2 * config.biattention_size,
@@ -183,7 +184,7 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         sequence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the encoder, over a second text anew; `pooler_output` is what the biattention pools."""
+        """Run the encoder on each text by itself; `pooler_output` is pooled by the biattention."""
         apart = sequence_ids
         if token_type_ids is not None and sequence_ids is None:
             apart = 1 + token_type_ids
@@ -199,4 +200,4 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
 
 
 class CtxCoveForTokenClassification(heads.ForTokenClassification, CtxCoveHeadModel):
-    """A linear classifier on each word's vector and the encoder's state."""
+    """A linear classifier on each word's vector and hidden state."""

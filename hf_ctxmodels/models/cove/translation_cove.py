@@ -4,15 +4,16 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder, DecoderState
+from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import CtxCoveHeadModel, CtxCoveModel, CtxCoveModelOutput
 
 
 class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHeadModel, GenerationMixin):
-    """The translation model (section 3). The decoder starts from the encoder's last states."""
+    """The translation model (section 3). The decoder's initial states are the encoder's final ones."""
 
     for_tasks = False
     decoder: AttentionalDecoder
@@ -20,7 +21,7 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
     def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
         """The encoder; `generate` runs it by itself."""
         encoder = CtxCoveModel(config)
-        encoder.gives_states = True
+        encoder.returns_final_states = True
         return encoder
 
     def build_head(self, config: CtxCoveConfig) -> None:
@@ -36,14 +37,16 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
         )
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
-    def start(self, encoded: CtxCoveModelOutput) -> DecoderState:
-        """The encoder's states where a row ends.
+    def start(self, encoded: CtxCoveModelOutput) -> RecurrentCache:
+        """The encoder's final states.
 
         Raises:
-            CtxError: They were not kept.
+            CtxError: `encoded` has none.
         """
         if encoded.final_hidden is None or encoded.final_cell is None:
-            raise CtxError("encoder_outputs have no states to start from.", hint="run it with use_states=True.")
+            raise CtxError(
+                "encoder_outputs have no states to start from.", hint="run it with output_final_states=True."
+            )
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)
 
     def decode(
@@ -52,12 +55,13 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
         target_mask: Tensor | None,
         encoded: CtxCoveModelOutput,
         attention_mask: Tensor | None,
-        state: DecoderState,
+        cache: RecurrentCache,
         languages: Tensor | None,
-    ) -> tuple[Tensor, DecoderState | None]:
+    ) -> tuple[Tensor, RecurrentCache | None]:
         """See `ForConditionalGeneration.decode`."""
-        read = encoded.last_hidden_state
-        memory, tokens = read[..., self.config.embedding_size :], token_mask(read, attention_mask)  # type: ignore[index]
+        states = encoded.last_hidden_state
+        assert states is not None
+        memory, tokens = states[..., self.config.embedding_size :], token_mask(states, attention_mask)
         if target_mask is None:
-            return self.decoder(ids, memory, tokens, state)
-        return self.decoder.asked_states(ids, target_mask, memory, tokens, state), None
+            return self.decoder(ids, memory, tokens, cache)
+        return self.decoder.target_states(ids, target_mask, memory, tokens, cache), None

@@ -1,11 +1,9 @@
-"""CVT (Clark et al. 2018, arXiv 1809.08370): predictions from parts of the input learn from that of all of it.
+"""CVT (Clark et al. 2018, arXiv 1809.08370): predictions from partial views of a text learn from the full view's.
 
-Its own here: which layers are read, and how a batch with labels and one without teach. The views and their losses are
-in `hf_ctxmodels.models.cvt.cross_view`, words and recurrence in `hf_ctxmodels.models._shared.character`.
+The views and their losses are in `hf_ctxmodels.models.cvt.cross_view`, the encoder of words in
+`hf_ctxmodels.models._shared.character`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,10 +16,11 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, mean_over_targets
-from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, fixed_vectors
-from hf_ctxmodels.models._shared.recurrent import rows_of, side_by_side
+from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
+from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
+from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, summed_disagreement
 
@@ -34,20 +33,18 @@ class CtxCvtPreTrainedModel(CharacterPreTrainedModel):
 
 
 class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
-    """Words from characters and fixed vectors, and layers of an LSTM of both directions, each of which reads both."""
+    """Words from characters and pretrained vectors, and bidirectional LSTM layers."""
 
     def __init__(self, config: CtxCvtConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
-        self.vectors = fixed_vectors(config)
+        self.vectors = build_character_vectors(config)
         config.validate_views()
         self.build_encoder(config, config.hidden_size - config.static_size, config.hidden_size)
-        self.word_dropout = Dropout(config.word_dropout)
-        self.dropout = Dropout(config.hidden_dropout_prob)
         self.post_init()
 
     def look_up(self, input_ids: Tensor) -> Tensor:
-        """(batch, words, characters) ids -> (batch, words, hidden): each word by itself."""
-        words = self.read_characters(input_ids)
+        """(batch, words, characters) ids -> (batch, words, hidden), each word independently."""
+        words = self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
         return words if self.vectors is None else torch.cat([words, self.vectors(input_ids).to(words.dtype)], -1)
 
     @can_return_tuple
@@ -59,37 +56,37 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         sequence_ids: Tensor | None = None,
         output_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,
-        depth: int | None = None,
+        layers: int | None = None,
+        dropout_rate: float | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
         Args:
-            input_ids: (batch, words, characters) ids, as the tokenizer makes them; or `inputs_embeds` (batch, words,
-                hidden), which stand for the words, in their place.
-            attention_mask: (batch, words), 1 at words and 0 at padding, which does not enter any state.
+            input_ids: (batch, words, characters) ids, of the tokenizer; or the words' representations in their place,
+                `inputs_embeds` (batch, words, hidden).
+            attention_mask: (batch, words), 1 at words and 0 at padding positions, which change no state.
             sequence_ids: (batch, words), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, which starts from zero.
-            wanted: (batch, words) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden).
-            output_hidden_states: Give `hidden_states`: the words, and the output of every layer.
-            depth: Run so many layers only.
-            kwargs: What other families' models read, such as `token_type_ids`.
+                sequence, whose initial state is zero.
+            output_mask: (batch, words) bool; given, `last_hidden_state` holds only these positions, (targets, hidden).
+            output_hidden_states: Return `hidden_states`: the words, and the output of every layer.
+            layers: Number of layers to run; None for all.
+            dropout_rate: In training, in place of `config.word_dropout` and `config.hidden_dropout_prob`.
+            kwargs: Arguments of other families' models, ignored.
 
         Raises:
-            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
+            CtxError: Input that does not fit together or the model, see `prepare_inputs`.
         """
-        given = self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=output_mask
-        )
-        self.check_characters(input_ids, inputs_embeds, attention_mask, self.config.hidden_size)
-        rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
-        words = given if input_ids is None else self.look_up(input_ids)
-        words = words * token_mask(given, attention_mask, sequence_ids)[..., None].to(words.dtype)
+        given, config = (input_ids, inputs_embeds, attention_mask, sequence_ids), self.config
+        inputs = prepare_inputs(self, *given, width=config.hidden_size, output_mask=output_mask)
+        rows = inputs.pack(2)
+        words = zero_padding(inputs.embed(self.look_up), inputs.tokens)
+        rates = (config.word_dropout, config.hidden_dropout_prob)
+        word_rate, rate = rates if dropout_rate is None else (dropout_rate, dropout_rate)
         states = [words]
-        for layer in self.layers[:depth]:
-            read = self.word_dropout(states[0]) if len(states) == 1 else states[-1]
-            packed, _ = layer(rows.pack(read), rows)
-            states.append(self.dropout(side_by_side(rows.unpack(packed))))
+        for number, layer in enumerate(self.layers[:layers]):
+            below = states[-1] if number else dropout(words, word_rate, self.training)
+            states.append(dropout(run_layer(layer, below, rows), rate, self.training))
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPooling(
             last_hidden_state=states[-1] if output_mask is None else states[-1][output_mask],
@@ -120,11 +117,11 @@ class CtxCvtOutput(ModelOutput):
 
 
 class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
-    """Learns from labels, and without them: the primary prediction, made without dropout, is what the auxiliary ones,
-    which see less, are to make of a text without labels. What they improve is what all share (section 3).
+    """Learns from labels, and without them: on unlabelled text the auxiliary predictions, of partial views, are trained
+    towards the primary prediction, made without dropout. They share the encoder (section 3).
 
     Attributes:
-        predictors: Of each task; see `layers.cross_view`.
+        predictors: Task -> predictions, see `cross_view`.
     """
 
     encoder_class = CtxCvtModel
@@ -134,15 +131,19 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     predictors: nn.ModuleDict
 
     def predictor_for(self, labels: int) -> nn.Module:
-        """What predicts so many labels."""
+        """The predictions of a task with this number of labels."""
         raise NotImplementedError
+
+    def problem_type(self, labels: Tensor | None) -> str:
+        """What the predictions are: "regression", "single_label_classification" or "multi_label_classification"."""
+        return self.config.problem_type or "single_label_classification"
 
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
         """Mean loss of the primary prediction."""
         return cross_entropy_over_targets(logits, labels, "labels", counts)
 
     def build_head(self, config: CtxCvtConfig) -> None:
-        """Predictions of every task."""
+        """The predictions of every task."""
         tasks = config.tasks or {"task": [""] * config.num_labels}
         self.predictors = nn.ModuleDict({name: self.predictor_for(len(labels)) for name, labels in tasks.items()})
 
@@ -175,25 +176,25 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         inputs = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
         inputs |= {"input_ids": input_ids, **kwargs}
         given = input_ids if input_ids is not None else inputs_embeds
-        learns_views = views is not None and given is not None and self._are_asked(views, given, attention_mask)
+        learns_views = views is not None and given is not None and self._has_views(views, given, attention_mask)
         alone = learns_views and (labels is None or not bool((labels != IGNORED).any()))
-        with at_dropout(self, self.config.view_dropout) if alone else nullcontext():
-            outputs = self.encode(output_hidden_states=True, depth=1 if alone else None, **inputs)
-        states = outputs.hidden_states
+        student = {"layers": 1, "dropout_rate": self.config.view_dropout} if alone else {}
+        states = self.encode(output_hidden_states=True, **student, **inputs).hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
         logits, supervised, disagreement, metrics = None, None, None, None
         if not alone:
             logits = predict(torch.cat(states[1:], -1), tokens)
             if labels is not None:
                 supervised = self.supervised_loss(logits, labels, num_items_in_batch)
-                metrics = {"accuracy": heads.accuracy_counts(logits, labels)} if self._has_classes else None
+                if self.problem_type(labels) == "single_label_classification":
+                    metrics = {"accuracy": heads.accuracy_counts(logits, labels)}
         if learns_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
             total = self._disagreement(states[1], sequences, tokens, views != IGNORED, inputs)
             disagreement = mean_over_targets(total, views, "views", num_items_in_batch)
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return CtxCvtOutput(
-            loss=self.with_every_parameter(self._loss(supervised, disagreement)),
+            loss=self.with_unused_parameters(self._loss(supervised, disagreement)),
             logits=logits,
             hidden_states=states if wants else None,
             supervised_loss=None if supervised is None else supervised.detach(),
@@ -201,8 +202,8 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             metrics=metrics,
         )
 
-    def _are_asked(self, views: Tensor, given: Tensor, mask: Tensor | None) -> bool:
-        """Whether any view is; raises CtxError for views that do not fit."""
+    def _has_views(self, views: Tensor, given: Tensor, mask: Tensor | None) -> bool:
+        """Whether `views` holds a target; raises CtxError for views that do not fit the input."""
         expected = tuple(given.shape[: 2 if self.views_of_words else 1])
         if tuple(views.shape) != expected:
             raise CtxError(f"views is {tuple(views.shape)}, expected {expected}: (batch_size, ...) of the input.")
@@ -212,14 +213,6 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         if self.views_of_words and mask is not None and bool((misplaced := target_mask & (mask == 0)).any()):
             raise CtxError(f"views asks for padding, at {misplaced.nonzero()[0].tolist()}.", hint="put -100 there.")
         return bool(target_mask.any())
-
-    @property
-    def _kind(self) -> str:
-        return self.config.problem_type or "single_label_classification"
-
-    @property
-    def _has_classes(self) -> bool:
-        return self._kind == "single_label_classification"
 
     def _task(self, task: str | None) -> str:
         name = next(iter(self.predictors)) if task is None else task
@@ -236,33 +229,20 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     def _disagreement(
         self, first: Tensor, sequences: Tensor, tokens: Tensor, target_mask: Tensor, inputs: dict[str, Any]
     ) -> Tensor:
-        """Summed over tasks, views and what is `asked` for; `first` are the students' states of the first layer."""
-        with torch.no_grad(), at_dropout(self, 0.0):
-            states = self.encode(output_hidden_states=True, **inputs).hidden_states
+        """The divergence summed over tasks, views and targets; `first` are the students' states of the first layer."""
+        with torch.no_grad():
+            states = self.encode(output_hidden_states=True, dropout_rate=0.0, **inputs).hidden_states
             teachers = {name: each(torch.cat(states[1:], -1), tokens) for name, each in self.predictors.items()}
         total = first.new_zeros((), dtype=torch.float32)
         for name, each in self.predictors.items():
             found: dict[str, Tensor] = each.get_views(first, sequences)  # type: ignore[operator]
             students = {view: logits[target_mask] for view, logits in found.items()}
-            total = total + summed_disagreement(teachers[name][target_mask], students, self._kind)
+            total = total + summed_disagreement(teachers[name][target_mask], students, self.problem_type(None))
         return total
 
 
-@contextmanager
-def at_dropout(model: nn.Module, rate: float) -> Iterator[None]:
-    """Another rate of dropout, for a while, in all of a model."""
-    rates = {module: module.p for module in model.modules() if isinstance(module, nn.Dropout)}
-    for module in rates:
-        module.p = rate
-    try:
-        yield
-    finally:
-        for module, own in rates.items():
-            module.p = own
-
-
 class CtxCvtForTokenClassification(CtxCvtHeadModel):
-    """A tagger, of one task or several (sections 3.2 and 4.1)."""
+    """Classifies each word, for one task or several (sections 3.2 and 4.1)."""
 
     views_of_words = True
 
@@ -273,7 +253,7 @@ class CtxCvtForTokenClassification(CtxCvtHeadModel):
 
 
 class CtxCvtForSequenceClassification(CtxCvtHeadModel):
-    """A classifier of texts, whose views are ours."""
+    """Classifies texts; the paper has no such task, the views are this package's."""
 
     def predictor_for(self, labels: int) -> nn.Module:
         """One class per text."""
@@ -287,6 +267,21 @@ class CtxCvtForSequenceClassification(CtxCvtHeadModel):
             config.pooling,
         )
 
+    def problem_type(self, labels: Tensor | None) -> str:
+        """As in `heads.ForSequenceClassification`, but for batches without labels as for those with labels.
+
+        Raises:
+            CtxError: The labels are those of several classes at once, and the configuration does not say so.
+        """
+        found = heads.problem_type_of(self.config, labels)
+        if found != heads.problem_type_of(self.config, None):
+            raise CtxError(
+                "The labels are of several classes at once, but config.problem_type is None, by which texts without "
+                "labels have one class.",
+                hint='set config.problem_type="multi_label_classification".',
+            )
+        return found
+
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-        """Of classes, numbers or several labels at once; see `heads.ForSequenceClassification`."""
+        """Mean loss of classes, numbers or several labels at once; see `heads.ForSequenceClassification`."""
         return heads.sequence_loss(self.config, logits, labels, counts)

@@ -1,1 +1,104 @@
-"""ELECTRA."""
+"""ELECTRA (Clark et al. 2020): an encoder that detects the tokens a small generator replaced."""
+
+from typing import Any
+
+from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
+from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
+from hf_ctxmodels.models.electra.modeling_electra import (
+    CtxElectraForMaskedLM,
+    CtxElectraForMultipleChoice,
+    CtxElectraForQuestionAnswering,
+    CtxElectraForReplacedTokenDetection,
+    CtxElectraForSequenceClassification,
+    CtxElectraForTokenClassification,
+    CtxElectraModel,
+)
+from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
+from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
+from hf_ctxmodels.objectives import MaskedLM, ReplacedTokenDetection
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Target, Traits, encoder_size
+
+# small, base, large: Clark et al. 2020, appendix A, table 6; the others have its small one's proportions
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {**encoder_size(128, 2, 2), "embedding_size": 64, "generator_size": 0.5},
+    "mini": {**encoder_size(256, 4, 4), "embedding_size": 128, "generator_size": 0.25},
+    "small": {**encoder_size(256, 12, 4), "embedding_size": 128, "generator_size": 0.25},
+    "base": {**encoder_size(768, 12, 12), "embedding_size": 768, "generator_size": 1 / 3},
+    "large": {**encoder_size(1024, 24, 16), "embedding_size": 1024, "generator_size": 0.25},
+}
+
+
+def _pair(fields: dict[str, Any], width: int, encoder: int, discriminator: int, generator: int) -> PublishedCount:
+    """Counts of a published discriminator; pretraining adds its generator, less the tables and LayerNorm they share."""
+    counts = {
+        "AutoModel": encoder,
+        "CtxElectraForReplacedTokenDetection": discriminator,
+        "AutoModelForPreTraining": discriminator + generator - (30522 + 512 + 2 + 2) * width,
+    }
+    return PublishedCount(fields, counts)
+
+
+# Counted with the reference classes of transformers 5.23.
+PUBLISHED = {
+    "small": _pair({}, 128, 13_483_008, 13_549_057, 4_620_026),
+    "base": _pair(SIZES["base"], 768, 108_891_648, 109_483_009, 33_740_602),
+    "large": _pair(SIZES["large"], 1024, 334_092_288, 335_142_913, 51_295_290),
+    # the generator that was released with the small discriminator is as large as that
+    "released generator of small": PublishedCount({}, {"AutoModelForMaskedLM": 13_546_682}),
+    "generator of small": PublishedCount(
+        {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 256},
+        {"AutoModel": 4_580_928, "AutoModelForMaskedLM": 4_620_026},
+    ),
+    "generator of base": PublishedCount(
+        {"embedding_size": 768}, {"AutoModel": 33_511_168, "AutoModelForMaskedLM": 33_740_602}
+    ),
+    "generator of large": PublishedCount(
+        {"embedding_size": 1024, "num_hidden_layers": 24}, {"AutoModel": 50_999_552, "AutoModelForMaskedLM": 51_295_290}
+    ),
+}
+
+SPEC = FamilySpec(
+    name="electra",
+    paper="Clark et al. 2020, ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators "
+    "(arXiv 2003.10555)",
+    config=CtxElectraConfig,
+    tokenizer=CtxElectraTokenizer,
+    models={
+        "AutoModel": CtxElectraModel,
+        "AutoModelForPreTraining": CtxElectraForPreTraining,
+        "AutoModelForMaskedLM": CtxElectraForMaskedLM,
+        "AutoModelForSequenceClassification": CtxElectraForSequenceClassification,
+        "AutoModelForTokenClassification": CtxElectraForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxElectraForQuestionAnswering,
+        "AutoModelForMultipleChoice": CtxElectraForMultipleChoice,
+    },
+    objectives={"rtd": ReplacedTokenDetection, "mlm": MaskedLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=ELECTRA_CONVERSION,
+    peers={"AutoModelForPreTraining": CtxElectraForReplacedTokenDetection},
+    traits=Traits(
+        tiny={"discriminator_weight": 2.0},
+        # in so few steps a generator that shares all weights learns little beside fifty times the other loss
+        learning=Learning(
+            steps=200,
+            small=True,
+            config_options=("embedding_size=128", "generator_size=0.25", "initializer_range=0.05"),
+        ),
+        targets={"token_labels": Target.ORIGINAL},
+        loss_weights={"rtd_loss": "discriminator_weight"},
+    ),
+)
+
+__all__ = [
+    "CtxElectraConfig",
+    "CtxElectraForMaskedLM",
+    "CtxElectraForMultipleChoice",
+    "CtxElectraForPreTraining",
+    "CtxElectraForQuestionAnswering",
+    "CtxElectraForReplacedTokenDetection",
+    "CtxElectraForSequenceClassification",
+    "CtxElectraForTokenClassification",
+    "CtxElectraModel",
+    "CtxElectraTokenizer",
+]

@@ -90,11 +90,6 @@ class CtxElectraConfig(CtxTransformerConfig):
     def validate_architecture(self) -> None:
         """Check what must fit together (called at construction)."""
         super().validate_architecture()
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
-                f"choose a number of heads that divides it."
-            )
         if self.generator_size <= 0:
             raise ValueError(f"generator_size={self.generator_size} is no width; 0.25 is the paper's small one's.")
         width = self._generator_values()["hidden_size"]
@@ -166,11 +161,6 @@ class CtxElectraConfig(CtxTransformerConfig):
         }
         alike = {name: getattr(self, name) for name in self._own_fields() if name not in self.pair_fields}
         return alike | narrowed | (self.generator_overrides or {})
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
 
 
 _EMBEDDING_FIELDS = ("embedding_size", "max_position_embeddings", "type_vocab_size")

@@ -19,7 +19,6 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
-from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead, ProjectedHead
 from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
@@ -73,21 +72,7 @@ class CtxElectraForMaskedLM(heads.ForMaskedLM, CtxElectraHeadModel):
     """The generator: ELECTRA's encoder with the masked-LM head, whose decoder is tied to the word embeddings."""
 
     _tied_weights_keys = {"mlm_head.decoder.weight": "electra.embeddings.word_embeddings.weight"}
-
-    def build_head(self, config: CtxElectraConfig) -> None:
-        """The masked-LM head."""
-        self.mlm_head = masked_prediction_head(config)
-
-
-def masked_prediction_head(config: CtxElectraConfig) -> MaskedPredictionHead:
-    """A head over the vocabulary; its activation is gelu whatever `hidden_act` is, as in the reference."""
-    return MaskedPredictionHead(
-        config.hidden_size,
-        config.embedding_size,
-        config.vocab_size,
-        activation="gelu",
-        layer_norm_eps=config.layer_norm_eps,
-    )
+    transform_activation = "gelu"  # whatever `hidden_act` is, as in the reference
 
 
 @dataclass
@@ -109,7 +94,7 @@ class CtxElectraDetectionOutput(ModelOutput):
 
 
 class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
-    """The discriminator alone: which tokens were replaced (section 2). In `transformers`: ElectraForPreTraining."""
+    """The discriminator alone, which detects replaced tokens (section 2); ElectraForPreTraining in `transformers`."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -180,29 +165,24 @@ def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | N
 
 
 class CtxElectraForSequenceClassification(heads.ForSequenceClassification, CtxElectraHeadModel):
-    """ELECTRA with a classifier or regressor on the first token: dense, gelu and a linear map."""
+    """ELECTRA that classifies a sequence, or regresses a number on it, from its first token: dense, gelu and linear."""
 
-    def build_head(self, config: CtxElectraConfig) -> None:
-        """The classifier, with dropout before each of its layers."""
-        self.dropout = Dropout(config.head_dropout)
-        self.classifier = ProjectedHead(
-            config.hidden_size, config.num_labels, activation="gelu", dropout=config.head_dropout
-        )
+    classifier_activation = "gelu"
 
 
 class CtxElectraForTokenClassification(heads.ForTokenClassification, CtxElectraHeadModel):
-    """ELECTRA with a classifier on every token."""
+    """ELECTRA that classifies each token."""
 
 
 class CtxElectraForQuestionAnswering(heads.ForQuestionAnswering, CtxElectraHeadModel):
-    """ELECTRA with start and end scores."""
+    """ELECTRA that predicts the start and the end of an answer span."""
 
 
 class CtxElectraForMultipleChoice(heads.ForMultipleChoice, CtxElectraHeadModel):
-    """ELECTRA with one score per choice, from a summary of the first token (see the configuration's `summary_*`)."""
+    """ELECTRA that chooses one of several continuations, from a summary of each's first token (`config.summary_*`)."""
 
     def build_head(self, config: CtxElectraConfig) -> None:
-        """The summary and a linear map to one score."""
+        """The summary and a linear map to one logit."""
         summary = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_use_proj else nn.Identity()
         self.sequence_summary = nn.ModuleDict({"summary": summary})
         self.activation = make_activation(config.summary_activation) if config.summary_activation else nn.Identity()

@@ -16,20 +16,13 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
+from hf_ctxmodels.models.electra.discriminator_tasks import DISCRIMINATOR_TASKS
 from hf_ctxmodels.models.electra.modeling_electra import (
     CtxElectraForMaskedLM,
     CtxElectraForReplacedTokenDetection,
     CtxElectraHeadModel,
-    masked_prediction_head,
 )
-from hf_ctxmodels.models.electra.replaced_token import (
-    DetectionHead,
-    Filled,
-    copy_or_predict_loss,
-    detection_counts,
-    detection_loss,
-    fill_masked,
-)
+from hf_ctxmodels.models.electra.replaced_token import Filled, fill_masked
 
 logger = logging.get_logger(__name__)
 _EMBEDDINGS = "electra.embeddings."
@@ -84,13 +77,11 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
     accepts_loss_kwargs = False
 
     def build_head(self, config: CtxElectraConfig) -> None:
-        """The discriminator's head and the generator, tied as the configuration says."""
-        if config.discriminator_task.startswith("detection"):
-            self.rtd_head = DetectionHead(config.hidden_size, activation=config.hidden_act)
-        else:
-            self.mlm_head = masked_prediction_head(config)
-        if config.discriminator_task == "all_tokens_mlm":
-            self.copy_gate = nn.Linear(config.hidden_size, 1)
+        """The discriminator's heads and the generator, tied as the configuration says."""
+        self.discriminator_task = DISCRIMINATOR_TASKS[config.discriminator_task]
+        self.output_layer = self.discriminator_task.output_layer
+        for name, head in self.discriminator_task.build_heads(config).items():
+            self.add_module(name, head)
         self.generator = CtxElectraForMaskedLM(config.generator_config())
         shared = {
             "none": [],
@@ -98,8 +89,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             "all": [f"electra.{name}" for name, _ in self.electra.named_parameters()],
         }[config.tie_generator]
         self._tied_weights_keys = {f"generator.{name}": name for name in shared}
-        if self.get_output_embeddings() is not None and config.tie_word_embeddings:
-            self._tied_weights_keys["mlm_head.decoder.weight"] = _TABLES[0]
+        if self.output_layer is not None and config.tie_word_embeddings:
+            self._tied_weights_keys[f"{self.output_layer}.weight"] = _TABLES[0]
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """What is tied: `tie_word_embeddings` speaks of decoders alone, the pair shares what `tie_generator` says."""
@@ -112,14 +103,6 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         super().tie_weights(*args, **kwargs)
         if self.config.freeze_generator:
             self.generator.requires_grad_(False)
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        """The discriminator's decoder, for a task over the vocabulary."""
-        return self.mlm_head.decoder if hasattr(self, "mlm_head") else None
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace it (used when the vocabulary is resized)."""
-        self.mlm_head.decoder = new_embeddings
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize the vocabulary of both."""
@@ -158,9 +141,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         }
         if labels is None:
             outputs = self.encode(input_ids=input_ids, inputs_embeds=inputs_embeds, **inputs, **kwargs)
-            head = self.rtd_head if hasattr(self, "rtd_head") else self.mlm_head
             return CtxElectraForPreTrainingOutput(
-                logits=head(outputs.last_hidden_state),
+                logits=self.get_submodule(self.discriminator_task.head_name)(outputs.last_hidden_state),
                 hidden_states=outputs.hidden_states,
                 attentions=outputs.attentions,
             )
@@ -170,14 +152,12 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         filled = self._generate(input_ids, labels, sampling_seed, inputs)
         if token_labels is None:
             token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
-        masked_only = self.config.discriminator_task in ("detection_masked", "replace_mlm")
-        output_mask = (labels if masked_only else token_labels) != IGNORED
+        name, targets = ("labels", labels) if self.discriminator_task.masked_only else ("token_labels", token_labels)
+        output_mask = targets != IGNORED
         outputs = self.encode(input_ids=filled.input_ids, output_mask=output_mask, **inputs, **kwargs)
-        total, metrics = self._discriminate(
-            outputs.last_hidden_state, filled.input_ids[output_mask], token_labels[output_mask]
-        )
+        read_ids, original_ids = filled.input_ids[output_mask], token_labels[output_mask]
+        total, metrics = self.discriminator_task.loss(self, outputs.last_hidden_state, read_ids, original_ids)
         mlm_loss = mean_over_targets(filled.loss, labels, "labels", num_items_in_batch)
-        name, targets = ("labels", labels) if masked_only else ("token_labels", token_labels)
         rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
         weighted = self.config.discriminator_weight * rtd_loss
         return CtxElectraForPreTrainingOutput(
@@ -196,17 +176,6 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
             outputs = self.generator.encode(input_ids=input_ids, output_mask=labels != IGNORED, **inputs)
             return fill_masked(outputs.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed)
-
-    def _discriminate(self, states: Tensor, read_ids: Tensor, original_ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The discriminator's summed loss, and what it counts, from (tokens, hidden) states."""
-        if self.config.discriminator_task == "replace_mlm":
-            return self.mlm_head.summed_loss(states, original_ids), {}
-        if self.config.discriminator_task == "all_tokens_mlm":
-            gate = self.copy_gate(states).squeeze(-1)
-            return copy_or_predict_loss(self.mlm_head, gate, states, read_ids, original_ids), {}
-        logits, replaced = self.rtd_head(states), read_ids != original_ids
-        counts = detection_counts(logits.detach(), replaced)
-        return detection_loss(logits, replaced), {f"rtd_{name}": count for name, count in counts.items()}
 
     def _check_targets(
         self, input_ids: Tensor, labels: Tensor, token_labels: Tensor | None, sampling_seed: Tensor | None
@@ -236,11 +205,12 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         Args:
             save_directory: Folder to write config.json and model.safetensors to; created if needed.
         """
-        detects = hasattr(self, "rtd_head")
+        name = self.discriminator_task.head_name
+        kinds = {"rtd_head": CtxElectraForReplacedTokenDetection, "mlm_head": CtxElectraForMaskedLM}
         with torch.device("meta"):
-            part = (CtxElectraForReplacedTokenDetection if detects else CtxElectraForMaskedLM)(self.config)
+            part = kinds[name](self.config)
         part.electra = self.electra
-        setattr(part, *(("rtd_head", self.rtd_head) if detects else ("mlm_head", self.mlm_head)))
+        part.set_submodule(name, self.get_submodule(name))
         part.export_reference(save_directory)
 
     def export_generator(self, save_directory: str | Path) -> None:
@@ -295,7 +265,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         model = cls(config).to(reader.dtype)
         model.electra.load_state_dict(own)
         model.generator.load_state_dict(writer.state_dict())
-        if hasattr(model, "rtd_head"):
+        if model.discriminator_task.head_name == "rtd_head":
             model.rtd_head.load_state_dict(reader.rtd_head.state_dict())
         return model.eval()
 

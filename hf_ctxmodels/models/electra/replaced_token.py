@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.layers.lm_loss.chunked import CHUNK_ELEMENTS, MaskedPredictionHead, ProjectedHead
 from hf_ctxmodels.layers.lm_loss.sampling import uniforms
-
-IGNORED = -100
 
 
 class Filled(NamedTuple):

@@ -1,10 +1,10 @@
 """WordPiece tokenizer of ELECTRA (Clark et al. 2020, section 3.1: BERT's vocabulary and input)."""
 
-from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.tokenizers.wordpiece import WordPieceTokenizer
 
 
-class CtxElectraTokenizer(CtxBertTokenizer):
-    """ELECTRA's tokenizer, which is BERT's: see there for arguments, training and errors.
+class CtxElectraTokenizer(WordPieceTokenizer):
+    """ELECTRA's tokenizer, which is BERT's; see `WordPieceTokenizer` for arguments, training and errors.
 
     Gives the ids of `transformers.ElectraTokenizer` on the same files. Generator and discriminator share one.
 

@@ -1,1 +1,63 @@
 """ELMo (Peters et al. 2018): words from their characters, in a language model of both directions."""
+
+from typing import Any
+
+from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
+from hf_ctxmodels.models.elmo.modeling_elmo import (
+    CtxElmoForPreTraining,
+    CtxElmoForSequenceClassification,
+    CtxElmoForTokenClassification,
+    CtxElmoModel,
+)
+from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
+from hf_ctxmodels.objectives import BidirectionalLM
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+
+
+def _size(cell: int, projection: int, highways: int) -> dict[str, Any]:
+    """Both directions' outputs are projected and concatenated."""
+    return {"hidden_size": 2 * projection, "cell_size": cell, "num_highway_layers": highways}
+
+
+# small, medium, base (the original): the released models; tiny: for a CPU
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {**_size(256, 128, 1), "filters": [[1, 16], [2, 32], [3, 64], [4, 64], [5, 80]]},
+    "small": _size(1024, 128, 1),
+    "medium": _size(2048, 256, 1),
+    "base": _size(4096, 512, 2),
+}
+
+PUBLISHED = {
+    name: PublishedCount(SIZES[size], {"AutoModel": count})
+    for name, size, count in (
+        ("small", "small", 13_593_312),
+        ("medium", "medium", 28_027_744),
+        ("original", "base", 93_600_864),
+    )
+}
+
+SPEC = FamilySpec(
+    name="elmo",
+    paper="Peters et al. 2018, Deep Contextualized Word Representations (arXiv 1802.05365)",
+    config=CtxElmoConfig,
+    tokenizer=CtxElmoTokenizer,
+    models={
+        "AutoModel": CtxElmoModel,
+        "AutoModelForPreTraining": CtxElmoForPreTraining,
+        "AutoModelForSequenceClassification": CtxElmoForSequenceClassification,
+        "AutoModelForTokenClassification": CtxElmoForTokenClassification,
+    },
+    objectives={"bilm": BidirectionalLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    traits=Traits(learning=Learning(steps=130, small=True)),
+)
+
+__all__ = [
+    "CtxElmoConfig",
+    "CtxElmoForPreTraining",
+    "CtxElmoForSequenceClassification",
+    "CtxElmoForTokenClassification",
+    "CtxElmoModel",
+    "CtxElmoTokenizer",
+]

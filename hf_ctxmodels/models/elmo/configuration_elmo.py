@@ -1,10 +1,9 @@
 """ELMo configuration (Peters et al. 2018, arXiv 1802.05365, section 3.4)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
 
 _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
@@ -17,18 +16,17 @@ class CtxElmoConfig(CtxCharacterConfig):
     Args: those of `CtxCharacterConfig`, and
         vocab_size: Number of words that the language model predicts; the encoder reads any.
         residual: Every LSTM layer but the first adds its input to its output.
-        stateful: Return the LSTM's state, from which the next batch may go on, unless `use_states=False` is given.
+        stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
         hidden_dropout_prob: Dropout on the input of every LSTM layer, and before the language model's prediction.
         num_languages: More than 0: one model of several languages (Mulcaire et al. 2019, arXiv 1902.09697).
-        num_mixes: How many mixes of the layers a task head reads, one behind the other.
+        num_mixes: Number of mixes of the layers that a task head reads, concatenated.
         mix_layer_norm: Normalise every layer before it is mixed.
         mix_decay: What multiplies the squared distance of the mixes from the average in the loss of a task head (3.4).
-        pretrained_embeddings: Task heads read its vectors behind the mixes (section 3.3).
+        pretrained_embeddings: Task heads read the mixes concatenated with these vectors (section 3.3).
         pooling: What stands for a sequence: the "mean" of its words' states, or "mean+max", twice as wide.
     """
 
     model_type = "ctx-elmo"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = [*CtxConfig.keys_to_ignore_at_inference, "states"]
 
     vocab_size: int = 793_471
     cell_size: int = 4096

@@ -1,10 +1,8 @@
-"""ELMo (Peters et al. 2018, arXiv 1802.05365): all layers of a language model of both directions, over characters.
+"""ELMo (Peters et al. 2018, arXiv 1802.05365): all layers of a bidirectional language model over characters.
 
-Its own here: what the layers are, which of them a task reads, and what the language model predicts. The arithmetic is
-in `hf_ctxmodels.layers.characters`, `recurrent` and `scalar_mix`.
+The layers are in `hf_ctxmodels.layers.characters`, `recurrent` and `scalar_mix`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -16,17 +14,18 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.lm_loss.sampled import sampled_cross_entropy
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
-from hf_ctxmodels.layers.recurrent.lstm import PackedRows, State
+from hf_ctxmodels.layers.recurrent.bidirectional import concat_directions
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
-from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, fixed_vectors
+from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
 from hf_ctxmodels.models._shared.character_vectors import CharacterVectors
-from hf_ctxmodels.models._shared.recurrent import check_states, rows_of, side_by_side
+from hf_ctxmodels.models._shared.inputs import prepare_inputs
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
 
@@ -42,20 +41,17 @@ class CtxElmoModelOutput(BaseModelOutputWithPooling):
     """Output of `CtxElmoModel`.
 
     Attributes:
-        last_hidden_state: (batch, words, hidden), forward and backward states of the top layer behind each other.
+        last_hidden_state: (batch, words, hidden), forward and backward states of the top layer concatenated.
         pooler_output: None.
         hidden_states: Layers + 1 of them; the first is the token layer, twice.
-        states: What the LSTM remembers: [(batch, layers, 2, hidden / 2) outputs, (batch, layers, 2, cell) cells].
+        past_key_values: Of every layer hidden state (batch, 2, hidden / 2) and cell state (batch, 2, cell).
     """
 
-    states: list[Tensor] | None = None
+    past_key_values: RecurrentCache | None = None
 
 
 class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
-    """Characters, and an LSTM of each direction.
-
-    A row is read as it is: the words that mark beginning and end of a sentence are in `input_ids`.
-    """
+    """A character encoder and an LSTM of each direction. `input_ids` include the marks of a sentence's ends."""
 
     def __init__(self, config: CtxElmoConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
@@ -64,8 +60,8 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         self.post_init()
 
     def look_up(self, input_ids: Tensor) -> Tensor:
-        """(batch, words, characters) ids -> (batch, words, hidden / 2): the token layer, which sees no other word."""
-        return self.read_characters(input_ids)
+        """(batch, words, characters) ids -> (batch, words, hidden / 2): the token layer, independent of context."""
+        return self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
 
     @can_return_tuple
     def forward(
@@ -74,8 +70,8 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
-        states: Sequence[Tensor] | None = None,
-        use_states: bool | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
         output_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
@@ -83,103 +79,86 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         """Encode a batch.
 
         Args:
-            input_ids: (batch, words, characters) ids, as the tokenizer makes them; or `inputs_embeds` (batch, words,
-                hidden / 2), which stand for the token layer, in their place.
-            attention_mask: (batch, words), 1 at words and 0 at padding, which does not enter any state.
+            input_ids: (batch, words, characters) ids, of the tokenizer; or the token layer's output in their place,
+                `inputs_embeds` (batch, words, hidden / 2).
+            attention_mask: (batch, words), 1 at words and 0 at padding positions, which change no state.
             sequence_ids: (batch, words), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, which starts from zero.
-            states: What the forward of the text before gave as `states`; None starts from zero.
-            use_states: Whether to give `states`; None for `config.stateful`.
-            wanted: (batch, words) bool; given, `last_hidden_state` holds only these positions, (wanted, hidden).
-            output_hidden_states: Give `hidden_states`.
-            kwargs: What other families' models read, such as `token_type_ids`.
+                sequence, whose initial state is zero.
+            past_key_values: The state after the preceding text, as an earlier forward returned it; None for zeros.
+            use_cache: Return `past_key_values`; None for `config.stateful`.
+            output_mask: (batch, words) bool; given, `last_hidden_state` holds only these positions, (targets, hidden).
+            output_hidden_states: Return `hidden_states`.
+            kwargs: Arguments of other families' models, ignored.
 
         Raises:
-            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
+            CtxError: Input that does not fit together or the model, see `prepare_inputs`.
         """
-        given = self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=output_mask
-        )
-        self.check_characters(input_ids, inputs_embeds, attention_mask, self.config.projection_size)
-        rows = rows_of(self.config, given, attention_mask, sequence_ids, 2)
+        width, given = self.config.projection_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
+        inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)
+        rows = inputs.pack(2)
         if sequence_ids is not None:
-            if states is not None:
-                raise CtxError("states go on from row to row, but sequence_ids say that a row is several sequences.")
-            use_states = False
-        if input_ids is None:
-            packed = rows.pack(given)
-        elif rows.present is not None:
-            packed = rows.pack(self.look_up(input_ids))
-        else:  # the characters of both directions' words at once
-            packed = rows.turned(self.characters(input_ids.flatten(0, 1)[rows.places[0]]))
+            if past_key_values is not None:
+                raise CtxError("past_key_values belong to a row, but sequence_ids say that it is several sequences.")
+            use_cache = False
+        if input_ids is None or rows.present is not None:
+            packed = rows.pack(inputs.embed(self.look_up))
+        else:  # every word's characters are encoded once for both directions
+            packed = rows.add_directions(self.encode_words(input_ids.flatten(0, 1)[rows.places[0]]))
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        layers, carried = self._run(packed, rows, states)
-        recorded = None
-        if wants:
-            recorded = tuple(side_by_side(rows.unpack(layer)) for layer in layers)
-        last = recorded[-1] if recorded is not None else side_by_side(rows.unpack(layers[-1]))
-        wants_states = self.config.stateful if use_states is None else use_states
+        layers, final = self._run(packed, rows, past_key_values)
+        recorded = [concat_directions(rows.unpack(layer)) for layer in (layers if wants else layers[-1:])]
         return CtxElmoModelOutput(
-            last_hidden_state=last if output_mask is None else last[output_mask],
-            hidden_states=recorded,
-            states=carried if wants_states else None,
+            last_hidden_state=recorded[-1] if output_mask is None else recorded[-1][output_mask],
+            hidden_states=tuple(recorded) if wants else None,
+            past_key_values=final if (self.config.stateful if use_cache is None else use_cache) else None,
         )
 
     def _run(
-        self, packed: Tensor, rows: PackedRows, states: Sequence[Tensor] | None
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """The packed output of every layer, that of the characters first, and what to carry on."""
-        before = self._unstacked(states, rows)
+        self, packed: Tensor, rows: PackedRows, cache: RecurrentCache | None
+    ) -> tuple[list[Tensor], RecurrentCache]:
+        """The packed output of every layer, that of the characters first, and the state after the last word."""
+        config, seen, length = self.config, 0, rows.shape[1]
+        before: list[tuple[Tensor, ...] | None] = [None] * config.num_hidden_layers
+        if cache is not None:
+            shapes = [(rows.shape[0], 2, width) for width in (config.projection_size, config.cell_size)]
+            check_cache(cache, [shapes] * config.num_hidden_layers)
+            seen, before = cache.seen_tokens, [rows.pack_state(state) for state in cache.states]
         outputs, after = [packed], []
         for depth, layer in enumerate(self.layers):
             out, state = layer(self.dropout(packed), rows, before[depth])
-            packed = out + packed if depth and self.config.residual else out
+            packed = out + packed if depth and config.residual else out
             outputs.append(packed)
-            after.append(rows.unsorted(state))
-        carried = [torch.stack(parts).permute(2, 0, 1, 3) for parts in zip(*after, strict=True)]
-        return outputs, carried
-
-    def _unstacked(self, states: Sequence[Tensor] | None, rows: PackedRows) -> list[State | None]:
-        """The state of every layer, in the order of the packed rows."""
-        config = self.config
-        if states is None:
-            return [None] * config.num_hidden_layers
-        number = rows.shape[0]
-        expected = [
-            (number, config.num_hidden_layers, 2, width) for width in (config.projection_size, config.cell_size)
-        ]
-        check_states(states, expected)
-        hidden, cell = (each.permute(1, 2, 0, 3) for each in states)
-        return [rows.sorted(State(*parts)) for parts in zip(hidden, cell, strict=True)]
+            after.append(rows.unpack_state(state))
+        return outputs, RecurrentCache(after, seen + length)
 
 
 class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
-    """Binds the generic heads to mixes of the encoder's layers, with fixed word vectors beside them (section 3.3)."""
+    """Binds the generic heads to mixes of the encoder's layers, concatenated with word vectors (section 3.3)."""
 
     encoder_class = CtxElmoModel
     mixes_layers: ClassVar[bool] = True
     vectors: CharacterVectors
 
     def build_encoder(self, config: CtxElmoConfig) -> CtxElmoModel:
-        """The encoder; what mixes and pools stands beside it."""
+        """The encoder, the mixes of its layers, and the pooling."""
         if self.mixes_layers:
             layers = config.num_hidden_layers + 1
             self.mixes: Any = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
-            if (vectors := fixed_vectors(config)) is not None:
+            if (vectors := build_character_vectors(config)) is not None:
                 self.vectors = vectors
         if self.pools:
             self.pooler = RowPooler(config.pooling)
         return CtxElmoModel(config)
 
     def penalty(self) -> Tensor | None:
-        """What draws the mixes towards the average."""
+        """The weighted distance of the mixes from the average of the layers."""
         if not self.mixes_layers or not self.config.mix_decay:
             return None
         return self.config.mix_decay * torch.stack([mix.distance() for mix in self.mixes]).sum()
 
     def encode(self, *, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder; `last_hidden_state` is what the mixes make of all layers, with the words' fixed vectors
-        behind it where there are any, and `pooler_output` its pooled."""
+        """Run the encoder; `last_hidden_state` holds the mixes of all layers concatenated with the word vectors, if
+        any, and `pooler_output` pools it."""
         if not self.mixes_layers:
             return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
         wants = kwargs.pop("output_hidden_states", None)
@@ -201,7 +180,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
     def _fixed(self, input_ids: Tensor | None) -> Tensor:
         if input_ids is None:
             raise CtxError(
-                "inputs_embeds have no characters, by which this head finds the words' fixed vectors.",
+                "inputs_embeds have no characters, by which this head looks up word vectors.",
                 hint="give input_ids, or use a head without pretrained_embeddings.",
             )
         return self.vectors(input_ids)
@@ -212,40 +191,30 @@ class CtxElmoForPreTrainingOutput(ModelOutput):
     """Output of `CtxElmoForPreTraining`.
 
     Attributes:
-        loss: Cross-entropy in nats per target, of both directions; its exponential is the perplexity.
-        logits: (batch, words, 2, vocabulary) of the word behind each and of the word before it; None with `labels`.
-        hidden_states, states: See `CtxElmoModelOutput`.
+        loss: Cross-entropy in nats per target, mean over both directions; its exponential is the perplexity.
+        logits: (batch, words, 2, vocabulary) of the next and of the previous word; None with `labels`.
+        hidden_states, past_key_values: See `CtxElmoModelOutput`.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
-    states: list[Tensor] | None = None
+    past_key_values: RecurrentCache | None = None
 
 
 class CtxElmoForPreTraining(CtxElmoHeadModel):
-    """The language model: each word from those before it, and from those behind it (section 3.1).
-
-    Characters and softmax are those of both directions; the LSTMs are not.
-    """
+    """The bidirectional language model (section 3.1). Both directions share characters and softmax, not the LSTMs."""
 
     mixes_layers = False
+    output_layer = "decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     label_axes: ClassVar[tuple[str, ...]] = ("directions",)
-    state_outputs: ClassVar[tuple[str, ...]] = ("states",)
+    state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
 
     def build_head(self, config: CtxElmoConfig) -> None:
         """Dropout and the softmax's weights."""
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.decoder = nn.Linear(config.projection_size, config.vocab_size)
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The softmax's weights."""
-        return self.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace them (used when the vocabulary is resized)."""
-        self.decoder = new_embeddings
 
     @can_return_tuple
     def forward(
@@ -253,8 +222,8 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        states: Sequence[Tensor] | None = None,
-        use_states: bool | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
         labels: Tensor | None = None,
         negatives: Tensor | None = None,
         num_items_in_batch: heads.ItemCounts = None,
@@ -263,21 +232,20 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         """The loss where `labels` are given, else logits. Other arguments as in `CtxElmoModel.forward`.
 
         Args:
-            labels: (batch, words, 2) vocabulary ids of the word behind each word and of the word before it; -100 where
-                none is to be predicted.
-            negatives: (batch, k) vocabulary ids drawn as `layers.sampled_softmax` says; given, in training, they stand
-                for the vocabulary, all rows' for every row.
+            labels: (batch, words, 2) vocabulary ids of the next and of the previous word; -100 is ignored.
+            negatives: (batch, k) vocabulary ids drawn for `layers.lm_loss.sampled`; given, the training loss is that of
+                the sampled softmax, with the negatives of all rows.
 
         Raises:
             CtxError: Input that does not fit together or the model.
         """
-        target_mask = None if labels is None else self._asked(labels)
+        target_mask = None if labels is None else self._target_mask(labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
-            states=states,
-            use_states=use_states,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
             output_mask=None if target_mask is None else target_mask.any(-1),
             **kwargs,
         )
@@ -285,33 +253,30 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         if labels is None or target_mask is None:
             loss, logits = None, self.decoder(top)
         else:
-            loss = heads.vocabulary_loss(
-                partial(self._summed_loss, negatives=negatives if self.training else None),
-                top[target_mask[target_mask.any(-1)]],
-                labels,
-                self.decoder.out_features,
-                num_items_in_batch,
-            )
+            read = top[target_mask[target_mask.any(-1)]]
+            sampled = None if negatives is None or not self.training else partial(self._sampled_loss, negatives)
+            loss = heads.language_modeling_loss(self.decoder, read, labels, num_items_in_batch, summed_loss=sampled)
             logits = None
         return CtxElmoForPreTrainingOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, states=outputs.states
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            past_key_values=outputs.past_key_values,
         )
 
-    def _asked(self, labels: Tensor) -> Tensor:
+    def _target_mask(self, labels: Tensor) -> Tensor:
         if labels.dim() != 3 or labels.shape[2] != 2:
             raise CtxError(f"labels must be (batch, words, 2); got {tuple(labels.shape)}.")
         return labels != heads.IGNORED
 
-    def _summed_loss(self, states: Tensor, targets: Tensor, negatives: Tensor | None) -> Tensor:
-        if negatives is None:
-            return summed_cross_entropy(self.decoder, states, targets)
+    def _sampled_loss(self, negatives: Tensor, states: Tensor, targets: Tensor) -> Tensor:
         check_ids("negatives", negatives, self.decoder.out_features, "vocab_size")
         return sampled_cross_entropy(states, self.decoder.weight, self.decoder.bias, targets, negatives.flatten())
 
 
 class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoHeadModel):
-    """ELMo with a classifier or regressor on a row's pooled mix of layers."""
+    """ELMo that classifies a sequence, or regresses a number on it, from its pooled mix of layers."""
 
 
 class CtxElmoForTokenClassification(heads.ForTokenClassification, CtxElmoHeadModel):
-    """ELMo with a linear classifier on each word's mix of layers."""
+    """ELMo that classifies each word, from its mix of layers."""

@@ -1,1 +1,53 @@
 """GenSen (Subramanian et al. 2018): sentence vectors learned from several tasks at once."""
+
+from typing import Any
+
+from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
+from hf_ctxmodels.models.gensen.modeling_gensen import (
+    CtxGenSenForPreTraining,
+    CtxGenSenForSequenceClassification,
+    CtxGenSenModel,
+)
+from hf_ctxmodels.models.gensen.tokenization_gensen import CtxGenSenTokenizer
+from hf_ctxmodels.objectives import SentenceTasks
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
+
+# base: the paper's larger one; the others for a CPU
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"embedding_size": 96, "hidden_size": 192, "classifier_size": 128},
+    "small": {"embedding_size": 256, "hidden_size": 1024},
+    "base": {},
+}
+
+# No count is published: a bidirectional GRU, 512 to 1024 in each direction, and 80,000 words.
+PUBLISHED = {
+    "the larger of the paper": PublishedCount({}, {"AutoModel": 80_000 * 512 + 2 * 3 * 1024 * (512 + 1024 + 2)})
+}
+
+SPEC = FamilySpec(
+    name="gensen",
+    paper="Subramanian et al. 2018, Learning General Purpose Distributed Sentence Representations via Large "
+    "Scale Multi-task Learning (arXiv 1804.00079)",
+    config=CtxGenSenConfig,
+    tokenizer=CtxGenSenTokenizer,
+    models={
+        "AutoModel": CtxGenSenModel,
+        "AutoModelForPreTraining": CtxGenSenForPreTraining,
+        "AutoModelForSequenceClassification": CtxGenSenForSequenceClassification,
+    },
+    objectives={"sentence-tasks": SentenceTasks},
+    sizes=SIZES,
+    published=PUBLISHED,
+    traits=Traits(
+        tiny={"written_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
+        targets={"relation_labels": Target.PAIR_CLASS},
+    ),
+)
+
+__all__ = [
+    "CtxGenSenConfig",
+    "CtxGenSenForPreTraining",
+    "CtxGenSenForSequenceClassification",
+    "CtxGenSenModel",
+    "CtxGenSenTokenizer",
+]

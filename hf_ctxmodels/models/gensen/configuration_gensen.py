@@ -59,7 +59,7 @@ class CtxGenSenConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check what must fit together (called at construction)."""
         if self.hidden_size % 2 or self.hidden_size < 2:
-            raise ValueError(f"hidden_size={self.hidden_size} must be even: it is that of two directions.")
+            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
         for name in ("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "classifier_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
@@ -76,8 +76,3 @@ class CtxGenSenConfig(CtxConfig):
     def layer_sizes(self) -> list[int]:
         """Width of every hidden state: the embeddings, and the layers."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

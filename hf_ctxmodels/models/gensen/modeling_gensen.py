@@ -1,8 +1,7 @@
 """GenSen (Subramanian et al. 2018, arXiv 1804.00079): one encoder of sentences, learned from several tasks at once.
 
-Its own here: the tasks and what each has of its own. The encoder is in
-`hf_ctxmodels.models._shared.recurrent_sentence_encoder`, a decoder in
-`hf_ctxmodels.layers.recurrent.sentence_decoder`; which task is learned when is the objective's
+Defined here: the tasks and their heads. The encoder is in `hf_ctxmodels.models._shared.recurrent_sentence_encoder`, the
+decoders in `hf_ctxmodels.layers.recurrent.sentence_decoder`; the order of the tasks is that of the objective
 (`objectives.sentence_tasks`).
 """
 
@@ -17,12 +16,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.recurrent.gru import GRU
-from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder, SentenceDecoderState
+from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
@@ -37,7 +37,7 @@ class CtxGenSenPreTrainedModel(RecurrentPreTrainedModel):
 
 
 class CtxGenSenModel(RecurrentSentenceEncoder, CtxGenSenPreTrainedModel):
-    """The encoder of all tasks: GRUs of both directions, whose last states are the sentence's vector."""
+    """The encoder of all tasks: bidirectional GRUs, whose final states are the sentence's vector."""
 
     def __init__(self, config: CtxGenSenConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
@@ -46,23 +46,23 @@ class CtxGenSenModel(RecurrentSentenceEncoder, CtxGenSenPreTrainedModel):
         self.post_init()
 
     def build_layer(self, input_size: int, hidden_size: int) -> GRU:
-        """A GRU of both directions."""
+        """A bidirectional GRU."""
         return GRU(input_size, hidden_size)
 
 
 def comparison(config: CtxGenSenConfig, classes: int) -> nn.Sequential:
-    """What reads u, v, |u - v| and u * v, behind dropout: one hidden layer."""
+    """A classifier of [u; v; |u - v|; u * v] with one hidden layer."""
     hidden = Linear(4 * config.hidden_size, config.classifier_size)
     return nn.Sequential(hidden, nn.ReLU(), Linear(config.classifier_size, classes))
 
 
 @dataclass
 class CtxGenSenEncoded(BaseModelOutputWithPooling):
-    """What the pretraining head knows of a batch.
+    """Output of the pretraining head's encoder.
 
     Attributes:
-        pooler_output: (batch, hidden) what the decoders are given: the first text's vector, behind dropout.
-        texts: Two of (batch, hidden): both texts' vectors.
+        pooler_output: (batch, hidden) the decoders' input: the first text's vector, after dropout.
+        texts: Both texts' vectors, (batch, hidden) each.
     """
 
     texts: tuple[Tensor, Tensor] | None = None
@@ -124,7 +124,7 @@ class CtxGenSenForPreTraining(
             texts=(first, second),
         )
 
-    def start(self, encoded: BaseModelOutputWithPooling) -> SentenceDecoderState:
+    def start(self, encoded: BaseModelOutputWithPooling) -> RecurrentCache:
         """The sentence's vector."""
         return ConditionalDecoder.start(encoded.pooler_output)
 
@@ -133,9 +133,9 @@ class CtxGenSenForPreTraining(
         ids: Tensor,
         encoded: BaseModelOutputWithPooling,
         attention_mask: Tensor | None,
-        state: SentenceDecoderState,
+        cache: RecurrentCache,
         languages: Tensor | None,
-    ) -> tuple[Tensor, SentenceDecoderState]:
+    ) -> tuple[Tensor, RecurrentCache]:
         """See `ForConditionalGeneration.predict`; each row by its own decoder."""
         numbers, unpad = self._decoder_numbers(ids, languages), self._chooses_rows(ids)
         found: list[tuple[Tensor, Tensor]] = []
@@ -144,13 +144,12 @@ class CtxGenSenForPreTraining(
             rows = (numbers == number).nonzero()[:, 0] if unpad else torch.arange(len(ids), device=ids.device)
             if unpad and not len(rows):
                 continue
-            before = SentenceDecoderState([type(each)(each.hidden[:, rows]) for each in state.layers], state.steps)
-            states, after = decoder(ids[rows], encoded.pooler_output[rows], before, unpad=unpad)
-            found.append((decoder.prediction(states), after.layers[0].hidden[0]))
+            states, after = decoder(ids[rows], encoded.pooler_output[rows], cache.select(rows), unpad=unpad)
+            found.append((decoder.prediction(states), *after.states[0]))
             places.append(rows + (0 if unpad else number * len(ids)))
         logits, hidden = (torch.cat(parts) for parts in zip(*found, strict=True))
         order = torch.cat(places).argsort() if unpad else numbers * len(ids) + places[0]
-        return logits[order], SentenceDecoderState([type(state.layers[0])(hidden[order][None])], after.steps)
+        return logits[order], RecurrentCache([(hidden[order],)], after.seen_tokens)
 
     def written_loss(
         self,
@@ -158,29 +157,26 @@ class CtxGenSenForPreTraining(
         labels: Tensor,
         encoded: BaseModelOutputWithPooling,
         attention_mask: Tensor | None,
-        state: SentenceDecoderState,
+        cache: RecurrentCache,
         languages: Tensor | None,
         counts: heads.ItemCounts,
     ) -> Tensor:
         """See `ForConditionalGeneration.written_loss`; each row by its own decoder, and of that the softmax."""
         numbers, vectors = self._decoder_numbers(ids, languages), encoded.pooler_output
         target_mask = labels != heads.IGNORED
-
-        def summed(given: Tensor, _: Tensor) -> Tensor:
-            total = (given * 0).sum()  # a loss, too, where nothing is asked
-            for number, decoder in self._numbered():
-                mine = numbers == number
-                if not self._chooses_rows(ids):
-                    there = target_mask & mine[:, None]
-                    states = decoder(ids, given, state, unpad=False)[0][there]
-                    total = total + decoder.summed_loss(states, labels[there])
-                elif bool((target_mask & mine[:, None]).any()):
-                    vector = given[mine]
-                    states = decoder.asked_states(ids[mine], target_mask[mine], vector, decoder.start(vector))
-                    total = total + decoder.summed_loss(states, labels[mine][target_mask[mine]])
-            return total
-
-        return heads.vocabulary_loss(summed, vectors, labels, self.config.target_vocab_size, counts)
+        heads.check_token_labels(labels, self.config.target_vocab_size)
+        total = (vectors * 0).sum()  # a loss, too, of a batch without targets
+        for number, decoder in self._numbered():
+            mine = numbers == number
+            if not self._chooses_rows(ids):
+                there = target_mask & mine[:, None]
+                states = decoder(ids, vectors, cache, unpad=False)[0][there]
+                total = total + decoder.summed_loss(states, labels[there])
+            elif bool((target_mask & mine[:, None]).any()):
+                vector = vectors[mine]
+                states = decoder.target_states(ids[mine], target_mask[mine], vector, decoder.start(vector))
+                total = total + decoder.summed_loss(states, labels[mine][target_mask[mine]])
+        return heads.mean_over_targets(total, labels, "labels", counts)
 
     def _numbered(self) -> Iterator[tuple[int, ConditionalDecoder]]:
         return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders.values()))
@@ -249,7 +245,7 @@ class CtxGenSenForPreTraining(
         if _asks(labels):
             found["writing_loss"] = written.loss.detach()
         if found.loss is not None:
-            found["loss"] = self.with_every_parameter(found.loss)
+            found["loss"] = self.with_unused_parameters(found.loss)
         return found
 
     def _relate(

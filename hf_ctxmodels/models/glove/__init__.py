@@ -1,1 +1,47 @@
 """GloVe (Pennington et al. 2014): least squares on co-occurrence counts."""
+
+from hf_ctxmodels.models._shared.configuration_static import WORD_VECTOR_SIZES
+from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
+from hf_ctxmodels.models.glove.modeling_glove import (
+    CtxGloveForPreTraining,
+    CtxGloveForSequenceClassification,
+    CtxGloveForTokenClassification,
+    CtxGloveModel,
+)
+from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
+from hf_ctxmodels.objectives import Cooccurrence
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+
+# 400,000 words; the sum of the two tables alone is published.
+PUBLISHED = {
+    f"6B, {width}": PublishedCount(
+        {"vocab_size": 400_000, "hidden_size": width, "context_vectors": False}, {"AutoModel": 400_000 * width}
+    )
+    for width in (50, 100, 200, 300)
+}
+
+SPEC = FamilySpec(
+    name="glove",
+    paper="Pennington, Socher, Manning 2014, GloVe: Global Vectors for Word Representation (EMNLP)",
+    config=CtxGloveConfig,
+    tokenizer=CtxGloveTokenizer,
+    models={
+        "AutoModel": CtxGloveModel,
+        "AutoModelForPreTraining": CtxGloveForPreTraining,
+        "AutoModelForSequenceClassification": CtxGloveForSequenceClassification,
+        "AutoModelForTokenClassification": CtxGloveForTokenClassification,
+    },
+    objectives={"cooccurrence": Cooccurrence},
+    sizes=WORD_VECTOR_SIZES,
+    published=PUBLISHED,
+    traits=Traits(learning=Learning(steps=200, small=True)),
+)
+
+__all__ = [
+    "CtxGloveConfig",
+    "CtxGloveForPreTraining",
+    "CtxGloveForSequenceClassification",
+    "CtxGloveForTokenClassification",
+    "CtxGloveModel",
+    "CtxGloveTokenizer",
+]

@@ -9,12 +9,12 @@ import math
 import numpy as np
 from numba import njit
 
-from hf_ctxmodels.models.word2vec.sgd_kernel import FREELY
+from hf_ctxmodels.models._shared.static import FASTMATH
 
 _EPSILON = np.float32(1e-10)  # torch.optim.Adagrad's
 
 
-@njit(fastmath=FREELY, nogil=True, cache=True)
+@njit(fastmath=FASTMATH, nogil=True, cache=True)
 def glove_adagrad_kernel(
     words: np.ndarray,
     contexts: np.ndarray,

@@ -141,7 +141,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             raise CtxError(f"cooccurrences is {tuple(values.shape)}, but the input is {tuple(labels.shape)}.")
         cells = input_ids[output_mask], labels[output_mask], values[output_mask].float()
         if learning_rate is None:
-            loss = self._summed_loss(*cells)
+            loss = self._weighted_squares(*cells)
         elif squares is None:
             raise CtxError("AdaGrad needs its sums of squared gradients.", hint="give `squares`.")
         else:
@@ -149,7 +149,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
         return CtxGloveForPreTrainingOutput(loss=loss)
 
-    def _summed_loss(self, words: Tensor, contexts: Tensor, values: Tensor) -> Tensor:
+    def _weighted_squares(self, words: Tensor, contexts: Tensor, values: Tensor) -> Tensor:
         """(cells,) each -> the sum of equation 8 over them, halved."""
         model: Any = self.base_model
         products = (model.word_embeddings(words) * model.context_embeddings(contexts)).sum(-1).float()
@@ -166,13 +166,13 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         names += ["word_bias.weight", "context_bias.weight"]
         arrays = [table[name].detach().numpy() for table in (tables, squares) for name in names]
 
-        def follow(*part: Tensor) -> Tensor:
+        def update(*part: Tensor) -> Tensor:
             given = [each.numpy() for each in part]
             weighting = float(self.config.x_max), float(self.config.alpha)
             loss = kernels.glove_adagrad_kernel(*arrays, *given, *weighting, np.float32(learning_rate))
             return torch.tensor(loss, dtype=torch.float32)
 
-        return in_threads(self.config.update_threads, follow, *cells)
+        return in_threads(self.config.update_threads, update, *cells)
 
 
 class CtxGloveForSequenceClassification(heads.ForSequenceClassification, CtxGloveHeadModel):

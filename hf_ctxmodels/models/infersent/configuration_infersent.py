@@ -18,7 +18,7 @@ class CtxInferSentConfig(CtxConfig):
         num_hidden_layers: LSTM layers; the paper has one.
         pooling: What stands for a sentence: the largest value ("max") or the "mean" of its words' states.
         pretrained_embeddings: A directory or Hub id of a family with one vector for each word, of the same vocabulary.
-            The vectors are copied from there into a new model, and saved with it.
+            `load_pretrained_embeddings` copies the vectors into a new model; they are saved with it.
         train_vectors: Train the vectors too.
         skip_unknown: Leave unknown words out, as the released code does, unless there is no other in the text; else
             they are read as zero vectors.
@@ -55,7 +55,7 @@ class CtxInferSentConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check what must fit together (called at construction)."""
         if self.hidden_size % 2 or self.hidden_size < 2:
-            raise ValueError(f"hidden_size={self.hidden_size} must be even: it is that of two directions.")
+            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
         for name in ("vocab_size", "embedding_size", "num_hidden_layers", "classifier_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
@@ -64,8 +64,3 @@ class CtxInferSentConfig(CtxConfig):
     def layer_sizes(self) -> list[int]:
         """Width of every hidden state: the vectors, and the layers."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

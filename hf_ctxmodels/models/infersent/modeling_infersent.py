@@ -35,8 +35,8 @@ class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, Ct
         self.build_layers(config, add_pooling_layer)
         self.post_init()
 
-    def tokens_read(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
-        """(batch, length) bool: not unknown words, unless a row has no other."""
+    def select_tokens(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
+        """(batch, length) bool: the known words, or all tokens of a row without any."""
         if input_ids is None or not self.config.skip_unknown:
             return tokens
         known = tokens & (input_ids != self.config.unk_token_id)

@@ -1,1 +1,54 @@
 """LASER (Artetxe & Schwenk 2019): sentence vectors of many languages in one space, learned by translation."""
+
+from typing import Any
+
+from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
+from hf_ctxmodels.models.laser.modeling_laser import (
+    CtxLaserForConditionalGeneration,
+    CtxLaserForSequenceClassification,
+    CtxLaserModel,
+)
+from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
+from hf_ctxmodels.objectives import TranslationToLanguages
+from hf_ctxmodels.spec import FamilySpec, PublishedCount
+
+# base: the paper's; the others for a CPU
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "embedding_size": 64,
+        "hidden_size": 256,
+        "num_hidden_layers": 1,
+        "language_size": 16,
+        "decoder_size": 192,
+    },
+    "small": {"embedding_size": 160, "hidden_size": 512, "num_hidden_layers": 3, "decoder_size": 512},
+    "base": {},
+}
+
+# The layers of the released encoder, and 50,000 subwords.
+PUBLISHED = {"93 languages": PublishedCount({}, {"AutoModel": 28_614_656 + 50_000 * 320})}
+
+SPEC = FamilySpec(
+    name="laser",
+    paper="Artetxe & Schwenk 2019, Massively Multilingual Sentence Embeddings for Zero-Shot Cross-Lingual "
+    "Transfer and Beyond (arXiv 1812.10464)",
+    config=CtxLaserConfig,
+    tokenizer=CtxLaserTokenizer,
+    models={
+        "AutoModel": CtxLaserModel,
+        "AutoModelForPreTraining": CtxLaserForConditionalGeneration,
+        "AutoModelForSeq2SeqLM": CtxLaserForConditionalGeneration,
+        "AutoModelForSequenceClassification": CtxLaserForSequenceClassification,
+    },
+    objectives={"translation": TranslationToLanguages},
+    sizes=SIZES,
+    published=PUBLISHED,
+)
+
+__all__ = [
+    "CtxLaserConfig",
+    "CtxLaserForConditionalGeneration",
+    "CtxLaserForSequenceClassification",
+    "CtxLaserModel",
+    "CtxLaserTokenizer",
+]

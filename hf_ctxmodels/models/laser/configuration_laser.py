@@ -52,7 +52,7 @@ class CtxLaserConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check what must fit together (called at construction)."""
         if self.hidden_size % 2 or self.hidden_size < 2:
-            raise ValueError(f"hidden_size={self.hidden_size} must be even: it is that of two directions.")
+            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
         sizes = ("vocab_size", "target_vocab_size", "num_languages", "embedding_size", "num_hidden_layers")
         for name in (*sizes, "language_size", "decoder_size", "num_decoder_layers"):
             if getattr(self, name) < 1:
@@ -62,8 +62,3 @@ class CtxLaserConfig(CtxConfig):
     def layer_sizes(self) -> list[int]:
         """Width of every hidden state: the embeddings, and the layers."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

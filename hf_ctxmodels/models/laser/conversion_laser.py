@@ -8,10 +8,11 @@ import torch
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.models._shared.torch_lstm import layers_of, read_torch_file, shape_of
+from hf_ctxmodels.models._shared.torch_lstm import convert_layers, layer_fields, read_torch_file
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
-from hf_ctxmodels.models.laser.tokenization_laser import END_OF_WORD, SPECIAL_TOKENS, CtxLaserTokenizer
+from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
+from hf_ctxmodels.tokenizers.subwords import END_OF_WORD, SPECIAL_TOKENS
 
 _GOES_ON = "@@"  # ends a subword that does not end a word
 
@@ -88,9 +89,9 @@ def laser_of_encoder(
     """
     weights = {name: value for name, value in encoder["model"].items() if name != "embed_tokens.weight"}
     table = encoder["model"].get("embed_tokens.weight")
-    layers = layers_of({name.removeprefix("lstm."): value for name, value in weights.items()}, where)
+    layers = convert_layers({name.removeprefix("lstm."): value for name, value in weights.items()}, where)
     vocab = vocabulary_of(encoder["dictionary"], merges)
-    known, shape = len(encoder["dictionary"]), shape_of(layers)
+    known, shape = len(encoder["dictionary"]), layer_fields(layers)
     if table is None or tuple(table.shape) != (known, shape["embedding_size"]):
         raise CtxError(
             f"The embeddings are {None if table is None else tuple(table.shape)}, expected "

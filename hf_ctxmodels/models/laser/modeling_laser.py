@@ -1,7 +1,7 @@
 """LASER (Artetxe & Schwenk 2019, arXiv 1812.10464): one encoder for all languages, learned by translation.
 
-Its own here: what the decoder is told. The encoder is in `hf_ctxmodels.models._shared.recurrent_sentence_encoder`, the
-decoder in `hf_ctxmodels.layers.recurrent.sentence_decoder`.
+The encoder is in `hf_ctxmodels.models._shared.recurrent_sentence_encoder`, the decoder in
+`hf_ctxmodels.layers.recurrent.sentence_decoder`.
 """
 
 from torch import Tensor, nn
@@ -9,8 +9,9 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder, SentenceDecoderState
+from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
@@ -25,7 +26,7 @@ class CtxLaserPreTrainedModel(RecurrentPreTrainedModel):
 
 
 class CtxLaserModel(RecurrentSentenceEncoder, CtxLaserPreTrainedModel):
-    """The encoder, which is not told the language."""
+    """The encoder, which does not know the language."""
 
     def __init__(self, config: CtxLaserConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
@@ -41,7 +42,7 @@ class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):
 
 
 class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserHeadModel, GenerationMixin):
-    """The translation model; of a text its decoder knows the vector alone."""
+    """The translation model; its decoder reads the sentence's vector alone."""
 
     pools = True
     reads_languages = True
@@ -62,7 +63,7 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         )
         self.prediction = nn.Linear(config.decoder_size, config.target_vocab_size)
 
-    def start(self, encoded: BaseModelOutputWithPooling) -> SentenceDecoderState:
+    def start(self, encoded: BaseModelOutputWithPooling) -> RecurrentCache:
         """Linear maps of the sentence's vector."""
         return self.decoder.start(encoded.pooler_output)
 
@@ -72,16 +73,16 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         target_mask: Tensor | None,
         encoded: BaseModelOutputWithPooling,
         attention_mask: Tensor | None,
-        state: SentenceDecoderState,
+        cache: RecurrentCache,
         languages: Tensor | None,
-    ) -> tuple[Tensor, SentenceDecoderState | None]:
+    ) -> tuple[Tensor, RecurrentCache | None]:
         """See `ForConditionalGeneration.decode`."""
         if languages is None:
             languages = ids.new_zeros(len(ids))
-        given = self.decoder.told(encoded.pooler_output, languages)
+        vectors = self.decoder.step_vectors(encoded.pooler_output, languages)
         if target_mask is None:
-            return self.decoder(ids, given, state, unpad=self.config.unpad and not is_traced(ids))
-        return self.decoder.asked_states(ids, target_mask, given, state), None
+            return self.decoder(ids, vectors, cache, unpad=self.config.unpad and not is_traced(ids))
+        return self.decoder.target_states(ids, target_mask, vectors, cache), None
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):

@@ -1,1 +1,54 @@
 """Sequence-to-sequence from two language models (Ramachandran et al. 2016): one reads, the other writes."""
+
+from typing import Any
+
+from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
+from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration, CtxLmSeq2SeqModel
+from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
+from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
+from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
+
+# the widths of the language models of the family seqae, whose sizes these are; layers as in the paper
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 2},
+    "small": {"embedding_size": 256, "hidden_size": 512, "num_hidden_layers": 3},
+    "base": {"embedding_size": 512, "hidden_size": 1024, "num_hidden_layers": 3},
+}
+
+# No count is published for these widths: layers of 4 * 1024 * (512 + 1024 + 2) and 4 * 1024 * (1024 + 1024 + 2), in the
+# decoder too, a query of 1024 * 1025, a combination of 3072 * 1024 + 1024, and each language's vectors.
+_LANGUAGE_MODEL = 6_299_648 + 2 * 8_396_800 + 30_000 * 512
+PUBLISHED = {
+    "of 30,000 words": PublishedCount(
+        {},
+        {
+            "AutoModel": _LANGUAGE_MODEL,
+            "AutoModelForSeq2SeqLM": 2 * _LANGUAGE_MODEL + (1_049_600 + 3_146_752 + 30_000 * 1025),
+        },
+    )
+}
+
+SPEC = FamilySpec(
+    name="lmseq2seq",
+    paper="Ramachandran et al. 2016, Unsupervised Pretraining for Sequence to Sequence Learning (arXiv 1611.02683)",
+    config=CtxLmSeq2SeqConfig,
+    tokenizer=CtxLmSeq2SeqTokenizer,
+    models={
+        "AutoModel": CtxLmSeq2SeqModel,
+        "AutoModelForPreTraining": CtxLmSeq2SeqForPreTraining,
+        "AutoModelForSeq2SeqLM": CtxLmSeq2SeqForConditionalGeneration,
+    },
+    objectives={"translation+lm": TranslationWithLanguageModels, "translation": Translation},
+    sizes=SIZES,
+    published=PUBLISHED,
+    traits=Traits(targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.WRITTEN}),
+)
+
+__all__ = [
+    "CtxLmSeq2SeqConfig",
+    "CtxLmSeq2SeqForConditionalGeneration",
+    "CtxLmSeq2SeqForPreTraining",
+    "CtxLmSeq2SeqModel",
+    "CtxLmSeq2SeqTokenizer",
+]

@@ -23,11 +23,11 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
         pretrained_layers: The first of them that are the language models' (the paper's have one).
         residual: The softmax reads the output of the decoder's pretrained layers too (section 2.3).
         multi_layer_attention: The decoder attends to the encoder's pretrained layers beside the top (section 2.3).
-        source_model, target_model: Directories or Hub ids of language models of the two languages, from which a new
-            translator takes its weights; they are saved with it. None starts that side at random.
-        taken_parts: Which weights are taken: some of "embeddings", "layers" and "softmax" (the ablations of section 4).
+        source_model, target_model: Directories or Hub ids of language models of the two languages, whose weights
+            `load_pretrained_parts` copies into a new translator; they are saved with it. None for random weights.
+        taken_parts: The parts that are copied: some of "embeddings", "layers" and "softmax" (section 4's ablations).
         hidden_dropout_prob: Dropout of the words' vectors, between layers, and of what the softmax reads.
-        initializer_range: The words' vectors are drawn from -this to this.
+        initializer_range: Embeddings are drawn uniformly from -this to this.
         pad_token_id: Padding, in both vocabularies.
         decoder_start_token_id, eos_token_id: Of the target language.
     """
@@ -65,7 +65,7 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of the input of every layer, and of what the last one gives."""
+        """Width of the input of every layer, and of the last one's output."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
 
     @property

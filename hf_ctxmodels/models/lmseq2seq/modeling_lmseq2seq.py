@@ -1,10 +1,11 @@
 """Sequence-to-sequence from two language models (Ramachandran et al. 2016, arXiv 1611.02683).
 
-Its own here: encoder and decoder whose first layers are language models, how the decoder attends to two layers and
-keeps what its language model says, and what is taken from where. The layers are in
-`hf_ctxmodels.models._shared.lstm_language_model`, the head of translators in `hf_ctxmodels.heads.seq2seq`.
+Encoder and decoder are initialised with two language models; the decoder attends to two layers of the encoder and has
+a residual connection around its upper layers. The layers are in `hf_ctxmodels.models._shared.lstm_language_model`, the
+head in `hf_ctxmodels.heads.seq2seq`.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Self
@@ -13,17 +14,17 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationMixin
-from transformers import initialization as init
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.dropout import Dropout, dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
-from hf_ctxmodels.layers.recurrent.lstm import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.models._shared.lstm_language_model import (
     LSTMForCausalLM,
     LSTMLanguageModel,
@@ -45,8 +46,8 @@ class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
     """Output of `CtxLmSeq2SeqModel`, see `LSTMLanguageModelOutput`; and, for a decoder:
 
     Attributes:
-        memory: (batch, length, 2 * hidden) what the last pretrained layer gave, and behind it the top one.
-        final: (batch, 2 * layers, hidden) where a row ends: output and cell of the first layer, of the second, ...
+        memory: (batch, length, 2 * hidden) output of the last pretrained layer concatenated with that of the top layer.
+        final: (batch, layers, 2, hidden) hidden and cell state of every layer after a row's last token.
     """
 
     memory: Tensor | None = None
@@ -54,10 +55,10 @@ class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
 
 
 class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
-    """Words, and LSTMs that read them from left to right: the encoder, and the decoder's layers.
+    """Word embeddings and LSTM layers: the encoder, and the decoder's layers.
 
     Attributes:
-        feeds_decoder: Whether `forward` gives `memory` and `final`.
+        feeds_decoder: Whether `forward` returns `memory` and `final`.
     """
 
     pooling = "last"
@@ -78,7 +79,7 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None,
-        use_states: bool | None = None,
+        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> LSTMLanguageModelOutput:
         """Encode a batch, see `LSTMLanguageModel.forward`."""
@@ -87,13 +88,13 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             output_hidden_states=True if self.feeds_decoder else output_hidden_states,
-            use_states=True if self.feeds_decoder else use_states,
+            use_cache=True if self.feeds_decoder else use_cache,
             **{**kwargs, "return_dict": True},
         )
         if not self.feeds_decoder:
             return outputs
-        if outputs.states is None:
-            raise CtxError("A decoder starts from the state behind a row; sequence_ids say that it is several texts.")
+        if outputs.past_key_values is None:
+            raise CtxError("A decoder starts from a row's final state; sequence_ids say that it is several texts.")
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         layers = outputs.hidden_states
         return CtxLmSeq2SeqModelOutput(
@@ -101,29 +102,8 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
             pooler_output=outputs.pooler_output,
             hidden_states=layers if wants else None,
             memory=torch.cat([layers[self.config.pretrained_layers], layers[-1]], -1),
-            final=torch.stack(outputs.states, 1),
+            final=torch.stack([torch.cat(state, 1) for state in outputs.past_key_values.states], 1),
         )
-
-
-@dataclass
-class DecoderStates:
-    """What the decoder remembers of every row; a cache, as `generate` takes it.
-
-    Attributes:
-        states: As `LSTMLanguageModel` gives them, (rows, hidden) each.
-        steps: Tokens read.
-    """
-
-    states: list[Tensor]
-    steps: int
-
-    def reorder_cache(self, rows: Tensor) -> None:
-        """Put rows in the place of others, as beams go on."""
-        self.states = [state.index_select(0, rows.to(state.device)) for state in self.states]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens read."""
-        return self.steps
 
 
 class CtxLmSeq2SeqHeadModel(heads.HeadModel, CtxLmSeq2SeqPreTrainedModel):
@@ -137,8 +117,8 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
 
         alpha = softmax(H^N (W1 h^N + b1)),  c = [H^1T alpha; H^NT alpha],  h~ = tanh(W2 [c; h^N] + b2) + h^1
 
-    from which the next word is predicted. The layers start where the encoder's end. Of a new model, what
-    `config.source_model` and `config.target_model` have is taken from there.
+    from which the next word is predicted. The decoder's initial states are the encoder's final ones. A new model's
+    `load_pretrained_parts` copies the weights of `config.source_model` and `config.target_model`.
     """
 
     def build_encoder(self, config: CtxLmSeq2SeqConfig) -> CtxLmSeq2SeqModel:
@@ -155,22 +135,23 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
-    def initialize_weights(self) -> None:
-        """Draw weights that were not loaded, but take those that a language model has from there."""
-        super().initialize_weights()
+    def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
+        """Copy the weights of `config.source_model` and `config.target_model`; see
+        `CtxPreTrainedModel.load_pretrained_parts`."""
+        super().load_pretrained_parts(missing)
         for name, source in {"source": self.config.source_model, "target": self.config.target_model}.items():
             if source is not None:
-                self._take(source, self._pretrained(name))
+                self._copy_weights(source, self._pretrained(name), missing)
 
     def _pretrained(self, language: str) -> dict[str, nn.Module]:
-        """Part of a language model -> the module here that is it."""
+        """Part of a language model -> the module here that has its weights."""
         if language == "source":
             return {"layers": self.encoder}
         return {"layers": self.decoder, "softmax": self.prediction}
 
     @torch.no_grad()
-    def _take(self, source: str, modules: dict[str, nn.Module]) -> None:
-        """Copy a language model's weights to where they were not loaded.
+    def _copy_weights(self, source: str, modules: dict[str, nn.Module], missing: Container[str] | None) -> None:
+        """Copy a language model's weights into the parameters that are `missing`.
 
         Raises:
             CtxError: It cannot be opened, or has another shape.
@@ -183,7 +164,10 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
             own |= {f"layers.{name}": each for name, each in stack.layers[:count].named_parameters()}
         if "softmax" in taken and "softmax" in modules:
             own |= {f"decoder.{name}": each for name, each in modules["softmax"].named_parameters()}
-        if all(getattr(each, "_is_hf_initialized", False) for each in own.values()) or stack.device.type == "meta":
+        if missing is not None:
+            wanted = {id(each) for name, each in self.named_parameters() if name in missing}
+            own = {name: each for name, each in own.items() if id(each) in wanted}
+        if not own:
             return
         model = _open(source)
         theirs = {**model.base_model.state_dict(), **{f"decoder.{n}": w for n, w in model.decoder.state_dict().items()}}
@@ -200,7 +184,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
                     location=source,
                     hint="use its tokenizer, and its embedding_size and hidden_size.",
                 )
-            init.copy_(weight, theirs[name])
+            weight.copy_(theirs[name])
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **changes: Any) -> Self:
@@ -225,17 +209,19 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
             config = CtxLmSeq2SeqConfig(source_model=str(source), target_model=str(target), **{**fields, **changes})
         except StrictDataclassError as error:
             raise CtxError(str(error.__cause__ or error), location=f"{source}, {target}") from error
-        return cls(config).eval()
+        model = cls(config)
+        model.load_pretrained_parts()
+        return model.eval()
 
-    def start(self, encoded: CtxLmSeq2SeqModelOutput) -> DecoderStates:
-        """The encoder's states where a row ends.
+    def start(self, encoded: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
+        """The encoder's final states.
 
         Raises:
-            CtxError: They were not kept.
+            CtxError: `encoded` has none.
         """
         if encoded.memory is None or encoded.final is None:
             raise CtxError("encoder_outputs have nothing for a decoder.", hint="run this model's own encoder.")
-        return DecoderStates(list(encoded.final.unbind(1)), 0)
+        return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
 
     def decode(
         self,
@@ -243,30 +229,30 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         target_mask: Tensor | None,
         encoded: CtxLmSeq2SeqModelOutput,
         attention_mask: Tensor | None,
-        state: DecoderStates,
+        cache: RecurrentCache,
         languages: Tensor | None,
-    ) -> tuple[Tensor, DecoderStates]:
+    ) -> tuple[Tensor, RecurrentCache]:
         """See `ForConditionalGeneration.decode`."""
         outputs = self.decoder(
             input_ids=ids,
             attention_mask=None if target_mask is None else until_last(target_mask),
-            states=state.states,
-            use_states=True,
+            past_key_values=cache,
+            use_cache=True,
             output_hidden_states=True,
         )
         hidden, memory = outputs.last_hidden_state, encoded.memory
-        assert memory is not None  # `start` has seen it
+        assert memory is not None  # checked by `start`
         keys = memory[..., -self.config.hidden_size :]
-        excluded = ~token_mask(keys, attention_mask)
+        padding = ~token_mask(keys, attention_mask)
         values = memory if self.config.multi_layer_attention else keys
-        joined = torch.cat([attend(self.query(hidden), keys, values, excluded), hidden.to(keys.dtype)], -1)
+        joined = torch.cat([attend(self.query(hidden), keys, values, padding), hidden.to(keys.dtype)], -1)
         first = outputs.hidden_states[self.config.pretrained_layers]
         if target_mask is not None:
             joined, first = joined[target_mask], first[target_mask]
         states = self.combine(self.dropout(joined)).tanh()
         if self.config.residual:
             states = states + first
-        return self.dropout(states), DecoderStates(outputs.states, state.steps + ids.shape[1])
+        return self.dropout(states), outputs.past_key_values
 
 
 def _open(source: str | PathLike[str]) -> Any:

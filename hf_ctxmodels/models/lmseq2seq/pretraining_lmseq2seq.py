@@ -10,7 +10,6 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration
@@ -39,6 +38,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "source_labels", "target_labels")
     accepts_loss_kwargs = False
+    output_layer = "source_prediction"
 
     def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
         """The decoder, and the softmax of the source's language model."""
@@ -48,14 +48,6 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
     def _pretrained(self, language: str) -> dict[str, nn.Module]:
         modules = super()._pretrained(language)
         return modules | {"softmax": self.source_prediction} if language == "source" else modules
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The softmax of the source's words, which is resized with them."""
-        return self.source_prediction
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace it (used when the vocabulary is resized)."""
-        self.source_prediction = new_embeddings
 
     @can_return_tuple
     def forward(
@@ -129,11 +121,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         target_mask = labels != heads.IGNORED
         self.check_encoder_input(None, states, attention_mask, None, output_mask=target_mask)
         head = self.source_prediction if name == "source_labels" else self.prediction
-
-        def summed(rows: Tensor, targets: Tensor) -> Tensor:
-            return summed_cross_entropy(head, rows, targets)
-
-        return heads.vocabulary_loss(summed, self.dropout(states[target_mask]), labels, head.out_features, counts, name)
+        return heads.language_modeling_loss(head, self.dropout(states[target_mask]), labels, counts, name)
 
 
 def _check_shape(name: str, labels: Tensor, read: Tensor) -> None:

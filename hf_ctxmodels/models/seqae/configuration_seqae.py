@@ -19,14 +19,14 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
         word_dropout_prob: Share of words that are missing from what is read, each place by itself.
         embedding_dropout_prob: Dropout of the words' vectors.
         hidden_dropout_prob: Dropout between layers, and of what the softmax reads.
-        stateful: Return the LSTM's state, from which the next batch may go on, unless `use_states=False` is given.
+        stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
         bptt: Steps through which a classifier's gradient goes back; the text before is read all the same.
         classifier_pooling: What a classifier of texts reads: None for the last word's state (the paper's), "mean" for
             the mean of all.
         label_gain: Where a classifier of texts has its target in training: "last", behind the last word; or "linear",
             behind every word, with weights that rise from 0 at the first to 1 at the last (section 3, linear gain).
         classifier_dropout: Dropout of what a task head reads.
-        initializer_range: The words' vectors are drawn from -this to this.
+        initializer_range: Embeddings are drawn uniformly from -this to this.
         pad_token_id, eos_token_id: Ids of padding and of the token that ends a text.
     """
 
@@ -64,10 +64,5 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of the input of every layer, and of what the last one gives."""
+        """Width of the input of every layer, and of the last one's output."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.dropout import dropout, shared_dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import last_columns, states_at
-from hf_ctxmodels.layers.recurrent.lstm import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.models._shared.lstm_language_model import (
     LSTMForCausalLM,
     LSTMLanguageModel,
@@ -37,13 +37,13 @@ class CtxSeqaePreTrainedModel(LSTMLanguageModelPreTrainedModel):
 
 
 class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
-    """Words, and LSTMs that read them from left to right. `pooler_output` is the state behind a row's last word, from
-    which the auto-encoder writes; of several sequences in one row, it is that of the last."""
+    """Word embeddings and LSTM layers. `pooler_output` is the hidden state of a row's last word, from which the
+    auto-encoder writes; of several sequences in one row, that of the last."""
 
     pooling = "last"
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(directions, words) ids -> (directions, words, embedding), without the words that are dropped."""
+        """(directions, words) ids -> (directions, words, embedding), with word and embedding dropout."""
         vectors = dropout(self.word_embeddings(ids), self.config.embedding_dropout_prob, self.training)
         places = torch.arange(ids.shape[-1], device=ids.device)
         rate = self.config.word_dropout_prob

@@ -1,1 +1,63 @@
 """ULMFiT (Howard & Ruder 2018): a regularised LSTM language model, fine-tuned on a task's text and then on the task."""
+
+from typing import Any
+
+from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
+from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
+    CtxUlmfitForCausalLM,
+    CtxUlmfitForSequenceClassification,
+    CtxUlmfitForTokenClassification,
+    CtxUlmfitModel,
+)
+from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
+from hf_ctxmodels.objectives import CausalLM
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+
+# base: the paper's; the others have its proportions, for a CPU
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 128, "cell_size": 256, "num_hidden_layers": 2},
+    "small": {"hidden_size": 200, "cell_size": 400, "num_hidden_layers": 3},
+    "base": {"hidden_size": 400, "cell_size": 1150, "num_hidden_layers": 3},
+}
+
+# Of an AWD-LSTM with a tied softmax (Merity et al. 2017), by vocabulary.
+PUBLISHED = {
+    f"{words} words": PublishedCount(
+        {**SIZES["base"], "vocab_size": words},
+        {"AutoModel": 20_211_600 + 400 * words, "AutoModelForPreTraining": head, "AutoModelForCausalLM": head},
+    )
+    for words, head in ((10_000, 24_221_600), (33_278, 33_556_078), (60_000, 44_271_600))
+}
+
+SPEC = FamilySpec(
+    name="ulmfit",
+    paper="Howard & Ruder 2018, Universal Language Model Fine-tuning for Text Classification (arXiv 1801.06146)",
+    config=CtxUlmfitConfig,
+    tokenizer=CtxUlmfitTokenizer,
+    models={
+        "AutoModel": CtxUlmfitModel,
+        "AutoModelForPreTraining": CtxUlmfitForCausalLM,
+        "AutoModelForCausalLM": CtxUlmfitForCausalLM,
+        "AutoModelForSequenceClassification": CtxUlmfitForSequenceClassification,
+        "AutoModelForTokenClassification": CtxUlmfitForTokenClassification,
+    },
+    objectives={"clm": CausalLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    traits=Traits(
+        tiny={"dropout_scale": 0.0},
+        # half the width of the initial weights suffices
+        learning=Learning(
+            config_options=("dropout_scale=0.1", "initializer_range=0.5", "activation_penalty=0", "slowness_penalty=0")
+        ),
+    ),
+)
+
+__all__ = [
+    "CtxUlmfitConfig",
+    "CtxUlmfitForCausalLM",
+    "CtxUlmfitForSequenceClassification",
+    "CtxUlmfitForTokenClassification",
+    "CtxUlmfitModel",
+    "CtxUlmfitTokenizer",
+]

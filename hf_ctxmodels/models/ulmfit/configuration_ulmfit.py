@@ -28,13 +28,13 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
         slowness_penalty: Weight of the squared change of what comes out, before dropout (TAR; beta).
         backward: A text is read from its last word to its first, which stays its place: the backward model of section
             3.3, whose predictions are averaged with the forward one's.
-        stateful: Return the LSTM's state, from which the next batch may go on, unless `use_states=False` is given.
+        stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
         bptt: Steps through which a classifier's gradient goes back (section 3.3); the text before is read all the same.
         classifier_size: Width of the classifier's hidden layer.
         classifier_norm: Of the classifier's two blocks: "batch" is the paper's, and bears higher rates; "layer" gives
             the same loss in any division into batches.
         classifier_dropout: Dropout before the hidden layer; behind it are 0.1.
-        initializer_range: The words' vectors are drawn from -this to this.
+        initializer_range: Embeddings are drawn uniformly from -this to this.
         pad_token_id, bos_token_id, eos_token_id: Ids of padding, of a text's first token, and of the one that ends a
             generated text, if there is such a one.
         tie_word_embeddings: The softmax has the words' vectors as its weights.
@@ -81,15 +81,10 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of the input of every layer, and of what the last one gives."""
+        """Width of the input of every layer, and of the last one's output."""
         return [self.hidden_size, *[self.cell_size] * (self.num_hidden_layers - 1), self.hidden_size]
 
     @property
     def pooled_size(self) -> int:
         """Width of `pooler_output`: the state of the word read last, the largest values and the mean (section 3.3)."""
         return 3 * self.hidden_size
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.classifier_dropout

@@ -1,8 +1,8 @@
 """ULMFiT (Howard & Ruder 2018, arXiv 1801.06146): a language model of LSTMs, and what is fine-tuned from it.
 
-Its own here: where the AWD-LSTM (Merity et al. 2017, arXiv 1708.02182) drops what, the two penalties of its language
-model, and the classifier. The reading and the language model are in `hf_ctxmodels.models._shared.lstm_language_model`,
-the arithmetic in `layers.recurrent`, the dropouts in `layers.dropout`.
+Defined here: the dropouts of the AWD-LSTM (Merity et al. 2017, arXiv 1708.02182), the two regularization terms of its
+language model, and the classifier. Encoder and language model are in `hf_ctxmodels.models._shared.lstm_language_model`,
+the LSTM in `layers.recurrent`, dropout in `layers.dropout`.
 """
 
 from typing import Any
@@ -15,7 +15,8 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.layers.dropout import Dropout, shared_dropout
 from hf_ctxmodels.layers.norm import RowNorm
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
-from hf_ctxmodels.layers.recurrent.lstm import LSTM, PackedRows
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.models._shared.lstm_language_model import (
     LSTMForCausalLM,
     LSTMLanguageModel,
@@ -34,27 +35,27 @@ class CtxUlmfitPreTrainedModel(LSTMLanguageModelPreTrainedModel):
 
 
 class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
-    """Words, and LSTMs that read them from left to right, or from right to left with `config.backward`, with weights
-    dropped from step to step."""
+    """Word embeddings and LSTM layers with weight dropout, which read from left to right, or from right to left with
+    `config.backward`."""
 
     @property
-    def reads_backwards(self) -> bool:
-        """Whether a text is read from its last word to its first."""
+    def is_backward(self) -> bool:
+        """Whether a text is read from right to left."""
         return self.config.backward
 
     def build_layer(self, input_size: int, output_size: int) -> LSTM:
-        """A layer with dropout of its weights."""
+        """A layer with dropout of its recurrent weights."""
         rate = self.config.rate("weight")
         return LSTM(input_size, output_size, directions=1, state_bias=True, weight_dropout=rate)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(directions, words) ids -> (directions, words, hidden), without the words that are dropped."""
+        """(directions, words) ids -> (directions, words, hidden), with embedding dropout."""
         rate = self.config.rate("embedding")
         vectors = self.word_embeddings(ids)
         return shared_dropout(vectors, ids, self.config.vocab_size, rate, self.training, whole=True)
 
     def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
-        """(directions, words, width): a row loses the same features at every step."""
+        """Variational dropout: a row loses the same features at every step."""
         rate = self.config.rate("hidden" if depth else "input")
         return shared_dropout(packed, rows.numbers, len(rows.order), rate, self.training, whole=False)
 
@@ -65,14 +66,14 @@ class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
     encoder_class = CtxUlmfitModel
 
     def output_dropout(self, states: Tensor) -> Tensor:
-        """(batch, length, hidden): a row loses the same features at every step."""
+        """Variational dropout of (batch, length, hidden): a row loses the same features at every step."""
         rows = torch.arange(len(states), device=states.device)[:, None].expand(states.shape[:2])
         return shared_dropout(states, rows, len(states), self.config.rate("output"), self.training, whole=False)
 
 
 class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, LSTMForCausalLM, GenerationMixin):
-    """The language model: each word from those before it (section 3.1), tied to the words' vectors unless
-    `config.tie_word_embeddings` is False."""
+    """The language model (section 3.1); its softmax is tied to the word embeddings unless `config.tie_word_embeddings`
+    is False."""
 
     _tied_weights_keys = {"decoder.weight": "ulmfit.word_embeddings.weight"}
 
@@ -86,18 +87,18 @@ class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, LSTMForCausalLM, GenerationMixin)
 class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlmfitHeadModel):
     """ULMFiT with a classifier or regressor on the last state, the largest values and the mean (section 3.3).
 
-    A text is read to its end, however long; gradients go back through `config.bptt` steps.
+    A text of any length is read to its end; gradients are propagated through `config.bptt` steps.
     """
 
     def build_encoder(self, config: CtxUlmfitConfig) -> CtxUlmfitModel:
-        """The encoder; what pools stands beside it."""
+        """The encoder and the pooling."""
         self.pooler = RowPooler("first+max+mean" if config.backward else "last+max+mean")
         return CtxUlmfitModel(config)
 
     def build_head(self, config: CtxUlmfitConfig) -> None:
         """Two blocks, each of a normalisation, dropout and a linear map."""
         norm = RowNorm if config.classifier_norm == "batch" else nn.LayerNorm
-        self.dropout = Dropout(0.0)  # it stands behind the normalisation
+        self.dropout = nn.Identity()  # dropout follows the normalisation
         self.classifier = nn.Sequential(
             norm(config.pooled_size),
             Dropout(config.head_dropout),

@@ -227,8 +227,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
 
         if words.device.type != "cpu":
             return by_blocks(*batch)
-        follow = by_words if is_compiled(words) else by_blocks
-        return in_threads(config.update_threads, follow, *batch)
+        update = by_words if is_compiled(words) else by_blocks
+        return in_threads(config.update_threads, update, *batch)
 
     def _logits(self, states: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         if self.config.output == "hierarchical-softmax":

@@ -12,15 +12,10 @@ import math
 import numpy as np
 from numba import njit
 
+from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.models._shared.static import FASTMATH
 from hf_ctxmodels.models.word2vec.prefetch import fetch
 
-IGNORED = -100
-FREELY = {
-    "reassoc",
-    "contract",
-    "arcp",
-    "nsz",
-}  # sums in any order, but no assumption that all is finite; loops, since array expressions cost a call each
 _LEAST = 2.0**-24  # what a probability counts as, at least, in the reported loss
 
 
@@ -30,7 +25,7 @@ def _add(vector: np.ndarray, other: np.ndarray) -> None:
         vector[d] += other[d]
 
 
-@njit(fastmath=FREELY, nogil=True, cache=True, inline="always")
+@njit(fastmath=FASTMATH, nogil=True, cache=True, inline="always")
 def _score(predictor: np.ndarray, output: np.ndarray) -> np.float32:
     score = np.float32(0.0)
     for d in range(len(output)):
@@ -38,7 +33,7 @@ def _score(predictor: np.ndarray, output: np.ndarray) -> np.float32:
     return score
 
 
-@njit(fastmath=FREELY, nogil=True, cache=True, inline="always")
+@njit(fastmath=FASTMATH, nogil=True, cache=True, inline="always")
 def _fit(
     predictor: np.ndarray, error: np.ndarray, output: np.ndarray, score: np.float32, sign: float, rate: float
 ) -> float:
@@ -59,7 +54,7 @@ def _fit(
     return max(1.0 - np.float64(wrong), _LEAST)
 
 
-@njit(fastmath=FREELY, nogil=True, cache=True)
+@njit(fastmath=FASTMATH, nogil=True, cache=True)
 def _against_negatives(
     predictor: np.ndarray,
     error: np.ndarray,
@@ -89,7 +84,7 @@ def _against_negatives(
     return loss - share * math.log(others)
 
 
-@njit(fastmath=FREELY, nogil=True, cache=True)
+@njit(fastmath=FASTMATH, nogil=True, cache=True)
 def _along_path(
     predictor: np.ndarray, error: np.ndarray, outputs: np.ndarray, path: np.ndarray, codes: np.ndarray, rate: float
 ) -> float:
@@ -103,7 +98,7 @@ def _along_path(
     return loss
 
 
-@njit(fastmath=FREELY, nogil=True, cache=True, inline="always")
+@njit(fastmath=FASTMATH, nogil=True, cache=True, inline="always")
 def _learn(
     predictor: np.ndarray,
     error: np.ndarray,
@@ -139,7 +134,7 @@ def _fetch_next(outputs: np.ndarray, label: int, negatives: np.ndarray) -> None:
             fetch(outputs, negatives[k])
 
 
-@njit(fastmath=FREELY, nogil=True, cache=True)
+@njit(fastmath=FASTMATH, nogil=True, cache=True)
 def word2vec_sgd_kernel(
     words: np.ndarray,
     outputs: np.ndarray,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 
-IGNORED = -100
 _CERTAIN = 1 - 2.0**-24  # the largest float32 below 1
 
 

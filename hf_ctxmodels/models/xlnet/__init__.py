@@ -1,1 +1,69 @@
-"""XLNet."""
+"""XLNet (Yang et al. 2019): permutation language modeling with two streams of attention."""
+
+from typing import Any
+
+from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
+from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION
+from hf_ctxmodels.models.xlnet.modeling_xlnet import (
+    CtxXLNetForMultipleChoice,
+    CtxXLNetForPreTraining,
+    CtxXLNetForQuestionAnswering,
+    CtxXLNetForQuestionAnsweringSimple,
+    CtxXLNetForSequenceClassification,
+    CtxXLNetForTokenClassification,
+    CtxXLNetModel,
+)
+from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
+from hf_ctxmodels.objectives import PermutationLM
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits, encoder_size
+
+# base, large: the released models (appendix A.4); the small ones are BERT's of Turc et al. 2019
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": encoder_size(128, 2, 2),
+    "mini": encoder_size(256, 4, 4),
+    "small": encoder_size(512, 4, 8),
+    "base": encoder_size(768, 12, 12),
+    "large": encoder_size(1024, 24, 16),
+}
+
+# Counted with the reference classes of transformers 5.23.
+PUBLISHED = {
+    size: PublishedCount(
+        SIZES[size], {"AutoModel": encoder, "AutoModelForPreTraining": head, "AutoModelForCausalLM": head}
+    )
+    for size, encoder, head in (("base", 116_718_336, 116_750_336), ("large", 360_268_800, 360_300_800))
+}
+
+SPEC = FamilySpec(
+    name="xlnet",
+    paper="Yang et al. 2019, XLNet: Generalized Autoregressive Pretraining for Language Understanding "
+    "(arXiv 1906.08237)",
+    config=CtxXLNetConfig,
+    tokenizer=CtxXLNetTokenizer,
+    models={
+        "AutoModel": CtxXLNetModel,
+        "AutoModelForPreTraining": CtxXLNetForPreTraining,
+        "AutoModelForCausalLM": CtxXLNetForPreTraining,
+        "AutoModelForSequenceClassification": CtxXLNetForSequenceClassification,
+        "AutoModelForTokenClassification": CtxXLNetForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxXLNetForQuestionAnsweringSimple,
+        "AutoModelForMultipleChoice": CtxXLNetForMultipleChoice,
+    },
+    objectives={"plm": PermutationLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=XLNET_CONVERSION,
+    traits=Traits(learning=Learning(steps=450)),
+)
+
+__all__ = [
+    "CtxXLNetConfig",
+    "CtxXLNetForMultipleChoice",
+    "CtxXLNetForPreTraining",
+    "CtxXLNetForQuestionAnswering",
+    "CtxXLNetForQuestionAnsweringSimple",
+    "CtxXLNetForSequenceClassification",
+    "CtxXLNetForTokenClassification",
+    "CtxXLNetModel",
+    "CtxXLNetTokenizer",
+]

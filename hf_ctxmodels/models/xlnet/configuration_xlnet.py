@@ -48,6 +48,7 @@ class CtxXLNetConfig(CtxTransformerConfig):
     """
 
     model_type = "ctx-xlnet"
+    head_dropout_field: ClassVar[str] = "summary_last_dropout"
     keys_to_ignore_at_inference = [*CtxTransformerConfig.keys_to_ignore_at_inference, "mems"]
     attribute_map: ClassVar[dict[str, str]] = {
         "d_model": "hidden_size",
@@ -93,11 +94,6 @@ class CtxXLNetConfig(CtxTransformerConfig):
     def validate_architecture(self) -> None:
         """Check what must fit together (called at construction)."""
         super().validate_architecture()
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
-                f"choose a number of heads that divides it."
-            )
         if self.hidden_size % 2:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is odd; distances are encoded by pairs of a sine and a cosine."
@@ -117,8 +113,3 @@ class CtxXLNetConfig(CtxTransformerConfig):
         """Dropout rate on attention probabilities."""
         own = self.attention_probs_dropout_prob
         return self.hidden_dropout_prob if own is None else own
-
-    @property
-    def head_dropout(self) -> float | int:
-        """Dropout rate before a task head."""
-        return self.summary_last_dropout

@@ -17,8 +17,6 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.positions import first_columns, last_columns, states_at
 from hf_ctxmodels.models.xlnet.beam_span import ForBeamQuestionAnswering
 from hf_ctxmodels.models.xlnet.checks_xlnet import check_target_labels
@@ -106,19 +104,12 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
     reference_architecture = "XLNetLMHeadModel"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
+    output_layer = "lm_head"
     _tied_weights_keys = {"lm_head.weight": "xlnet.word_embeddings.weight"}
 
     def build_head(self, config: CtxXLNetConfig) -> None:
         """The decoder."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The decoder, tied to the word embeddings unless `config.tie_word_embeddings` is False."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the decoder (used when the vocabulary is resized)."""
-        self.lm_head = new_embeddings
 
     @can_return_tuple
     def forward(
@@ -166,10 +157,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             loss, logits = None, self.lm_head(states)
         else:
             states = states[target_mask] if two_streams else states
-            loss = heads.vocabulary_loss(
-                self._summed_loss, states, labels, self.lm_head.out_features, num_items_in_batch
-            )
-            logits = None
+            loss, logits = heads.language_modeling_loss(self.lm_head, states, labels, num_items_in_batch), None
         return CtxXLNetForPreTrainingOutput(
             loss=loss,
             logits=logits,
@@ -177,9 +165,6 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        return summed_cross_entropy(self.lm_head, states, targets)
 
     def prepare_inputs_for_generation(
         self,
@@ -223,29 +208,29 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
 
 
 class CtxXLNetForSequenceClassification(heads.ForSequenceClassification, CtxXLNetHeadModel):
-    """XLNet with a classifier or regressor on the summary."""
+    """XLNet that classifies a sequence, or regresses a number on it, from the summary."""
 
     export_conversion = XLNET_SUMMARY_EXPORT
 
 
 class CtxXLNetForTokenClassification(heads.ForTokenClassification, CtxXLNetHeadModel):
-    """XLNet with a classifier on every token, without dropout before it beyond the encoder's."""
+    """XLNet that classifies each token, without dropout before the classifier beyond the encoder's."""
 
     def build_head(self, config: CtxXLNetConfig) -> None:
-        """A linear map from every token's state."""
-        super().build_head(config)
-        self.dropout = Dropout(0.0)
+        """A linear classifier of every token's state."""
+        self.dropout = nn.Identity()
+        self.classifier = nn.Linear(config.task_size, config.num_labels)
 
 
 class CtxXLNetForQuestionAnsweringSimple(heads.ForQuestionAnswering, CtxXLNetHeadModel):
-    """XLNet with start and end scores."""
+    """XLNet that predicts the start and the end of an answer span."""
 
 
 class CtxXLNetForQuestionAnswering(ForBeamQuestionAnswering, CtxXLNetHeadModel):
-    """XLNet with ends that depend on starts, and with the question whether there is an answer at all."""
+    """XLNet that predicts an answer's end given its start, and whether there is an answer at all."""
 
 
 class CtxXLNetForMultipleChoice(heads.ForMultipleChoice, CtxXLNetHeadModel):
-    """XLNet with one score per choice."""
+    """XLNet that chooses one of several continuations, from the summary of each."""
 
     export_conversion = XLNET_SUMMARY_EXPORT

@@ -5,6 +5,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from hf_ctxmodels.tokenizers.base import word_like
 from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer
 
 END_TOKENS = ("<eop>", "<eod>")
@@ -60,8 +61,6 @@ class CtxXLNetTokenizer(CtxUnigramTokenizer):
     ) -> None:
         extra = list(extra_special_tokens or additional_special_tokens or ())
         extra += [token for token in END_TOKENS if token not in map(str, extra)]
-        if isinstance(mask_token, str):
-            mask_token = AddedToken(mask_token, lstrip=True)  # it takes the space before it, as a word would
         super().__init__(
             vocab,
             do_lower_case=do_lower_case,
@@ -73,7 +72,7 @@ class CtxXLNetTokenizer(CtxUnigramTokenizer):
             sep_token=sep_token,
             pad_token=pad_token,
             cls_token=cls_token,
-            mask_token=mask_token,
+            mask_token=word_like(mask_token),
             extra_special_tokens=extra,
             _spm_precompiled_charsmap=_spm_precompiled_charsmap,
             **kwargs,

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.seeding import Stream, generator, row_keys
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.seeding import Stream, generator, row_keys
 
 
 def require_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -18,6 +18,17 @@ def require_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
         raise CtxError(
             f"{type(tokenizer).__name__} has no padding token, which batches of rows of unequal length need.",
             hint="tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings.",
+        )
+
+
+def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raise a `CtxError` when an id of an example is not the tokenizer's."""
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise CtxError(
+            f"Token id {wrong} is outside the tokenizer's vocabulary (0 to {vocab_size - 1}): the example was made "
+            "with another tokenizer.",
+            hint="tokenise the text again with this one.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Which tokens a masked language model predicts, and what stands in their place (Devlin et al. 2019, section 3.1).
+"""Which tokens a masked language model predicts, and what replaces them (Devlin et al. 2019, section 3.1).
 
 Runs of words: Lan et al. 2019, section 4.1.
 """
@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.common.ordinary_tokens import OrdinaryTokens
-from hf_ctxmodels.objectives.common.spans import Units, harmonic
+from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
+from hf_ctxmodels.objectives.common.spans import Units, harmonic, place_spans
 
-IGNORED = -100
 """Label of a token that is not predicted."""
 
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """How much is selected and what becomes of it.
+    """How many tokens are selected, and what replaces them.
 
     Attributes:
         probability: share of the non-special tokens of a row that is selected.
@@ -82,57 +82,18 @@ class MaskingRule:
         """
         if self.needs_words and word_ids is None:
             raise CtxError("Whole words are to be selected, but which they are is not said.", hint="give word_ids.")
-        units = Units.of(candidates, word_ids if self.needs_words else None)
-        budget = self.budget(len(units.positions))
         if not self.needs_words:
-            return rng.choice(units.positions, budget, replace=False)
-        return _select_words(units, self.ngram_lengths(len(units), rng), budget, self.max_predictions, rng)
+            positions = np.flatnonzero(candidates)
+            return positions[rng.choice(len(positions), self.budget(len(positions)), replace=False)]
+        units = Units.of(candidates, word_ids)
+        spans = place_spans(units, self.ngram_lengths(len(units), rng), self.budget(len(units.positions)), rng)
+        return units.in_spans(spans)[: self.max_predictions]
 
     def ngram_lengths(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count,) lengths of runs in words, as they are drawn."""
         if self.ngram == 1:
             return np.ones(count, dtype=np.int64)
         return 1 + rng.choice(self.ngram, size=count, p=harmonic(self.ngram))
-
-
-def _select_words(
-    words: Units, run_lengths: np.ndarray, budget: int, limit: int | None, rng: np.random.Generator
-) -> np.ndarray:
-    """Take runs of whole words from random places while they fit into the budget; a word that does not is passed over.
-
-    A run ends early where the budget, a word taken before or a special token stops it. If no word fits, the first drawn
-    of the shortest is taken all the same, cut at `limit`: a row without any prediction, or one over the limit, would be
-    worse than a row a few pieces over its share.
-
-    Args:
-        words: of the row.
-        run_lengths: (words,) how many words the run that starts at a word has.
-        budget: tokens to select.
-        limit: tokens that may be selected, or None.
-        rng: the row's own generator.
-    """
-    if not len(words):
-        return words.positions
-    order, lengths = rng.permutation(len(words)), words.lengths
-    free = np.ones(len(words), dtype=bool)
-    goes_on = np.append(np.diff(words.positions)[words.bounds[1:-1] - 1] == 1, False)  # no special token behind it
-    chosen: list[int] = []
-    left = budget
-    for word, count in zip(order.tolist(), run_lengths[order].tolist()):
-        for member in range(word, word + count):
-            if not free[member] or lengths[member] > left:
-                break
-            chosen.append(member)
-            free[member] = False
-            left -= int(lengths[member])
-            if not goes_on[member]:
-                break
-        if left == 0:
-            break
-    if not chosen:
-        chosen = [int(order[np.argmin(lengths[order])])]
-    picked = np.concatenate([words.positions[words.bounds[word] : words.bounds[word + 1]] for word in chosen])
-    return picked[:limit]
 
 
 class TokenMasker:
@@ -151,7 +112,7 @@ class TokenMasker:
             )
         self.rule = rule
         self.mask_token_id = tokenizer.mask_token_id
-        self.ordinary = OrdinaryTokens(tokenizer)
+        self.non_special = NonSpecialTokens(tokenizer)
 
     def mask(
         self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator
@@ -160,12 +121,12 @@ class TokenMasker:
         rule = self.rule
         corrupted = ids.astype(np.int64)
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
-        chosen = rule.select(self.ordinary.candidates(ids), word_ids, rng)
+        chosen = rule.select(self.non_special.candidates(ids), word_ids, rng)
         labels[chosen] = ids[chosen]
-        fate = rng.random(len(chosen))
-        corrupted[chosen[fate < rule.mask_share]] = self.mask_token_id
-        random = chosen[(fate >= rule.mask_share) & (fate < rule.mask_share + rule.random_share)]
-        replacements = self.ordinary.ids
+        draws = rng.random(len(chosen))  # decide the replacement: mask token, random token, or none
+        corrupted[chosen[draws < rule.mask_share]] = self.mask_token_id
+        random = chosen[(draws >= rule.mask_share) & (draws < rule.mask_share + rule.random_share)]
+        replacements = self.non_special.ids
         corrupted[random] = replacements[rng.integers(len(replacements), size=len(random))]
         return corrupted, labels
 
@@ -176,12 +137,12 @@ class TokenMasker:
         """
         ids, labels = batch["input_ids"], batch["labels"]
         selected = labels != IGNORED
-        ordinary = torch.from_numpy(self.ordinary.table).to(ids.device)[ids] | selected
+        maskable = torch.from_numpy(self.non_special.table).to(ids.device)[ids] | selected
         masked = selected & (ids == self.mask_token_id)
         kept = selected & (ids == labels)
         run_starts = selected.clone()
         run_starts[:, 1:] &= ~selected[:, :-1]
-        totals = torch.stack([each.sum() for each in (ordinary, selected, run_starts, masked, kept)]).tolist()
+        totals = torch.stack([each.sum() for each in (maskable, selected, run_starts, masked, kept)]).tolist()
         names = ("maskable_tokens", "selected_tokens", "selected_runs", "mask_tokens", "kept_tokens")
         return {"rows": len(ids), **dict(zip(names, totals))}
 

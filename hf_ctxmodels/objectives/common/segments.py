@@ -3,14 +3,17 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 
+DOCUMENTS_PER_BATCH = 1000  # tokenised together; random segments of other documents are drawn among them
 SENTENCES_PER_CALL = 4096  # bounds the lists of Python integers that a tokenizer call returns
 NO_WORD = -1
+Document = TypeVar("Document", bound=list[str])
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,21 @@ def _join_words(words: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(joined) if joined else np.empty(0, dtype=np.int32)
 
 
+def document_batches(documents: Iterable[Document], size: int = DOCUMENTS_PER_BATCH) -> Iterator[list[Document]]:
+    """Documents in lists of `size`, the last one shorter."""
+    iterator = iter(documents)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
 def tokenized_batches(
     tokenizer: PreTrainedTokenizerBase, documents: Iterable[list[str]], size: int, with_word_ids: bool
 ) -> Iterator[list[TokenizedDocument]]:
     """Tokenise `size` documents at a time. A single document left over at the end joins the batch before it."""
-    iterator = iter(documents)
-    waiting = list(islice(iterator, size))
+    batches = document_batches(documents, size)
+    waiting = next(batches, [])
     while waiting:
-        following = list(islice(iterator, size))
+        following = next(batches, [])
         if len(following) == 1:
             waiting, following = waiting + following, []
         yield tokenize_documents(tokenizer, waiting, with_word_ids)
@@ -130,7 +140,7 @@ class RowTemplate:
         room = max_length - self.special_tokens
         if room < segments:
             raise CtxError(
-                f"max_length={max_length} leaves no room for text beside the special tokens.",
+                f"max_length={max_length} leaves no room for text between the special tokens.",
                 hint=f"use at least {self.special_tokens + segments}.",
             )
         return room

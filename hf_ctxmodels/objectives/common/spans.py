@@ -1,4 +1,10 @@
-"""Spans of words or tokens in a row: which stretches of text an objective predicts, masks or takes out."""
+"""Spans of words or tokens in a row, which an objective predicts, masks or removes.
+
+A row's candidate tokens are grouped into `Units`, a sampler places spans over the units, and `Units.in_spans` gives
+their token positions. Samplers take a distribution of span lengths, in units, or lengths drawn from one, and return
+(spans, 2) arrays: first unit and the one after the last. `sample_spans` spaces spans evenly (XLNet), `place_spans` puts
+them anywhere until a budget of tokens is spent (ALBERT's n-grams; SpanBERT and BART differ in the lengths alone).
+"""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,7 +17,7 @@ class Units:
     """The candidates of a row, grouped into units that are selected whole: words, or single tokens.
 
     Attributes:
-        positions: (candidates,) where they stand in the row, ascending.
+        positions: (candidates,) their positions in the row, ascending.
         bounds: (units + 1,) unit u is `positions[bounds[u]:bounds[u + 1]]`.
     """
 
@@ -40,6 +46,11 @@ class Units:
     def lengths(self) -> np.ndarray:
         """(units,) tokens of each."""
         return np.diff(self.bounds)
+
+    def in_spans(self, spans: np.ndarray) -> np.ndarray:
+        """Positions of the tokens of (spans, 2) disjoint spans, in the order of the spans."""
+        parts = (self.positions[self.bounds[start] : self.bounds[stop]] for start, stop in spans.tolist())
+        return np.concatenate([self.positions[:0], *parts])
 
     def tokens(self, chosen: np.ndarray) -> np.ndarray:
         """Positions of all tokens of the chosen units: of those numbered, or of those marked True."""
@@ -76,6 +87,47 @@ def sample_spans(units: int, length_probabilities: np.ndarray, context: float, r
     starts = np.cumsum(contexts) - contexts + rng.integers(contexts - lengths + 1)
     spans = np.stack([starts, np.minimum(starts + lengths, units)], axis=1)
     return spans[starts < units]
+
+
+def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
+    """Disjoint spans from random units on, taken while they fit into a budget of tokens (Lan et al. 2019, section 4.1).
+
+    A span ends early where the budget, a span placed before or a gap between the candidates (a special token) stops it;
+    a unit that does not fit into the budget is passed over. If none fits, the first drawn of the shortest is taken all
+    the same: a row without a span would be worse than a row a few tokens over its budget.
+
+    Args:
+        units: of the row.
+        lengths: (units,) how many units the span that begins at each has.
+        budget: tokens.
+        rng: the row's own generator.
+
+    Returns:
+        (spans, 2) in the order in which they are placed; none for a row without candidates.
+    """
+    if not len(units):
+        return np.empty((0, 2), dtype=np.int64)
+    order, sizes = rng.permutation(len(units)), units.lengths
+    free = np.ones(len(units), dtype=bool)
+    goes_on = np.append(np.diff(units.positions)[units.bounds[1:-1] - 1] == 1, False)  # no gap after the unit
+    spans: list[tuple[int, int]] = []
+    left = budget
+    for first, length in zip(order.tolist(), lengths[order].tolist()):
+        stop = first
+        while stop < first + length and free[stop] and sizes[stop] <= left:
+            free[stop] = False
+            left -= int(sizes[stop])
+            stop += 1
+            if not goes_on[stop - 1]:
+                break
+        if stop > first:
+            spans.append((first, stop))
+        if left == 0:
+            break
+    if not spans:
+        shortest = int(order[np.argmin(sizes[order])])
+        spans = [(shortest, shortest + 1)]
+    return np.array(spans, dtype=np.int64)
 
 
 def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.Generator) -> np.ndarray:

@@ -11,15 +11,14 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.seeding import Stream, generator
-from hf_ctxmodels.objectives.common.segments import tokenized_batches
+from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, tokenized_batches
 from hf_ctxmodels.objectives.static.counting import CooccurrenceCounter
-
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
 
 
 @dataclass
@@ -78,10 +77,20 @@ class CooccurrenceOptions:
 
 
 class Cooccurrence(Objective):
-    """Counts the whole text once, and gives rows of `max_length` cells in random order.
+    """GloVe's objective: fit the logarithm of how often two words occur near each other.
 
-    What is held out of the text is not counted; nothing is evaluated on it, since counts grow with the text and those
-    of another text are no targets.
+    The whole text is counted once; a row is `max_length` cells of the co-occurrence matrix, in random order. Held-out
+    text is not counted, and there is no evaluation: counts grow with the text, so those of another text are no targets.
+
+    | document | row | targets |
+    |---|---|---|
+    | running text | words and their contexts, one pair per cell | the co-occurrence count of each pair |
+
+    References: Pennington et al. 2014, sections 3 and 4.2.
+    Related: `SkipGram` predicts the words of a window without counting first.
+
+    Example:
+        >>> Cooccurrence(tokenizer, max_length=1024, seed=0, window=10)
     """
 
     auto_class = "AutoModelForPreTraining"

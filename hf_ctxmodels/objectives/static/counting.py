@@ -1,4 +1,4 @@
-"""Counting which words stand near each other, in bounded memory (Pennington et al. 2014, section 4.2)."""
+"""Counting which words occur near each other, in bounded memory (Pennington et al. 2014, section 4.2)."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -47,7 +47,7 @@ class NoiseDistribution:
 
     Attributes:
         probabilities: (vocabulary,).
-        table: (vocabulary, 2) each place's chance to stand for its own word, and for which word else.
+        table: (vocabulary, 2) of each slot, the probability of its own word, and the other word.
     """
 
     def __init__(self, counts: np.ndarray, power: float) -> None:
@@ -86,7 +86,7 @@ class HuffmanTree:
     """A binary tree with short ways to frequent words.
 
     Attributes:
-        paths: (vocabulary, depth) the inner nodes from the root to each word, -1 behind the end; -1 everywhere for
+        paths: (vocabulary, depth) the inner nodes from the root to each word, -1 after the end; -1 everywhere for
             words with count 0.
         codes: (vocabulary, depth) which way the path goes from each, 0 or 1.
     """

@@ -1,14 +1,14 @@
 """What is drawn for word2vec, for the rows of a batch at once: kept words, windows, negatives.
 
-`window_kernels` is the same compiled, number for number. Rows stand one behind the other, without padding.
+`window_kernels` is the same compiled, number for number. Rows are concatenated, without padding.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from hf_ctxmodels.data.seeding import uniforms
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.seeding import uniforms
 from hf_ctxmodels.objectives.static.noise import draw_noise
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
+from hf_ctxmodels.data.seeding import FIRST, SECOND, STEP
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.seeding import FIRST, SECOND, STEP
 
 _AT_ONCE = 2048  # numbers that are drawn, several at a time, before any is looked up
 

@@ -1,7 +1,7 @@
-"""Words predicted from the words around them (Mikolov et al. 2013a, 2013b): what word2vec is trained on."""
+"""Prediction of words from the words around them (Mikolov et al. 2013a, 2013b): what word2vec is trained on."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from importlib import import_module
@@ -16,30 +16,30 @@ from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.base import Batch, Example, Objective
-from hf_ctxmodels.objectives.common.features import feature_keys, require_padding_token
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.base import Batch, Objective
+from hf_ctxmodels.objectives.common.features import check_token_ids, feature_keys, require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.segments import tokenized_batches
+from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, tokenized_batches
 from hf_ctxmodels.objectives.static import window_draws
 from hf_ctxmodels.objectives.static.noise import HuffmanTree, NoiseDistribution, kept_shares, word_counts
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together
 _COMPILED = "hf_ctxmodels.objectives.static.window_kernels"
 Output = Literal["negative-sampling", "hierarchical-softmax"]
 
 
 @dataclass
 class DataCollatorForWindowPrediction(DataCollatorMixin):
-    """Drops frequent words, gives every word that stays a window of its own, and draws negatives.
+    """Subsamples frequent words, draws a window size for every word that is kept, and draws negatives.
 
-    Windows are taken of what stays, as in the released code: dropping widens them. All that is drawn for example i in
-    epoch e depends on (seed, e, i) only.
+    Windows are taken over the kept words, as in the released code, so subsampling widens them. All draws for example i
+    in epoch e depend on (seed, e, i) only.
 
     Each feature holds:
         input_ids: (words,) without special tokens.
-        example_index, epoch: integers; they seed what is drawn.
+        example_index, epoch: integers; they seed the draws.
 
-    Returns, with short rows one behind the other in a line, padding between them, and all lines as long as the longest
+    Returns, with short rows concatenated in a line, padding between them, and all lines as long as the longest
     row, a multiple of `block`:
         input_ids, attention_mask: (lines, width).
         labels: (lines, width) the words again, -100 at padding.
@@ -50,7 +50,7 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
     Args:
         tokenizer: with `counts` (see `CtxWordTokenizer`) and a padding token.
         output, window, subsampling, noise_power, block, shared_negatives: see `WindowPredictionOptions`.
-        seed: of everything drawn.
+        seed: of all draws.
 
     Raises:
         CtxError: the tokenizer does not know how often its words occur.
@@ -92,7 +92,9 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         """Collate features; see the class for what they hold and what is returned."""
         rows = [np.asarray(feature["input_ids"], dtype=np.int64) for feature in features]
         ids, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
-        self._check(ids, lengths)
+        if not lengths.all():
+            raise CtxError("A row holds no word.", hint="leave it out: nothing is to be predicted there.")
+        check_token_ids(ids, len(self.kept))
         keys = feature_keys(features, self.seed, len(_Draw))
         ids, lengths = self.draws.keep(ids, lengths, keys[_Draw.DROPPED], self.kept, self.counts)
         first, shape = self._lines(lengths)
@@ -121,10 +123,10 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         return {name: table[..., :depth].reshape(shape) for name, table in tables.items()}
 
     def _lines(self, lengths: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-        """(rows,) where each row begins in all lines one behind the other, and the lines' shape: they are as long as
+        """(rows,) where each row begins in the concatenated lines, and the lines' shape: they are as long as
         the longest row.
 
-        Rows begin with a block of their own, so much behind the row before that no window reaches it.
+        Rows begin with a block of their own, so far after the row before that no window reaches it.
         """
         width = -(-int(lengths.max()) // self.block) * self.block
         first, line, start = [], 0, 0
@@ -134,16 +136,6 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
             first.append(line * width + start)
             start += -(-(length + self.window) // self.block) * self.block
         return np.array(first), (line + 1, width)
-
-    def _check(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        if not lengths.all():
-            raise CtxError("A row holds no word.", hint="leave it out: nothing is to be predicted there.")
-        if ids.min() < 0 or ids.max() >= len(self.kept):
-            raise CtxError(
-                f"A word id is outside the tokenizer's vocabulary of {len(self.kept)}: the example was made with "
-                "another tokenizer.",
-                hint="tokenise the text again with this one.",
-            )
 
 
 class _Draw(IntEnum):
@@ -166,7 +158,7 @@ class WindowPredictionOptions:
     subsampling: float = flag(1e-3, "Share of the text from which on a word is dropped now and then; 0 drops none.")
     noise_power: float = flag(0.75, "Negatives are drawn in proportion to this power of the counts.")
     block: int = flag(1, "Neighbouring words that share their negatives; on a GPU, or without numba, 16 is faster.")
-    shared_negatives: int = flag(5, "Words that stand for the negatives of a block; with a block of 16, 16.")
+    shared_negatives: int = flag(5, "Sampled words that serve as negatives for a whole block; with a block of 16, 16.")
 
     def __post_init__(self) -> None:
         for name in ("window", "negative", "block", "shared_negatives"):
@@ -177,9 +169,13 @@ class WindowPredictionOptions:
 
 
 class WindowPrediction(Objective):
-    """Rows of consecutive known words of one document; unknown ones are left out, as in the released code.
+    """Rows of consecutive known words of one document; unknown words are left out, as in the released code.
 
-    Sentences are no borders: the text is cut where a row is full, as the released code does every 1000 words.
+    Sentence boundaries are ignored: the text is cut where a row is full, as the released code does every 1000 words.
+
+    | document | row | targets |
+    |---|---|---|
+    | running text | up to `max_length` known words | every word that subsampling keeps |
     """
 
     auto_class = "AutoModelForPreTraining"
@@ -200,6 +196,7 @@ class WindowPrediction(Objective):
             shared_negatives=own.shared_negatives,
             seed=seed,
         )
+        self.baseline = replace(self.baseline, scores=self._frequency_scores)
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -222,8 +219,8 @@ class WindowPrediction(Objective):
                 for start in range(0, len(words) - 1, self.max_length):
                     yield {"input_ids": words[start : start + self.max_length]}
 
-    def frequency_scores(self, counts: np.ndarray) -> np.ndarray:
-        """See `Objective.frequency_scores`: where the loss is least for predictions that depend on nothing."""
+    def _frequency_scores(self, counts: np.ndarray) -> np.ndarray:
+        """See `BaselinePolicy.scores`: the logits of least loss among those that do not depend on the input."""
         seen = counts * self.collate.kept
         if self.collate.tree is not None:
             return self.collate.tree.scores(seen)
@@ -246,18 +243,28 @@ class WindowPrediction(Objective):
 
 
 class SkipGram(WindowPrediction):
-    """Each neighbour by itself predicts a word (Mikolov et al. 2013a, section 3.2).
+    """Each word in the window by itself predicts the word in its middle.
 
-    Related: `ContinuousBagOfWords` takes the neighbours together, which is faster and worse for rare words.
+    References: Mikolov et al. 2013a, section 3.2; 2013b, section 2, for negatives, hierarchical softmax and
+    subsampling.
+    Related: `ContinuousBagOfWords` takes the words of a window together, which is faster and worse for rare words;
+    `Cooccurrence` counts windows once and fits the counts.
+
+    Example:
+        >>> SkipGram(tokenizer, max_length=1000, seed=0, window=5, negative=5)
     """
 
     architecture = "skip-gram"
 
 
 class ContinuousBagOfWords(WindowPrediction):
-    """The mean of the neighbours predicts a word (Mikolov et al. 2013a, section 3.1).
+    """The mean of the words in the window predicts the word in its middle.
 
-    Related: `SkipGram` takes them one by one.
+    References: Mikolov et al. 2013a, section 3.1.
+    Related: `SkipGram` takes the words of a window one by one.
+
+    Example:
+        >>> ContinuousBagOfWords(tokenizer, max_length=1000, seed=0, output="hierarchical-softmax")
     """
 
     architecture = "cbow"

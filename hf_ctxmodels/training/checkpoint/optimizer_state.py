@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -96,8 +96,3 @@ def _to_hex(state: torch.Tensor) -> str:
 
 def _from_hex(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-
-
-def save_tensors(tensors: dict[str, torch.Tensor], file: Path) -> None:
-    """Write tensors as safetensors."""
-    save_file(tensors, file)

@@ -24,7 +24,6 @@ from hf_ctxmodels.training.checkpoint.optimizer_state import (
     load_random_state,
     optimizer_tensors,
     save_random_state,
-    save_tensors,
     whole_weights,
 )
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics
@@ -207,7 +206,7 @@ class RunState:
             return
         tensors = optimizer_tensors(self._bare_model, self._optimizer)
         if self._accelerator.is_main_process:
-            save_tensors(tensors, directory / _OPTIMIZER_FILE)
+            safetensors.torch.save_file(tensors, directory / _OPTIMIZER_FILE)
 
     def _save_model(self, directory: Path) -> None:
         weights = whole_weights(self._bare_model)

@@ -1,18 +1,28 @@
-"""What guessing by frequency gets on held-out text: what a pretraining loss has to be compared with."""
+"""The frequency baseline: what a prediction that reads no input reaches on held-out text."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 
-from hf_ctxmodels.training.batches import IGNORED_TARGET, Batch
+from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.data import ExampleSet, ExampleStream, Mixture
+from hf_ctxmodels.objectives import Objective
+from hf_ctxmodels.objectives.baseline import BaselinePolicy
+from hf_ctxmodels.training.batches import Batch, count_items
+
+Examples = ExampleSet | ExampleStream | Mixture
+_BATCHES_FOR_CLASSES = 50
+_ROWS_FOR_FREQUENCIES = 100_000
 
 
 @dataclass(frozen=True)
-class Guess:
-    """Guessing every target by its frequency in the training text, whatever the input.
+class BaselineScore:
+    """What predicting every target by its frequency in the training text reaches, whatever the input.
 
     Attributes:
         loss: mean over the held-out targets, in nats: their cross-entropy under the training frequencies.
@@ -23,34 +33,27 @@ class Guess:
     accuracy: float
 
 
-class FrequencyGuesser:
-    """Counts training rows, then scores the frequency guess for every target of held-out batches.
+class FrequencyBaseline:
+    """Counts training rows, then scores the prediction by frequency for every target of held-out batches.
 
     A target with one value per row is a class of the row; it is counted in collated training batches. One with several
-    values per row is a token; it is counted among all ordinary tokens of the training rows before their corruption.
-    Each token or class counts once more than it occurs, so that none is impossible.
+    values per row is a token; it is counted among all tokens of the training rows before their corruption, except the
+    policy's `excluded_ids`. Each token or class counts once more than it occurs, so that none is impossible.
 
     Args:
-        vocab_size: number of tokens.
-        special_ids: tokens that are never predicted.
-        column: of a row, that holds its tokens.
+        policy: the objective's.
     """
 
-    def __init__(self, vocab_size: int, special_ids: Sequence[int], column: str = "input_ids") -> None:
-        self._column = column
-        self._tokens = np.zeros(vocab_size)
-        self._special = list(special_ids)
+    def __init__(self, policy: BaselinePolicy) -> None:
+        self._policy = policy
+        self.tokens = np.zeros(policy.num_tokens)
+        """(num_tokens,) how often each token was counted."""
         self._classes: dict[str, np.ndarray] = {}
 
     def count_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Count the tokens of training rows, before collation."""
         for row in rows:
-            self._tokens += np.bincount(row[self._column], minlength=len(self._tokens))
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """(vocabulary,) how often each token was counted."""
-        return self._tokens
+            self.tokens += np.bincount(row[self._policy.column], minlength=len(self.tokens))
 
     def count_classes(self, batch: Batch, targets: Sequence[str]) -> None:
         """Count those of the `targets` that a collated training batch holds once per row."""
@@ -59,86 +62,84 @@ class FrequencyGuesser:
             if target.ndim == 1 and not target.is_floating_point():
                 self._classes[name] = _sum(self._classes.get(name), np.bincount(target[target >= 0].cpu().numpy()))
 
-    def guesses(self, batches: Iterable[Batch], targets: Sequence[str]) -> dict[str, Guess]:
-        """The guess for each of the `targets` (names in a batch) that the held-out batches hold."""
+    def scores(self, batches: Iterable[Batch], targets: Sequence[str]) -> dict[str, BaselineScore]:
+        """The score on each of the `targets` (names in a batch) that the held-out batches hold."""
         totals: dict[str, np.ndarray] = {}
         per_token: set[str] = set()
         for batch in batches:
             for name in set(targets) & set(batch):
-                values = batch[name][batch[name] != IGNORED_TARGET].cpu().numpy()
+                values = batch[name][batch[name] != IGNORED].cpu().numpy()
                 totals[name] = _sum(totals.get(name), np.bincount(values))
                 per_token |= {name} if batch[name].ndim > 1 else set()
-        tokens = self._tokens + 1
-        tokens[self._special] = 0
+        tokens = self.tokens + 1
+        tokens[list(self._policy.excluded_ids)] = 0
         return {
-            name: _guess(tokens if name in per_token else _sum(self._classes.get(name), np.ones(len(counts))), counts)
+            name: _score(tokens if name in per_token else _sum(self._classes.get(name), np.ones(len(counts))), counts)
             for name, counts in totals.items()
             if counts.any()
         }
 
 
-def best_threshold(scores: np.ndarray, replaced: np.ndarray) -> float:
-    """The score from which on to flag for the best F1.
-
-    Args:
-        scores: (tokens,), higher for what looks replaced.
-        replaced: (tokens,) bool, what is.
-    """
-    order = np.argsort(-scores, kind="stable")
-    found, flagged = replaced[order].cumsum(), np.arange(1, len(order) + 1)
-    last_of_equals = np.append(scores[order][1:] != scores[order][:-1], True)
-    f1 = np.where(last_of_equals, 2 * found / (flagged + replaced.sum()), 0)
-    return float(scores[order][f1.argmax()])
-
-
-def f1_of_flags(flags: np.ndarray, replaced: np.ndarray) -> float:
-    """F1 of (tokens,) bool flags; 0 where nothing is flagged and nothing was replaced."""
-    return float(2 * (flags & replaced).sum() / max(flags.sum() + replaced.sum(), 1))
-
-
-class TokenDetector:
-    """Flags replaced tokens by what they are alone: those that are replaced often, whatever stands around them.
-
-    What a detector can do that knows the frequencies of tokens and of the generator's draws, and reads no context. The
-    share from which on a token is flagged is the one with the best F1 on training text, so it does at least as well
-    there as flagging everything.
-
-    Args:
-        vocab_size: number of tokens.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        self._seen = np.zeros(vocab_size)
-        self._replaced = np.zeros(vocab_size)
-
-    def count(self, read: np.ndarray, replaced: np.ndarray) -> None:
-        """Count training text: (tokens,) ids that stood there, and whether each was a replacement."""
-        self._seen += np.bincount(read, minlength=len(self._seen))
-        self._replaced += np.bincount(read[replaced], minlength=len(self._seen))
-
-    def f1(self, read: np.ndarray, replaced: np.ndarray) -> float:
-        """F1 of "replaced" on held-out text, given as for `count`."""
-        share = self._replaced / np.maximum(self._seen, 1)
-        order = np.argsort(-share, kind="stable")
-        found, flagged = self._replaced[order].cumsum(), self._seen[order].cumsum()
-        best = int((2 * found / np.maximum(flagged + self._replaced.sum(), 1)).argmax())
-        return f1_of_flags(share[read] >= share[order][best], replaced)
+def frequency_baselines(
+    objective: Objective,
+    examples: Examples,
+    held_out: ExampleSet,
+    model: Any,
+    metrics: Mapping[str, float],
+    batch_size: int,
+) -> dict[str, float]:
+    """The frequency baseline on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model."""
+    policy, targets = objective.baseline, model.loss_targets
+    baseline = FrequencyBaseline(policy)
+    for rows in sample_rows(examples, _ROWS_FOR_FREQUENCIES, batch_size):
+        baseline.count_tokens(rows)
+    batches = (objective.collate(rows) for rows in sample_rows(held_out, len(held_out), batch_size))
+    if policy.scores is not None:
+        scores = torch.from_numpy(policy.scores(baseline.tokens)).float()
+        return {"baseline_loss": _loss_by_scores(model, scores, batches)}
+    for rows in sample_rows(examples, _BATCHES_FOR_CLASSES * batch_size, batch_size):
+        baseline.count_classes(objective.collate(rows), targets)
+    scored = baseline.scores(batches, targets if policy.targets is None else policy.targets)
+    return named_baselines(scored, targets, metrics, getattr(model, "loss_terms", None))
 
 
-def named_guesses(
-    guesses: Mapping[str, Guess],
+@torch.no_grad()
+def _loss_by_scores(model: Any, scores: torch.Tensor, batches: Iterable[Batch]) -> float:
+    """Mean loss of a prediction that does not depend on the input; see `BaselinePolicy.scores`."""
+    (target,) = model.loss_targets
+    total, number = 0.0, 0
+    for batch in batches:
+        total += float(model.loss_by_scores(scores, **batch))
+        number += int(count_items([batch], [target])[0])
+    return total / max(1, number)
+
+
+def sample_rows(examples: Examples, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
+    """At most `number` rows of epoch 0 in batches: spread evenly over a set, the first ones of a stream."""
+    rows: Iterator[dict[str, Any]]
+    if isinstance(examples, ExampleStream):
+        rows = islice(examples.one_pass(0), number)
+    else:
+        places = np.linspace(0, len(examples) - 1, min(number, len(examples))).astype(int)
+        rows = (examples[0, place] for place in places.tolist())
+    while batch := list(islice(rows, batch_size)):
+        yield batch
+
+
+def named_baselines(
+    scores: Mapping[str, BaselineScore],
     targets: Sequence[str],
     metrics: Mapping[str, float],
     terms: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """The guesses under the names of the metrics they compare with: `eval_mlm_loss` -> `baseline_mlm_loss`.
+    """The scores under the names of the metrics they are compared with: `eval_mlm_loss` -> `baseline_mlm_loss`.
 
-    A term with an F1 is a detector's: what is to be found is made while the model runs, and stands in no batch. Where
-    its metrics say how much there was (`eval_..._share`), its loss compares with that of saying so everywhere, and its
-    F1 with that of flagging everything, which is above that of flagging nothing, 0.
+    A term with an F1 is a detector's, whose positives are made while the model runs and are in no batch. With their
+    share p among its metrics (`eval_..._share`), its loss is compared with that of predicting p everywhere, and its F1
+    with that of flagging everything, which is above that of flagging nothing, 0.
 
     Args:
-        guesses: by target.
+        scores: by target.
         targets: the head's `loss_targets`; the terms of its loss are in their order.
         metrics: of `LossEvaluation`.
         terms: the names of the loss's terms, of a head whose batches do not hold all targets; None for those that the
@@ -156,21 +157,21 @@ def named_guesses(
             share = metrics[f"eval_{stem}share"]
             named[f"baseline_{term}"] = -sum(part * math.log(part) for part in (share, 1 - share) if part)
             named[f"baseline_{stem}f1"] = 2 * share / (1 + share)
-        elif target in guesses:
-            named[f"baseline_{term}"] = guesses[target].loss
+        elif target in scores:
+            named[f"baseline_{term}"] = scores[target].loss
             if f"eval_{accuracy}" in metrics:
-                named[f"baseline_{accuracy}"] = guesses[target].accuracy
+                named[f"baseline_{accuracy}"] = scores[target].accuracy
     return named
 
 
-def _guess(training: np.ndarray, held_out: np.ndarray) -> Guess:
+def _score(training: np.ndarray, held_out: np.ndarray) -> BaselineScore:
     """Frequencies of training, (classes,), against the counts of held-out targets, (at most classes,)."""
     (shown,) = held_out.nonzero()
     share = held_out / held_out.sum()
     with np.errstate(divide="ignore"):  # a special token as a target, against all expectation: infinitely many nats
         nats = -np.log(training / training.sum())
     best = int(training.argmax())
-    return Guess(float(share[shown] @ nats[shown]), float(share[best]) if best < len(share) else 0.0)
+    return BaselineScore(float(share[shown] @ nats[shown]), float(share[best]) if best < len(share) else 0.0)
 
 
 def _sum(counts: np.ndarray | None, more: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ def plot_curve(
     Args:
         curve: records with "step" and entries named "loss" or "..._loss".
         file: the PNG to write.
-        baselines: loss -> what guessing by frequency gets on held-out text, drawn as a level.
+        baselines: loss -> that of the frequency baseline on held-out text, drawn as a level.
     """
     try:
         from matplotlib.figure import Figure

@@ -64,15 +64,15 @@ class LossEvaluation:
         All processes run equally many forward passes, as sharded models demand: one that has run out repeats the last
         batch, which then does not count.
         """
-        number = len(self._examples)  # type: ignore[arg-type]
-        starts = range(0, number, self._batch_size)
-        chunks = [[(0, index) for index in range(start, min(start + self._batch_size, number))] for start in starts]
+        size = len(self._examples)  # type: ignore[arg-type]
+        starts = range(0, size, self._batch_size)
+        chunks = [[(0, index) for index in range(start, min(start + self._batch_size, size))] for start in starts]
         rounds = math.ceil(len(chunks) / accelerator.num_processes)
-        turns = [turn * accelerator.num_processes + accelerator.process_index for turn in range(rounds)]
-        mine = [chunks[min(turn, len(chunks) - 1)] for turn in turns]
+        numbers = [each * accelerator.num_processes + accelerator.process_index for each in range(rounds)]
+        mine = [chunks[min(number, len(chunks) - 1)] for number in numbers]
         loader = DataLoader(
             self._examples, batch_sampler=mine, collate_fn=self._collate, generator=torch.Generator().manual_seed(0)
         )
-        for turn, batch in zip(turns, loader, strict=True):
+        for chunk, batch in zip(numbers, loader, strict=True):
             del batch[INDEX_KEY]
-            yield send_to_device(batch, accelerator.device), turn < len(chunks)
+            yield send_to_device(batch, accelerator.device), chunk < len(chunks)

@@ -51,7 +51,7 @@ class TrainingSummary:
         objective_options: its options, as given.
         rates: rates the objective realised (masked share, ...).
         hyperparameters: arguments of the training loop.
-        metrics: the last evaluation, "eval_<name>", and what a guess without a model gets, "baseline_<name>".
+        metrics: the last evaluation, "eval_<name>", and that of the frequency baseline, "baseline_<name>".
         curve: one record per logging interval and evaluation: "step", "loss", ... as in `training_log.jsonl`.
         versions: of Python and the packages that matter.
         command: the command line.
@@ -79,7 +79,7 @@ class TrainingSummary:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Metric -> what a guess without a model gets."""
+        """Metric -> that of the frequency baseline."""
         prefix = "baseline_"
         return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
 

@@ -55,12 +55,12 @@ class TaskEvaluation:
         rounds = math.ceil(len(starts) / accelerator.num_processes)
         mine: dict[int, list[Logits]] = {}
         total = torch.zeros(2, dtype=torch.float64)
-        for turn in range(accelerator.process_index, rounds * accelerator.num_processes, accelerator.num_processes):
+        for number in range(accelerator.process_index, rounds * accelerator.num_processes, accelerator.num_processes):
             # Sharded models demand equally many passes of every process: who has run out repeats the last batch.
-            start = starts[min(turn, len(starts) - 1)]
+            start = starts[min(number, len(starts) - 1)]
             batch = self._collate(features[start : start + self._batch_size])
             output = model(**send_to_device(batch, accelerator.device))
-            if turn < len(starts):
+            if number < len(starts):
                 mine[start] = feature_outputs(self._task, output, batch)
                 count = float(count_items([batch], targets)[0])
                 total += torch.tensor([output.loss.item() * count, count], dtype=torch.float64)

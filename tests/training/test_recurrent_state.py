@@ -1,4 +1,4 @@
-"""What a model remembers: carried from step to step, per lane, through evaluation and resume."""
+"""What a model remembers: carried from step to step, per row, through evaluation and resume."""
 
 from dataclasses import dataclass
 
@@ -73,8 +73,11 @@ def rows():
 class Streamed(ExampleStream):
     """The rows as a stream."""
 
+    def __init__(self, rows):
+        self.rows = rows
+
     def one_pass(self, epoch):
-        return ({**row, "example_index": index, "epoch": epoch} for index, row in enumerate(self.documents))
+        return ({**row, "example_index": index, "epoch": epoch} for index, row in enumerate(self.rows))
 
 
 def collate(features):
@@ -93,7 +96,7 @@ def run(model, rows, output_dir, streaming=False, evaluate=None, contiguous=True
         "lr_scheduler": "constant",
     }
     options = LoopArguments(output_dir=str(output_dir), **{**fixed, **more})
-    examples = Streamed(rows, None) if streaming else ExampleSet.build(rows)
+    examples = Streamed(rows) if streaming else ExampleSet.build(rows)
     accelerator = make_accelerator(options)
     return train(model, examples, collate, options, accelerator, evaluate=evaluate, contiguous=contiguous)
 
@@ -106,7 +109,7 @@ def number_of(ids, rows):
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_each_row_gets_what_the_model_remembers_of_the_row_before_it(rows, tmp_path, streaming, accumulation):
-    """With weights that stand still, the memory is a function of the text before; where a lane begins it is zero."""
+    """With weights that stand still, the memory depends on the text before; a row that continues none has zeros."""
     model = new_model()
     run(model, rows, tmp_path, streaming, gradient_accumulation_steps=accumulation, learning_rate=1e-30, max_steps=25)
     continued = begun = 0
@@ -115,23 +118,23 @@ def test_each_row_gets_what_the_model_remembers_of_the_row_before_it(rows, tmp_p
             assert mems is None
             continue
         before, earlier = model.seen[call - accumulation]
-        for lane, (number, previous) in enumerate(zip(number_of(ids, rows), number_of(before, rows), strict=True)):
+        for row, (number, previous) in enumerate(zip(number_of(ids, rows), number_of(before, rows), strict=True)):
             assert not mems[0].requires_grad
             if number == previous + 1:
                 continued += 1
-                expected = model.words(before)[lane].mean(dim=0)
-                assert (mems[0][lane] - expected).abs().max() < 1e-5
-                assert torch.equal(mems[1][lane], earlier[0][lane] * 0.5 if earlier else torch.zeros(8))
+                expected = model.words(before)[row].mean(dim=0)
+                assert (mems[0][row] - expected).abs().max() < 1e-5
+                assert torch.equal(mems[1][row], earlier[0][row] * 0.5 if earlier else torch.zeros(8))
             else:
                 begun += 1
-                assert not mems[0][lane].any()
-                assert not mems[1][lane].any()
+                assert not mems[0][row].any()
+                assert not mems[1][row].any()
     assert continued > 10 * accumulation
     assert begun, "an epoch ended"
 
 
 def test_accumulated_micro_batches_equal_one_big_batch(rows, tmp_path):
-    """1 x 12 = 3 x 4: each micro-batch has lanes, and a memory, of its own."""
+    """1 x 12 = 3 x 4: each micro-batch has rows, and a memory, of its own."""
     results = []
     for name, size, accumulation in (("one", 12, 1), ("three", 4, 3)):
         model = new_model()
@@ -217,7 +220,7 @@ def test_a_model_without_memory_is_refused(rows, tmp_path):
         return RememberingOutput(loss=forward(**inputs).loss)
 
     silent.forward = without
-    with pytest.raises(CtxError, match="gave no 'mems' to carry"):
+    with pytest.raises(CtxError, match="returned no 'mems' to carry"):
         run(silent, rows, tmp_path / "b")
 
 

@@ -15,8 +15,8 @@ from hf_ctxmodels import (
     CtxWord2VecTokenizer,
     DataCollatorForWindowPrediction,
 )
+from hf_ctxmodels.data.seeding import Stream, row_keys, uniforms
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
-from hf_ctxmodels.objectives.common.seeding import Stream, row_keys, uniforms
 from hf_ctxmodels.objectives.static import window_draws
 from hf_ctxmodels.objectives.static.noise import HuffmanTree, NoiseDistribution, draw_noise, kept_shares
 

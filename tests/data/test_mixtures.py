@@ -1,4 +1,4 @@
-"""Batches that take turns."""
+"""Mixtures: which part each batch, step or example is drawn from, realised rates, resume."""
 
 from itertools import islice
 
@@ -14,13 +14,13 @@ OTHERS = [{"labels": 100 + number} for number in range(12)]
 MORE = [{"labels": 200 + number} for number in range(3)]
 
 
-def labels(turns: RoundRobinMixture, batches: list[list[tuple[int, int]]]) -> list[list[int]]:
-    return [[turns[key]["labels"] for key in batch] for batch in batches]
+def labels(mixture: RoundRobinMixture, batches: list[list[tuple[int, int]]]) -> list[list[int]]:
+    return [[mixture[key]["labels"] for key in batch] for batch in batches]
 
 
 def test_each_batch_is_of_one_kind_and_kinds_alternate() -> None:
-    turns = RoundRobinMixture([LABELLED, OTHERS])
-    found = labels(turns, list(islice(MixtureBatchSampler(turns, 2, seed=0), 30)))
+    mixture = RoundRobinMixture([LABELLED, OTHERS])
+    found = labels(mixture, list(islice(MixtureBatchSampler(mixture, 2, seed=0), 30)))
     assert all(label < 100 for batch in found[::2] for label in batch)
     assert all(label >= 100 for batch in found[1::2] for label in batch)
     first_pass = [label for batch in found[::2] for label in batch][:5]
@@ -35,9 +35,9 @@ def test_an_epoch_is_a_pass_over_the_first() -> None:
 
 @pytest.mark.parametrize("start", [1, 2, 7, 20])
 def test_is_entered_at_any_batch(start: int) -> None:
-    turns = RoundRobinMixture([LABELLED, OTHERS, MORE], [0, 1, 2, 1])
-    whole = list(islice(MixtureBatchSampler(turns, 2, seed=3), 40))
-    assert list(islice(MixtureBatchSampler(turns, 2, seed=3, start_batch=start), 40 - start)) == whole[start:]
+    mixture = RoundRobinMixture([LABELLED, OTHERS, MORE], [0, 1, 2, 1])
+    whole = list(islice(MixtureBatchSampler(mixture, 2, seed=3), 40))
+    assert list(islice(MixtureBatchSampler(mixture, 2, seed=3, start_batch=start), 40 - start)) == whole[start:]
 
 
 def test_parts_and_order() -> None:
@@ -50,32 +50,32 @@ def test_parts_and_order() -> None:
 @pytest.mark.parametrize("start", [1, 2, 7, 33])
 @pytest.mark.parametrize("per_step", [1, 3])
 def test_drawn_turns_are_entered_at_any_batch(start: int, per_step: int) -> None:
-    turns = SampledMixture([LABELLED, OTHERS, MORE], {1: 4})
-    whole = list(islice(MixtureBatchSampler(turns, 2, seed=3, batches_per_step=per_step), 60))
-    later = MixtureBatchSampler(turns, 2, seed=3, start_batch=start, batches_per_step=per_step)
+    mixture = SampledMixture([LABELLED, OTHERS, MORE], {1: 4})
+    whole = list(islice(MixtureBatchSampler(mixture, 2, seed=3, batches_per_step=per_step), 60))
+    later = MixtureBatchSampler(mixture, 2, seed=3, start_batch=start, batches_per_step=per_step)
     assert list(islice(later, 60 - start)) == whole[start:]
-    kinds = [{label // 100 for label in found} for found in labels(turns, whole)]
+    kinds = [{label // 100 for label in found} for found in labels(mixture, whole)]
     steps = [kinds[first : first + per_step] for first in range(0, 60, per_step)]
     assert all(len(set().union(*step)) == 1 for step in steps), "a step is of one kind"
     assert [1 in step[0] for step in steps] == [number % 4 == 0 for number in range(len(steps))]
 
 
 def test_draws_are_uniform_and_by_the_seed() -> None:
-    turns, batches = SampledMixture([LABELLED, OTHERS, MORE]), np.arange(6000)
-    found = turns.turns(batches, seed=5)
+    mixture, batches = SampledMixture([LABELLED, OTHERS, MORE]), np.arange(6000)
+    found = mixture.choose(batches, seed=5)
     assert abs(np.bincount(found) - 2000).max() < 150  # four standard deviations
     again = found[1:] == found[:-1]
-    assert abs(int(again.sum()) - 2000) < 150, "whose turn it was says nothing of whose it is"
-    assert (turns.turns(batches, seed=6) != found).mean() > 0.5
-    assert (turns.turns(batches[100:], seed=5) == found[100:]).all()
-    assert len(turns) == 20
+    assert abs(int(again.sum()) - 2000) < 150, "draws are independent"
+    assert (mixture.choose(batches, seed=6) != found).mean() > 0.5
+    assert (mixture.choose(batches[100:], seed=5) == found[100:]).all()
+    assert len(mixture) == 20
 
 
 def test_periods() -> None:
     with pytest.raises(CtxError, match="One in 0 steps"):
         SampledMixture([LABELLED, OTHERS], {1: 0})
     alone = SampledMixture([LABELLED], {0: 10})
-    assert not alone.turns(np.arange(30), seed=0).any()
+    assert not alone.choose(np.arange(30), seed=0).any()
 
 
 @pytest.mark.parametrize("words", [True, False])

@@ -29,10 +29,10 @@ def test_states_are_those_of_torch(language_model: Case) -> None:
         names |= {"bias_ih": layer.bias, "bias_hh": layer.state_bias}
         peer.load_state_dict({f"{name}_l0": value[0].detach() for name, value in names.items()})
         states, (hidden, cell) = peer(states)
-    outputs = encoder(inputs_embeds=torch.nn.functional.embedding(IDS, tables[1]), use_states=True)
+    outputs = encoder(inputs_embeds=torch.nn.functional.embedding(IDS, tables[1]), use_cache=True)
     torch.testing.assert_close(outputs.last_hidden_state, states, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(outputs.states[-2], hidden[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(outputs.states[-1], cell[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs.past_key_values.states[-1][0][:, 0], hidden[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs.past_key_values.states[-1][1][:, 0], cell[0], atol=1e-5, rtol=1e-5)
     for each in (states, outputs.last_hidden_state):
         each.square().sum().backward()
     torch.testing.assert_close(tables[1].grad, tables[0].grad, atol=1e-5, rtol=1e-5)
@@ -48,23 +48,23 @@ def test_text_in_two_parts_is_the_text(language_model: Case, unpad: bool, side: 
         make_batch(language_model, (2, 6, 4), side=side, seed=1),
     )
     with torch.no_grad():
-        states = model(**first, use_states=True).states
-        logits = model(**second, states=states).logits
+        cache = model(**first, use_cache=True).past_key_values
+        logits = model(**second, past_key_values=cache).logits
         for row in range(3):
             parts = [each["input_ids"][row][each["attention_mask"][row].bool()] for each in (first, second)]
             expected = model(input_ids=torch.cat(parts)[None]).logits[0, len(parts[0]) :]
             torch.testing.assert_close(logits[row][second["attention_mask"][row].bool()], expected)
-    assert model(**first).states is None
-    assert language_model.model(stateful=True)(**first).states is not None
+    assert model(**first).past_key_values is None
+    assert language_model.model(stateful=True)(**first).past_key_values is not None
 
 
 def test_states_of_other_shapes_are_refused(language_model: Case) -> None:
     model = language_model.model()
-    states = model(input_ids=IDS, use_states=True).states
-    with pytest.raises(CtxError, match="states are"):
-        model(input_ids=IDS[:2], states=states)
+    cache = model(input_ids=IDS, use_cache=True).past_key_values
+    with pytest.raises(CtxError, match="The states of past_key_values are"):
+        model(input_ids=IDS[:2], past_key_values=cache)
     with pytest.raises(CtxError, match="several sequences"):
-        model(input_ids=IDS, states=states, sequence_ids=torch.ones_like(IDS))
+        model(input_ids=IDS, past_key_values=cache, sequence_ids=torch.ones_like(IDS))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -98,7 +98,7 @@ def test_text_with_the_state_is_text_without(language_model: Case, how: dict) ->
     texts = []
     for anew in (False, True):
         if anew:
-            model.prepare_inputs_for_generation = lambda ids, **kwargs: {"input_ids": ids, "use_states": True}
+            model.prepare_inputs_for_generation = lambda ids, **kwargs: {"input_ids": ids, "use_cache": True}
         torch.manual_seed(0)
         texts.append(model.generate(IDS[:, :4], **options))
     assert texts[0].shape == (3, 12)

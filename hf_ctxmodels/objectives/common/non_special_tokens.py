@@ -1,17 +1,18 @@
-"""Which tokens are ordinary ones: of text, not special. Only those are predicted, masked or drawn as a replacement."""
+"""The non-special tokens of a vocabulary: only those are predicted, masked or drawn as a replacement."""
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.objectives.common.features import check_token_ids
 
 
-class OrdinaryTokens:
-    """The ordinary tokens of a tokenizer's vocabulary.
+class NonSpecialTokens:
+    """The non-special tokens of a tokenizer's vocabulary.
 
     Attributes:
-        table: (largest id + 1,) bool, token id -> is ordinary.
-        ids: the ordinary ones, ascending.
+        table: (largest id + 1,) bool, token id -> is not special.
+        ids: the non-special ones, ascending.
 
     Raises:
         CtxError: there is none.
@@ -27,16 +28,10 @@ class OrdinaryTokens:
             raise CtxError("The tokenizer's vocabulary holds special tokens only.", hint="train it on some text first.")
 
     def candidates(self, ids: np.ndarray) -> np.ndarray:
-        """True where a token of a row is ordinary.
+        """True where a token of a row is not special.
 
         Raises:
             CtxError: an id is not of the vocabulary.
         """
-        if len(ids) and (ids.min() < 0 or ids.max() >= len(self.table)):
-            wrong = ids.min() if ids.min() < 0 else ids.max()
-            raise CtxError(
-                f"Token id {wrong} is outside the tokenizer's vocabulary (0 to {len(self.table) - 1}): the example "
-                "was made with another tokenizer.",
-                hint="tokenise the text again with this one.",
-            )
+        check_token_ids(ids, len(self.table))
         return self.table[ids]

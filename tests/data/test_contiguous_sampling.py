@@ -1,4 +1,4 @@
-"""Contiguous lanes: every row of a batch goes on where that row of the batch before ended."""
+"""Contiguous sampling: every row of a step continues the text of that row of the step before."""
 
 from itertools import chain, islice
 
@@ -17,8 +17,7 @@ class Numbered(ExampleStream):
     """A stream of `count` numbered examples."""
 
     def __init__(self, count):
-        super().__init__([], None)
-        object.__setattr__(self, "count", count)
+        self.count = count
 
     def one_pass(self, epoch):
         return ({"epoch": epoch, "example_index": index} for index in range(self.count))
@@ -27,33 +26,33 @@ class Numbered(ExampleStream):
 @settings(deadline=None)
 @given(
     batch_size=st.integers(1, 4),
-    turns=st.integers(1, 3),
+    micro_batches=st.integers(1, 3),
     extra=st.integers(0, 40),
     seed=st.integers(0, 99),
     start=st.integers(0, 30),
 )
-def test_lanes_of_a_set(batch_size, turns, extra, seed, start):
-    lanes = batch_size * turns
-    size = lanes + extra
-    length = size // lanes
-    batches = list(islice(ContiguousBatchSampler(size, batch_size, lanes, seed), 3 * length * turns))
+def test_contiguous_rows_of_a_set(batch_size, micro_batches, extra, seed, start):
+    rows_per_step = batch_size * micro_batches
+    size = rows_per_step + extra
+    length = size // rows_per_step
+    batches = list(islice(ContiguousBatchSampler(size, batch_size, rows_per_step, seed), 3 * length * micro_batches))
     assert all(len(batch) == batch_size for batch in batches)
-    steps = [[*chain(*batches[first : first + turns])] for first in range(0, len(batches), turns)]
+    steps = [[*chain(*batches[first : first + micro_batches])] for first in range(0, len(batches), micro_batches)]
     for epoch in range(3):
         of_epoch = steps[epoch * length : (epoch + 1) * length]
         assert {pair[0] for step in of_epoch for pair in step} == {epoch}
         indices = [index for step in of_epoch for _, index in step]
-        assert len(set(indices)) == length * lanes, "no example twice in an epoch"
+        assert len(set(indices)) == length * rows_per_step, "no example twice in an epoch"
         numbers = np.array([[index for _, index in step] for step in of_epoch])
         breaks = np.diff(numbers, axis=0) != 1
         assert breaks.sum() <= 1, "only where the last example is followed by the first"
         assert (numbers[1:][breaks] == 0).all()
-    later = ContiguousBatchSampler(size, batch_size, lanes, seed, start)
-    everything = islice(ContiguousBatchSampler(size, batch_size, lanes, seed), start, start + 5)
+    later = ContiguousBatchSampler(size, batch_size, rows_per_step, seed, start)
+    everything = islice(ContiguousBatchSampler(size, batch_size, rows_per_step, seed), start, start + 5)
     assert list(islice(later, 5)) == list(everything)
 
 
-def test_lanes_begin_elsewhere_in_every_epoch_and_with_every_seed():
+def test_rows_begin_elsewhere_in_every_epoch_and_with_every_seed():
     def first(seed, count=1):
         return [batch[0][1] for batch in islice(ContiguousBatchSampler(1000, 10, 10, seed), 0, 100 * count, 100)]
 
@@ -67,27 +66,30 @@ def test_lanes_begin_elsewhere_in_every_epoch_and_with_every_seed():
 @settings(deadline=None)
 @given(
     batch_size=st.integers(1, 4),
-    turns=st.integers(1, 3),
+    micro_batches=st.integers(1, 3),
     extra=st.integers(0, 60),
     stretch=st.integers(1, 8),
     start=st.integers(0, 20),
 )
-def test_lanes_of_a_stream(batch_size, turns, extra, stretch, start):
-    lanes = batch_size * turns
-    count = lanes + extra
-    rows = ContiguousStream(Numbered(count), batch_size, lanes, stretch=stretch)
-    blocks = [min(stretch, (count - first) // lanes) for first in range(0, count, lanes * stretch)]
+def test_contiguous_rows_of_a_stream(batch_size, micro_batches, extra, stretch, start):
+    rows_per_step = batch_size * micro_batches
+    count = rows_per_step + extra
+    rows = ContiguousStream(Numbered(count), batch_size, rows_per_step, stretch=stretch)
+    blocks = [min(stretch, (count - first) // rows_per_step) for first in range(0, count, rows_per_step * stretch)]
     steps_per_pass = sum(blocks)
-    drawn = list(islice(rows, 2 * steps_per_pass * lanes))
-    assert [row["epoch"] for row in drawn] == [0] * (steps_per_pass * lanes) + [1] * (steps_per_pass * lanes)
-    numbers = np.array([row["example_index"] for row in drawn]).reshape(-1, lanes)
-    assert len(np.unique(numbers[:steps_per_pass])) == steps_per_pass * lanes
+    drawn = list(islice(rows, 2 * steps_per_pass * rows_per_step))
+    pass_size = steps_per_pass * rows_per_step
+    assert [row["epoch"] for row in drawn] == [0] * pass_size + [1] * pass_size
+    numbers = np.array([row["example_index"] for row in drawn]).reshape(-1, rows_per_step)
+    assert len(np.unique(numbers[:steps_per_pass])) == steps_per_pass * rows_per_step
     starts = {0, *np.cumsum(blocks).tolist()}
     for step in range(1, steps_per_pass):
         if step not in starts:
             assert (numbers[step] == numbers[step - 1] + 1).all()
-    later = ContiguousStream(Numbered(count), batch_size, lanes, start_batch=start, stretch=stretch)
-    wanted = islice(ContiguousStream(Numbered(count), batch_size, lanes, stretch=stretch), start * batch_size, None)
+    later = ContiguousStream(Numbered(count), batch_size, rows_per_step, start_batch=start, stretch=stretch)
+    wanted = islice(
+        ContiguousStream(Numbered(count), batch_size, rows_per_step, stretch=stretch), start * batch_size, None
+    )
     assert list(islice(later, 3 * batch_size)) == list(islice(wanted, 3 * batch_size))
 
 
@@ -100,9 +102,9 @@ def collate(features):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_lanes_do_not_depend_on_workers_resuming_or_processes(streaming):
+def test_contiguous_rows_do_not_depend_on_workers_resuming_or_processes(streaming):
     def loader(**options):
-        return training_loader(examples_of(streaming), collate, batch_size=6, lanes=12, seed=2, **options)
+        return training_loader(examples_of(streaming), collate, batch_size=6, contiguous_rows=12, seed=2, **options)
 
     def numbers(loader, count):
         return [batch["number"].tolist() for batch in islice(loader, count)]
@@ -125,10 +127,10 @@ def test_lanes_do_not_depend_on_workers_resuming_or_processes(streaming):
         )
         for process in (0, 1)
     ]
-    assert [first + second for first, second in zip(*halves)] == expected, "each process has its own lanes"
+    assert [first + second for first, second in zip(*halves)] == expected, "each process has rows of its own"
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_fewer_examples_than_lanes_are_refused(streaming):
-    with pytest.raises(CtxError, match="5 examples cannot fill 6 lanes"):
-        next(iter(training_loader(examples_of(streaming, 5), collate, batch_size=3, lanes=6, seed=0)))
+def test_fewer_examples_than_rows_are_refused(streaming):
+    with pytest.raises(CtxError, match="5 examples cannot fill 6 contiguous rows"):
+        next(iter(training_loader(examples_of(streaming, 5), collate, batch_size=3, contiguous_rows=6, seed=0)))

@@ -19,7 +19,7 @@ class Stream(IntEnum):
     ORDER = 2
     HELD_OUT = 3
     SAMPLING = 4
-    TURNS = 5
+    MIXTURE = 5
 
 
 def generator(seed: int, epoch: int, index: int, stream: Stream = Stream.CORRUPTION) -> np.random.Generator:

@@ -1,0 +1,177 @@
+"""Sources of documents: the demo text, local files, the Hub."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from glob import glob, has_magic
+from pathlib import Path
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.demo import demo_documents
+from hf_ctxmodels.data.documents import Documents, LabelledPair, TranslatedText
+from hf_ctxmodels.data.files import (
+    FILE_KINDS,
+    check_file,
+    column_paragraphs,
+    file_kind,
+    read_file,
+    read_translated,
+)
+from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.data.tasks.readers import read_table
+
+NONE = "-"
+"""Given for a data set without translations, or without a language tag, among others that have them."""
+
+
+def load_documents(
+    *datasets: str,
+    split: str = "train",
+    text_column: str = "text",
+    config_name: str | None = None,
+    streaming: bool = False,
+    skip_empty: bool = False,
+    language_tags: Sequence[str] = (),
+    translations: Sequence[str] = (),
+) -> Documents:
+    """Open a source of documents. A file, the demo text and a stream are read anew by every iteration.
+
+    Args:
+        datasets: one source or several, which are read one after the other. Each is `demo`, a local `.txt`, `.jsonl` or
+            `.parquet` file (plain or `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, what
+            `datasets.load_dataset` takes, a Hub id or a directory, or FILE=FIRST,SECOND,LABEL: a table (see
+            `data.tasks.readers`) of pairs of texts, and its columns.
+        split: of a Hub data set or directory.
+        text_column: of a record's text; the text files have none.
+        config_name: configuration of a Hub data set.
+        streaming: read a Hub data set over the network instead of downloading it first. Files are never loaded whole.
+        skip_empty: pass over documents without text instead of raising.
+        language_tags: one word for each source, put in front of each of its sentences, such as the name of its
+            language; `-` for none.
+        translations: one file of lines for each source, which then is one too: line by line its translation. Each
+            document is a line with its translation; where one of the two is empty, both are left out. `-` for a source
+            that has none.
+
+    Raises:
+        CtxError: a source cannot be found, or there are not as many tags. What is wrong inside it is raised
+            while iterating.
+    """
+    if translations and (len(translations) != len(datasets) or len(language_tags) not in (0, len(datasets))):
+        raise CtxError(
+            f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(language_tags)} "
+            "language tags.",
+            hint="give one file of translations for each data set, and one tag for each or none.",
+        )
+    if len(language_tags) not in (0, len(datasets)):
+        raise CtxError(
+            f"{len(language_tags)} language tags for {len(datasets)} data sets.", hint="give one tag for each, or none."
+        )
+    sources = []
+    nothing = [NONE] * len(datasets)
+    for dataset, translation, tag in zip(datasets, translations or nothing, language_tags or nothing, strict=True):
+        if translation != NONE:
+            sources.append(_open_translated(dataset, translation, tag))
+        else:
+            name, read = _open(dataset, split, text_column, config_name, streaming)
+            sources.append((name, read if tag == NONE else partial(_tagged, read, tag)))
+    if len(sources) == 1:
+        name, read = sources[0]
+    else:
+        name, read = ", ".join(name for name, _ in sources), partial(_one_by_one, [read for _, read in sources])
+    return Documents(name, read, skip_empty, sources=tuple(sources))
+
+
+def _open(
+    dataset: str, split: str, text_column: str, config_name: str | None, streaming: bool
+) -> tuple[str, Callable[[], Iterator[list[str]]]]:
+    """The name of one source, and what reads it."""
+    if dataset == "demo":
+        return "demo", demo_documents
+    path = Path(dataset).expanduser()
+    table, equals, columns = dataset.rpartition("=")
+    if equals and not path.exists():
+        return _open_pairs(table, columns.split(","))
+    if has_magic(dataset) and not path.exists():
+        files = sorted(map(Path, glob(str(path), recursive=True)))
+        for file in files or [path]:
+            _check_document_file(file)
+        return dataset, partial(_one_by_one, [partial(read_file, file, text_column) for file in files])
+    if not path.is_dir() and (path.is_file() or file_kind(path) in FILE_KINDS):
+        _check_document_file(path)
+        return path.name, partial(read_file, path, text_column)
+    rows = _load_dataset(dataset, config_name, split, streaming)
+    return dataset, partial(_hub_documents, rows, text_column, dataset)
+
+
+def _open_pairs(file: str, columns: Sequence[str]) -> tuple[str, Callable[[], Iterator[list[str]]]]:
+    """The name of a table of pairs, and what reads it."""
+    if len(columns) != 3:
+        raise CtxError(
+            f"{len(columns)} columns: {', '.join(columns)}.",
+            location=file,
+            hint="give those of two texts and of their label: FILE=FIRST,SECOND,LABEL.",
+        )
+    path = Path(file).expanduser()
+    check_file(path)
+    return path.name, partial(_labelled_pairs, str(path), columns)
+
+
+def _open_translated(dataset: str, translation: str, tag: str) -> tuple[str, Callable[[], Iterator[list[str]]]]:
+    """The name of a file with another one of translations, and what reads both."""
+    paths = Path(dataset).expanduser(), Path(translation).expanduser()
+    for path in paths:
+        check_file(path)
+    return " with ".join(path.name for path in paths), partial(_translated, *paths, tag)
+
+
+def _check_document_file(path: Path) -> None:
+    if path.is_dir() or file_kind(path) not in FILE_KINDS:
+        raise CtxError(
+            f"Cannot read text from a file of kind {file_kind(path)!r}.",
+            location=str(path),
+            hint=f"give one of {', '.join(FILE_KINDS)} (also with .gz), a directory, a Hub id, or `demo`.",
+        )
+    check_file(path)
+
+
+def _one_by_one(sources: list[Callable[[], Iterator[list[str]]]]) -> Iterator[list[str]]:
+    for read in sources:
+        yield from read()
+
+
+def _translated(text: Path, translation: Path, tag: str) -> Iterator[list[str]]:
+    for one, other in read_translated(text, translation):
+        yield TranslatedText([one, other if tag == NONE else f"{tag} {other}"])
+
+
+def _labelled_pairs(file: str, columns: Sequence[str]) -> Iterator[list[str]]:
+    for row in read_table(file, columns):
+        first, second, label = (str(row.values[column]).strip() for column in columns)
+        if first and second:
+            yield LabelledPair([first, second], label)
+
+
+def _tagged(read: Callable[[], Iterator[list[str]]], tag: str) -> Iterator[list[str]]:
+    for paragraphs in read():
+        if isinstance(paragraphs, LabelledPair):
+            yield LabelledPair([f"{tag} {text}" for text in paragraphs], paragraphs.label)
+            continue
+        sentences = (sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
+        yield [f"{tag} {sentence}" for sentence in sentences]
+
+
+def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: bool) -> object:
+    import datasets
+
+    try:
+        return datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise CtxError(
+            f"The data set cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
+            location=f"{dataset} (configuration {config_name}, split {split})",
+            hint="give the path of a text file, `demo`, or a Hub id that exists and can be reached.",
+        ) from error
+
+
+def _hub_documents(rows: object, text_column: str, name: str) -> Iterator[list[str]]:
+    for number, row in enumerate(rows):  # type: ignore[arg-type, var-annotated]
+        yield column_paragraphs(row, text_column, f"{name}, row {number}")

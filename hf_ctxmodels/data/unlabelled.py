@@ -1,0 +1,40 @@
+"""Unlabelled examples of a labelled task, as semi-supervised heads learn from them (Clark et al. 2018, section 3)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hf_ctxmodels.core.constants import IGNORED
+
+UNLABELLED = "unlabelled"
+
+
+def without_labels(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Features marked as unlabelled; the labels in them only say at which positions there could be one."""
+    return [{**feature, UNLABELLED: True} for feature in features]
+
+
+class UnlabelledCollator:
+    """A task's collator for labelled and unlabelled examples.
+
+    Unlabelled examples get `views` (see the heads that learn from it) in place of labels.
+
+    Args:
+        collate: the task's collator.
+    """
+
+    def __init__(self, collate: Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]) -> None:
+        self._collate = collate
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """A batch with `labels` and `views`, -100 where there is none."""
+        bare = [{name: value for name, value in feature.items() if name != UNLABELLED} for feature in features]
+        batch = dict(self._collate(bare))
+        labels = batch["labels"]
+        unlabelled = torch.tensor([UNLABELLED in feature for feature in features])
+        unlabelled = unlabelled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        there = labels != IGNORED
+        batch["views"] = torch.where(unlabelled & there, 1, IGNORED)
+        batch["labels"] = labels.masked_fill(unlabelled, IGNORED)
+        return batch

@@ -1,0 +1,122 @@
+"""The language modeling head: each token is predicted from those before it."""
+
+from typing import Any, ClassVar, cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels.core.inputs import sequence_numbers
+from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss
+
+
+class ForCausalLM(HeadModel, GenerationMixin):
+    """Predicts each token from those before it; `generate` continues a text.
+
+    With `labels`, the encoder's output and the vocabulary logits are those of the tokens that have a target alone, and
+    `logits` is None; without labels, `logits` is full. A family creates the linear map to the logits in `build_head`,
+    names it in `output_layer`, and lists `GenerationMixin` among its class's direct bases, where transformers looks for
+    it.
+
+    Attributes:
+        looks_ahead: Whether a token's label is the target of the token read before it.
+    """
+
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    looks_ahead: ClassVar[bool] = True
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether a text is read from right to left, and each token predicted from those after it."""
+        return False
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """The loss where `labels` are given, else logits. Other arguments as in the encoder's forward.
+
+        Args:
+            labels: (batch, length) the tokens themselves, as in transformers; each is the target of the token read
+                before it, and -100 is ignored. Or (batch, length + 1), with the token that follows the row, or precedes
+                it where a text is read from right to left, so that the token read last has a target too.
+
+        Raises:
+            CtxError: Input that does not fit together or the model.
+        """
+        given = input_ids if input_ids is not None else inputs_embeds
+        targets = None
+        if labels is not None and given is not None:
+            targets = next_token_targets(labels, given.shape[1], attention_mask, sequence_ids, self.is_backward)
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            sequence_ids=sequence_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_mask=None if targets is None else targets != IGNORED,
+            **kwargs,
+        )
+        loss = logits = None
+        if targets is None:
+            logits = self._decoder(outputs.last_hidden_state)
+        else:
+            loss = self.next_token_loss(outputs, targets, num_items_in_batch)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.get("attentions"),
+        )
+
+    def next_token_loss(self, outputs: Any, targets: Tensor, counts: ItemCounts) -> Tensor:
+        """Mean cross-entropy in nats per target, whose exponential is the perplexity.
+
+        Args:
+            outputs: The encoder's, whose `last_hidden_state` is (targets, hidden).
+            targets: (batch, length), see `next_token_targets`.
+            counts: As in `mean_over_targets`.
+        """
+        return language_modeling_loss(self._decoder, outputs.last_hidden_state, targets, counts)
+
+    @property
+    def _decoder(self) -> nn.Linear:
+        return cast(nn.Linear, self.get_output_embeddings())
+
+
+def next_token_targets(
+    labels: Tensor, length: int, attention_mask: Tensor | None, sequence_ids: Tensor | None, backward: bool = False
+) -> Tensor:
+    """(batch, length): each token's target, the token read next; -100 for none.
+
+    (batch, length) labels give no target at padding positions and at the end of a sequence; (batch, length + 1) labels
+    are taken as they are.
+    """
+    if backward:
+        mask, sequences = (None if each is None else each.flip(1) for each in (attention_mask, sequence_ids))
+        return next_token_targets(labels.flip(1), length, mask, sequences).flip(1)
+    if labels.shape[1] == length + 1:
+        return labels[:, 1:]
+    shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    if attention_mask is not None:
+        shifted = shifted.masked_fill(attention_mask == 0, IGNORED)
+    if sequence_ids is not None:
+        numbers = sequence_numbers(sequence_ids)
+        ends = F.pad(numbers[:, 1:] != numbers[:, :-1], (0, 1), value=True)
+        shifted = shifted.masked_fill(ends | (sequence_ids == 0), IGNORED)
+    return shifted

@@ -1,0 +1,117 @@
+"""Where the tokens of a batch are, in the order in which a recurrence visits them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """The tokens of a batch, step by step: the first token of every row, the second of those that have one, and so on.
+
+    Rows are sorted by length, longest first, so the rows of a step are the first ones. The second direction reads every
+    row from its last token to its first. Several sequences in a row of the batch are separate rows here.
+
+    Attributes:
+        places: (directions, tokens) of each packed token among the batch's (rows * length) positions.
+        steps: Number of rows in each step; empty with `present`, where it is always that of all rows.
+        order: (rows,) the row (or sequence) of the batch that each packed row is.
+        shape: (rows, length) of the batch.
+        present: None where padding positions are left out. Else they follow each row's tokens, and this, (directions,
+            tokens, 1) bool, is False there: the state stays as it is.
+        restarts: With `present` and several sequences in a row: (directions, tokens, 1) bool, True at the first token
+            of every sequence but a row's first; the state is zero there.
+    """
+
+    places: Tensor
+    steps: tuple[int, ...]
+    order: Tensor
+    shape: tuple[int, int]
+    present: Tensor | None = None
+    restarts: Tensor | None = None
+
+    @classmethod
+    def build(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedRows":
+        """Without padding positions.
+
+        Args:
+            tokens: (rows, length) bool, True at tokens; padding positions may be anywhere.
+            sequences: (rows, length) number of the sequence within its row; None for one sequence a row.
+            directions: 1 or 2.
+        """
+        rows, length = tokens.shape
+        places = tokens.flatten().nonzero()[:, 0]
+        numbers = places // length
+        if sequences is not None:
+            numbers = numbers * (length + 1) + sequences.flatten()[places]
+        _, number, lengths = numbers.unique(return_inverse=True, return_counts=True)
+        rank = torch.arange(len(places), device=places.device) - (lengths.cumsum(0) - lengths)[number]
+        order = lengths.argsort(descending=True, stable=True)
+        column = order.argsort()[number]
+        ranks = [rank, lengths[number] - 1 - rank][:directions]
+        both = torch.stack([places[(each * len(order) + column).argsort()] for each in ranks])
+        return cls(both, tuple(torch.bincount(rank).tolist()), order, (rows, length))
+
+    @classmethod
+    def with_padding(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedRows":
+        """As many steps for each row as there are columns, whatever the values: slower, for graphs of static shape."""
+        rows, length = tokens.shape
+        lengths = tokens.sum(1)[:, None]
+        columns = torch.argsort((~tokens).to(torch.uint8), dim=1, stable=True)
+        number = torch.arange(length, device=tokens.device).expand(rows, -1)
+        present = number < lengths
+        both = [columns, columns.gather(1, torch.where(present, lengths - 1 - number, number))][:directions]
+        order = torch.arange(rows, device=tokens.device)
+        places = torch.stack([(order[:, None] * length + each).T.flatten() for each in both])
+        restarts = None
+        if sequences is not None:
+            numbers = torch.stack([sequences.gather(1, each).T for each in both])  # (directions, length, rows)
+            restarts = torch.zeros_like(numbers, dtype=torch.bool)
+            restarts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+            restarts = restarts.flatten(1)[..., None]
+        present = present.T.reshape(1, -1, 1).expand(directions, -1, -1)
+        return cls(places, (), order, (rows, length), present, restarts)
+
+    def backward_only(self) -> "PackedRows":
+        """The second of two directions alone."""
+        present, restarts = (None if each is None else each[1:] for each in (self.present, self.restarts))
+        return replace(self, places=self.places[1:], present=present, restarts=restarts)
+
+    def pack(self, states: Tensor) -> Tensor:
+        """(rows, length, width) -> (directions, tokens, width)."""
+        return states.flatten(0, 1)[self.places]
+
+    def add_directions(self, packed: Tensor) -> Tensor:
+        """(tokens, width) in the order of the first direction -> (directions, tokens, width)."""
+        ranks = self.places.new_empty(self.shape[0] * self.shape[1])
+        ranks[self.places[0]] = torch.arange(len(packed), device=packed.device)
+        return packed[ranks[self.places]]
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """(directions, tokens, width) -> (directions, rows, length, width), zero at padding positions."""
+        rows, length = self.shape
+        if self.present is not None:
+            packed = packed * self.present.to(packed.dtype)
+        padded = packed.new_zeros(packed.shape[0], rows * length, packed.shape[2])
+        places = self.places[..., None].expand_as(packed)
+        return padded.scatter(1, places, packed).unflatten(1, (rows, length))
+
+    @property
+    def numbers(self) -> Tensor:
+        """(tokens,) of each packed token, the packed row it belongs to; the same in both directions."""
+        if self.present is not None:
+            return torch.arange(self.shape[0], device=self.order.device).repeat(self.shape[1])
+        every = torch.arange(len(self.order), device=self.order.device)
+        return torch.cat([every[:number] for number in self.steps])
+
+    def pack_state(self, state: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """(rows, directions, width) of the batch's rows, as `RecurrentCache` holds a layer's state -> (directions,
+        packed rows, width), as a layer takes it."""
+        return tuple(part.transpose(0, 1)[:, self.order] for part in state)
+
+    def unpack_state(self, state: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """The inverse of `pack_state`."""
+        back = self.order.argsort()
+        return tuple(part[:, back].transpose(0, 1) for part in state)

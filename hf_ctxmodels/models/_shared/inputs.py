@@ -1,0 +1,78 @@
+"""The checked input of encoders of words: ids or embeddings, the token mask, and the packed rows of a recurrence."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hf_ctxmodels.core.inputs import is_traced, sequence_numbers
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.attention.layouts import check_row_lengths
+from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
+
+
+@dataclass(frozen=True)
+class EncoderInputs:
+    """A checked batch; `prepare_inputs` makes it.
+
+    Attributes:
+        words: (batch, length, ...) ids, or (batch, length, width) embeddings.
+        are_ids: Which of the two.
+        tokens: (batch, length) bool, False at padding positions.
+        sequences: (batch, length) number of the sequence within its row; None for one sequence a row.
+        unpad: `config.unpad`.
+    """
+
+    words: Tensor
+    are_ids: bool
+    tokens: Tensor
+    sequences: Tensor | None
+    unpad: bool
+
+    def embed(self, look_up: Callable[[Tensor], Tensor]) -> Tensor:
+        """(batch, length, width): the embeddings given, or `look_up` of the ids."""
+        return look_up(self.words) if self.are_ids else self.words
+
+    def pack(self, directions: int, tokens: Tensor | None = None) -> PackedRows:
+        """The rows without padding positions; with them where `config.unpad` is off or a graph is traced.
+
+        Args:
+            directions: 1 or 2.
+            tokens: (batch, length) bool, in place of `tokens`.
+        """
+        build = PackedRows.build if self.unpad and not is_traced(self.words) else PackedRows.with_padding
+        return build(self.tokens if tokens is None else tokens, self.sequences, directions)
+
+
+def zero_padding(states: Tensor, tokens: Tensor) -> Tensor:
+    """(batch, length, width) states, zero where `tokens` (batch, length) bool is False."""
+    return states * tokens[..., None].to(states.dtype)
+
+
+def prepare_inputs(
+    model: CtxPreTrainedModel,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    attention_mask: Tensor | None,
+    sequence_ids: Tensor | None = None,
+    *,
+    width: int,
+    **aligned: Tensor | None,
+) -> EncoderInputs:
+    """Check what an encoder is given, and find its tokens.
+
+    Args:
+        model: The encoder.
+        input_ids, inputs_embeds, attention_mask, sequence_ids, width, aligned: As in `check_word_input`.
+
+    Raises:
+        CtxError: As there, or a row without tokens.
+    """
+    aligned = {"sequence_ids": sequence_ids, **aligned}
+    words = model.check_word_input(input_ids, inputs_embeds, attention_mask, width, **aligned)
+    tokens = token_mask(words, attention_mask, sequence_ids)
+    if not is_traced(words):
+        check_row_lengths(tokens.sum(1))
+    numbers = None if sequence_ids is None else sequence_numbers(sequence_ids)
+    return EncoderInputs(words, input_ids is not None, tokens, numbers, model.config.unpad)

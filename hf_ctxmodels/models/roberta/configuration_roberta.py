@@ -1,0 +1,43 @@
+"""RoBERTa configuration (Liu et al. 2019, sections 2 and 3, and the released models)."""
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+
+
+@strict
+class CtxRobertaConfig(CtxBertConfig):
+    """Shape and regularisation of a RoBERTa encoder; the defaults are those of the released RoBERTa-base.
+
+    Args: those of `CtxBertConfig`, of which differ
+        vocab_size: Number of byte-level BPE tokens.
+        max_position_embeddings: Rows of the position table; the first `pad_token_id + 1` of them stand for no token, so
+            that the longest sequence has 512.
+        type_vocab_size: One segment: pairs are told apart by their separators alone.
+        pad_token_id: Id of the padding token, and the position of padding.
+        bos_token_id, eos_token_id: Ids of <s> and </s>.
+    """
+
+    model_type = "ctx-roberta"
+
+    vocab_size: int = 50265
+    max_position_embeddings: int = 514
+    type_vocab_size: int = 1
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int = 1
+    bos_token_id: int | None = 0
+    eos_token_id: int | None = 2
+
+    def validate_architecture(self) -> None:
+        """Check that the position table has a row for a token (called at construction)."""
+        super().validate_architecture()
+        if self.max_position_embeddings <= self.first_position:
+            raise ValueError(
+                f"max_position_embeddings={self.max_position_embeddings} has no row for a token: positions count from "
+                f"pad_token_id + 1 = {self.first_position}; use more."
+            )
+
+    @property
+    def first_position(self) -> int:
+        """Position of a sequence's first token."""
+        return self.pad_token_id + 1

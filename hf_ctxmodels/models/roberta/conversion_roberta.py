@@ -1,0 +1,16 @@
+"""RoBERTa weight names: the reference layout of transformers -> the native layout here."""
+
+from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
+
+from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, FirstFound, fused_projections
+
+ROBERTA_EXPORT: list[WeightTransform] = [
+    *POST_NORM_RENAMINGS,
+    WeightRenaming(r"^lm_head\.dense\.", r"mlm_head.dense."),
+    WeightRenaming(r"^lm_head\.layer_norm\.", r"mlm_head.norm."),
+    WeightRenaming(r"^lm_head\.decoder\.weight", r"mlm_head.decoder.weight"),
+    *fused_projections("attention.self"),
+    # One parameter under two names there, of which a file of a tied model holds one.
+    WeightConverter(["^lm_head.decoder.bias", "^lm_head.bias"], "mlm_head.decoder.bias", [FirstFound()]),
+]
+ROBERTA_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *ROBERTA_EXPORT]

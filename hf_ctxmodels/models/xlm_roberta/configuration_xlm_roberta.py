@@ -1,0 +1,18 @@
+"""XLM-R configuration (Conneau et al. 2020, section 3 and appendix B)."""
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
+
+
+@strict
+class CtxXLMRobertaConfig(CtxRobertaConfig):
+    """Shape and regularisation of an XLM-R encoder, which is RoBERTa's: see there for the fields.
+
+    Args: those of `CtxRobertaConfig`, of which differs
+        vocab_size: Number of SentencePiece tokens of all languages.
+    """
+
+    model_type = "ctx-xlm-roberta"
+
+    vocab_size: int = 250002

@@ -1,0 +1,28 @@
+"""Counts of tokens and targets in a collated batch, and the rates made of them."""
+
+from collections.abc import Mapping
+
+import torch
+
+from hf_ctxmodels.objectives.common.masking import IGNORED
+
+
+def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[str, int]:
+    """Rows, tokens, positions with and without padding, targets, and targets that are the unknown token."""
+    return {
+        "rows": len(batch["labels"]),
+        "tokens": int(batch["attention_mask"].sum()),
+        "positions": batch["attention_mask"].numel(),
+        "targets": int((batch["labels"] != IGNORED).sum()),
+        "target_positions": batch["labels"].numel(),
+        "unknown_targets": int((batch["labels"] == unknown_id).sum()),
+    }
+
+
+def target_rates(counts: Mapping[str, int]) -> dict[str, float]:
+    """Rates from the added-up counts of `count_targets`: share of positions that are no padding, and so on."""
+    return {
+        "fill": counts["tokens"] / max(1, counts["positions"]),
+        "targets_per_word": counts["targets"] / max(1, counts["tokens"]),
+        "unknown_targets": counts["unknown_targets"] / max(1, counts["targets"]),
+    }

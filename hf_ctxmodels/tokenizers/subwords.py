@@ -1,0 +1,164 @@
+"""Byte-pair encodings of all languages together (Sennrich et al. 2016, arXiv 1508.07909)."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
+
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.tokenizers.parallel import BETWEEN
+
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the released models' order
+END_OF_WORD = "</w>"
+_MARK = re.compile(r"<[^<>\s]+>")
+
+
+class SubwordTokenizer(CtxTokenizer):
+    """Words and runs of other signs, in lower case if asked for, as joint byte-pair encodings; every text ends with
+    </s>. A translation (`text_target`) begins with the mark of its language, such as <de>.
+
+    Args:
+        vocab: Subword -> id; a subword that ends a word ends with "</w>".
+        merges: Which subwords are joined, in order.
+        languages: Marks of the languages that translations may be in, in the order of their numbers.
+        do_lower_case: Lower-case the text.
+        split_punctuation: Split runs of letters and digits from runs of other signs; else at white space alone.
+        **kwargs: Passed on to `TokenizersBackend`.
+
+    Raises:
+        CtxError: The vocabulary is missing or lacks a special token or a mark.
+
+    Example:
+        >>> tokenizer = SubwordTokenizer.train(["a cat\\t<de> eine Katze"], vocab_size=60)
+        >>> tokenizer.languages
+        ['<de>']
+    """
+
+    vocab_files_names = {"tokenizer_file": "tokenizer.json"}
+    model_input_names = ["input_ids", "attention_mask"]
+    model = BPE
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        merges: Sequence[tuple[str, str]] | None = None,
+        languages: Sequence[str] = (),
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        unk_token: str = "<unk>",
+        pad_token: str = "<pad>",
+        bos_token: str = "<s>",
+        eos_token: str = "</s>",
+        **kwargs: Any,
+    ) -> None:
+        if vocab is None:
+            raise no_vocabulary(type(self), kwargs)
+        named = {"unk_token": unk_token, "pad_token": pad_token, "bos_token": bos_token, "eos_token": eos_token}
+        self.languages = list(languages)
+        ways = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
+        tokens = [*map(str, named.values()), *self.languages]
+        require_tokens(vocab, tokens, kwargs, kwargs.get("name_or_path") or None)
+        pairs = [(first, second) for first, second in merges or ()]
+        self._tokenizer = _backend(BPE(vocab, pairs, unk_token=str(unk_token), end_of_word_suffix=END_OF_WORD), **ways)
+        self._tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in languages])
+        super().__init__(languages=self.languages, **ways, **named, **kwargs)
+        self.set_template("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        min_frequency: int = 2,
+        model_max_length: int = 1_000_000,
+        **kwargs: Any,
+    ) -> Self:
+        """Learn the subwords of all languages from texts and translations alike.
+
+        Args:
+            texts: Each a text, or a text, a tab, and its translation, which may begin with the mark of its language.
+            vocab_size: Tokens at most, special ones and marks included.
+            do_lower_case, split_punctuation: See the class.
+            min_frequency: Pairs seen fewer times are not joined.
+            model_max_length: Longest input in tokens.
+            kwargs: Of the class.
+
+        Raises:
+            CtxError: There is no text, or no room for any subword.
+        """
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read twice
+        marks = sorted({mark for _, mark, _ in map(_sides, texts) if mark})
+        if not any(side.strip() for text in texts for side in _sides(text)[::2]):
+            raise no_text()
+        ways = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
+        backend = _backend(BPE(unk_token="<unk>", end_of_word_suffix=END_OF_WORD), **ways)
+        trainer = BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            special_tokens=[*SPECIAL_TOKENS, *marks],
+            end_of_word_suffix=END_OF_WORD,
+            show_progress=False,
+        )
+        backend.train_from_iterator((side for text in texts for side in _sides(text)[::2]), trainer)
+        learned = json.loads(backend.to_str())["model"]
+        if len(learned["vocab"]) > vocab_size:
+            raise CtxError(
+                f"The texts have {len(learned['vocab'])} different characters, special tokens and marks included, but "
+                f"vocab_size={vocab_size}.",
+                hint="give a larger vocab_size.",
+            )
+        fields = {**ways, "model_max_length": model_max_length, **kwargs}
+        return cls(vocab=learned["vocab"], merges=learned["merges"], languages=marks, **fields)
+
+    @property
+    def target_words(self) -> list[str]:
+        """All tokens in the order of their ids."""
+        return self.convert_ids_to_tokens(list(range(len(self))))
+
+    @property
+    def target_pad_token_id(self) -> int:
+        """Padding of targets."""
+        return self.pad_token_id
+
+    @property
+    def target_start_id(self) -> int:
+        """What a decoder reads first."""
+        return self.bos_token_id
+
+    @property
+    def target_end_id(self) -> int:
+        """What ends a target."""
+        return self.eos_token_id
+
+    @property
+    def target_unknown_id(self) -> int:
+        """Of characters that were never seen."""
+        return self.unk_token_id
+
+    def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
+        """Texts of target ids, as a model generates them, without special tokens."""
+        return self.batch_decode([[int(each) for each in row] for row in sequences], skip_special_tokens=True)
+
+
+def _backend(model: BPE, do_lower_case: bool, split_punctuation: bool) -> Tokenizer:
+    backend = Tokenizer(model)
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if do_lower_case else [])]
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace() if split_punctuation else pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
+    return backend
+
+
+def _sides(text: str) -> tuple[str, str, str]:
+    """A text, the mark of its translation's language if there is one, and the translation."""
+    source, _, translation = text.partition(BETWEEN)
+    first, _, rest = translation.partition(" ")
+    return (source, first, rest) if _MARK.fullmatch(first) else (source, "", translation)

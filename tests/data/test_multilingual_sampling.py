@@ -1,0 +1,166 @@
+"""Sampling of languages by an exponent: probabilities, realised rates, determinism, resume, in memory and streaming."""
+
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data import (
+    ExampleSet,
+    MixtureBatchSampler,
+    ResampledDocuments,
+    SampledMixture,
+    SampledStream,
+    SamplingPolicy,
+    build_training_set,
+    load_documents,
+    sampling_probabilities,
+    training_loader,
+)
+from hf_ctxmodels.objectives import MaskedLM
+
+SIZES = (320, 40, 8)  # sentences of three languages
+
+
+@given(sizes=st.lists(st.integers(1, 10**9), min_size=1, max_size=20), alpha=st.floats(0, 1))
+def test_probabilities_follow_the_formula(sizes, alpha):
+    probabilities = sampling_probabilities(sizes, alpha)
+    shares = [(size / sum(sizes)) ** alpha for size in sizes]
+    assert probabilities == pytest.approx([share / sum(shares) for share in shares])
+    assert (np.diff(probabilities[np.argsort(sizes)]) >= -1e-12).all(), "no smaller language is drawn more often"
+
+
+def test_the_ends_and_what_lies_beyond():
+    assert sampling_probabilities([30, 10], 1.0).tolist() == [0.75, 0.25]
+    assert sampling_probabilities([30, 10], 0.0).tolist() == [0.5, 0.5]
+    for alpha in (-0.1, 1.1):
+        with pytest.raises(CtxError, match="out of range"):
+            sampling_probabilities([30, 10], alpha)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=2, max_size=5),
+    alpha=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+    batch_size=st.integers(1, 16),
+    seed=st.integers(0, 99),
+    start=st.integers(0, 50),
+)
+def test_rates_are_realised_and_batches_known_from_any_start(sizes, alpha, batch_size, seed, start):
+    probabilities = sampling_probabilities(sizes, alpha)
+    parts = [[{"language": number}] * size for number, size in enumerate(sizes)]
+    mixture = SampledMixture(parts, probabilities=probabilities, by_example=True)
+    assert len(mixture) == sum(sizes)
+    number = 4000 // batch_size
+    batches = list(islice(MixtureBatchSampler(mixture, batch_size, seed), number))
+    drawn = [key for batch in batches for key in batch]
+    assert all(len(batch) == batch_size for batch in batches)
+    counts = np.bincount([mixture[key]["language"] for key in drawn], minlength=len(sizes))
+    deviations = np.sqrt(len(drawn) * probabilities * (1 - probabilities))
+    assert (np.abs(counts - len(drawn) * probabilities) <= 6 * deviations + 3).all()
+    for part, size in enumerate(sizes):  # epoch after epoch, each example once in each
+        of_part = [(epoch, index) for epoch, index in drawn if 0 <= index - mixture.starts[part] < size]
+        assert [epoch for epoch, _ in of_part] == [place // size for place in range(len(of_part))]
+        assert len(set(of_part)) == len(of_part)
+    later = MixtureBatchSampler(mixture, batch_size, seed, start)
+    assert list(islice(later, number - start)) == batches[start:]
+
+
+def test_draws_count_over_more_than_are_computed_at_once():
+    mixture = SampledMixture([[{}] * 9, [{}]], probabilities=[0.9, 0.1], by_example=True)
+    number = 150_001
+    chosen = mixture.choose(np.arange(number), seed=4)
+    assert mixture.drawn_before(number, seed=4).tolist() == np.bincount(chosen).tolist()
+    assert (mixture.choose(np.arange(number), seed=5) != chosen).any()
+
+
+@pytest.fixture
+def languages(tmp_path, documents):
+    """A file for each language, whose sentences begin with its tag."""
+    files = []
+    for number, size in enumerate(SIZES):
+        sentences = [sentence for _, document in zip(range(400), 9 * documents) for sentence in document][:size]
+        text = "\n\n".join("\n".join(sentences[start : start + 4]) for start in range(0, size, 4))
+        files.append(str(tmp_path / f"{number}.txt"))
+        (tmp_path / f"{number}.txt").write_text(text)
+    return load_documents(*files, language_tags=["the", "seven", "boat"])
+
+
+@pytest.fixture
+def objective(tokenizer):
+    return MaskedLM(tokenizer, max_length=24, seed=0)
+
+
+@pytest.fixture
+def language_of(tokenizer):
+    tags = [tokenizer(tag).input_ids[1] for tag in ("the", "seven", "boat")]
+
+    return lambda row: tags.index(row["input_ids"][1])
+
+
+def test_parts_hold_what_the_whole_holds(languages):
+    for documents in languages, *languages.split(0.5):
+        parts = documents.parts()
+        assert len(parts) == 3
+        assert [document for part in parts for document in part] == list(documents)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_examples_are_of_one_language_drawn_by_the_exponent(languages, objective, language_of, streaming):
+    examples = build_training_set(languages, objective, streaming=streaming, alpha=0.3, seed=1)
+    assert type(examples) is (SampledStream if streaming else SampledMixture)
+    probabilities = sampling_probabilities(SIZES, 0.3)
+    loader = training_loader(examples, list, batch_size=50, seed=1)
+    rows = [row for batch in islice(loader, 40) for row in batch]
+    counts = np.bincount([language_of(row) for row in rows])
+    assert np.abs(counts / 2000 - probabilities).max() < 0.06
+    assert len({(row["epoch"], row["example_index"]) for row in rows}) == len(rows), "every repeat has masks of its own"
+    assert max(row["epoch"] for row in rows if language_of(row) == 2) > 10
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_batches_do_not_depend_on_workers_or_resuming(languages, objective, streaming):
+    examples = build_training_set(languages, objective, streaming=streaming, alpha=0.5, seed=3)
+
+    def batches(count, **options):
+        loader = training_loader(examples, objective.collate, batch_size=6, seed=3, **options)
+        return [batch["input_ids"].tolist() for batch in islice(loader, count)]
+
+    expected = batches(20)
+    assert batches(20, workers=2) == expected
+    assert batches(13, start_batch=7) == expected[7:]
+    assert batches(13, start_batch=7, workers=1) == expected[7:]
+
+
+def test_what_is_refused(languages, objective, tmp_path):
+    for policy in SamplingPolicy(contiguous=True), SamplingPolicy(task_column="task"):
+        with pytest.raises(CtxError, match="an order of their own"):
+            build_training_set(languages, objective, policy, alpha=0.3)
+    with pytest.raises(CtxError, match="needs several data sets"):
+        build_training_set(load_documents(str(tmp_path / "0.txt")), objective, alpha=0.3)
+    with pytest.raises(CtxError, match="needs several data sets"):
+        list(ResampledDocuments(load_documents(str(tmp_path / "0.txt")), 0.3))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
+def test_text_of_a_vocabulary_has_the_shares_of_the_exponent(languages, alpha):
+    sampled = list(ResampledDocuments(languages, alpha))
+    assert list(ResampledDocuments(languages, alpha)) == sampled
+    tags = Counter(sentence.split()[0] for document in sampled for sentence in document)
+    expected = sampling_probabilities(SIZES, alpha) * sum(SIZES)
+    assert [tags[tag] for tag in ("the", "seven", "boat")] == pytest.approx(expected, abs=4), "within a document"
+    if alpha == 1:
+        assert sampled == list(languages)
+    large = [document for document in sampled if document[0].startswith("the ")]
+    places = [list(languages).index(document) for document in large]
+    assert max(places) > 70, "of the large language too, documents of all places"
+    assert list(ResampledDocuments(languages, alpha).texts())[:2] == ["\n".join(document) for document in sampled[:2]]
+
+
+def test_sets_are_built_once(languages, objective):
+    mixture = build_training_set(languages, objective, alpha=0.3)
+    assert len(mixture) == sum(len(ExampleSet.build(objective.examples(part))) for part in languages.parts())

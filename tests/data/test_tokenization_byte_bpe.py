@@ -1,0 +1,236 @@
+"""The byte-level BPE tokenizers: upstream's ids, training, saving, and what they refuse."""
+
+import gzip
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+
+from hf_ctxmodels import CtxRobertaTokenizer
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.objectives import FullSentences
+from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
+
+TRICKY = [
+    "",
+    "Don't stop -- we'll see 3.14% of Café Zoë's naïve résumé!",
+    "中文和English混排，日本語のテキスト。한국어 문장입니다.",
+    "  leading, trailing and   inner spaces  \n\n\tTab\r\n",
+    "a\u0301 e\u0300 \u200b zero\u00adwidth \ufeff \x00 null\u3000wide",
+    "<s> literal </s> specials </s></s> <pad> <unk>",
+    "<mask> a <mask>, b<mask>c  <mask>",
+    "🙂👩‍👩‍👧 emoji; математика Ελληνικά עִבְרִית हिन्दी Ġ Ċ",
+]
+WORDS = ["boat", "bridge", "garden", "letter", "sailor", "small", "story", "window", "Café", "2,000", "(old)", "it's"]
+TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in range(200)]
+
+
+class Gpt2Like(CtxByteBPETokenizer):
+    """GPT-2's tokens: no special token around a text, one after the last merge."""
+
+    last_tokens = ("<|endoftext|>",)
+
+    def __init__(self, vocab=None, merges=None, unk_token="<|endoftext|>", trim_offsets=False, **kwargs):
+        super().__init__(vocab, merges, unk_token=unk_token, trim_offsets=trim_offsets, **kwargs)
+
+
+KINDS = {"roberta": (CtxRobertaTokenizer, RobertaTokenizer), "gpt2": (Gpt2Like, GPT2Tokenizer)}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    """Ours beside its peer."""
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def folders(kind, tmp_path_factory):
+    """One vocabulary as vocab.json with merges.txt, and as the peer saves it."""
+    plain, saved = (tmp_path_factory.mktemp(name) for name in ("vocab and merges", "tokenizer.json"))
+    model = json.loads(kind[0].train([*TEXTS, *TRICKY] * 2, 420).backend_tokenizer.to_str())["model"]
+    (plain / "vocab.json").write_text(json.dumps(model["vocab"]))
+    lines = ["#version: 0.2 - made by a test", *(" ".join(pair) for pair in model["merges"])]
+    (plain / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    released = {"mask_token": AddedToken("<mask>", lstrip=True)} if kind[1] is RobertaTokenizer else {}
+    kind[1].from_pretrained(plain, **released).save_pretrained(saved)
+    return {"vocab and merges": plain, "tokenizer.json": saved}
+
+
+@pytest.mark.parametrize("form", ["vocab and merges", "tokenizer.json"])
+@pytest.mark.parametrize("options", [{}, {"add_prefix_space": True}, {"trim_offsets": False}], ids=str)
+def test_ids_are_upstreams(kind, folders, form, options):
+    if "trim_offsets" in options and kind[1] is GPT2Tokenizer:
+        options = {}
+    ours = kind[0].from_pretrained(folders[form], **options)
+    if kind[1] is RobertaTokenizer and form == "vocab and merges":  # as in the released tokenizer.json
+        options = {**options, "mask_token": AddedToken("<mask>", lstrip=True)}
+    theirs = kind[1].from_pretrained(folders[form], **options)
+    assert ours.get_vocab() == theirs.get_vocab()
+    for texts in (TEXTS[:20], TRICKY):
+        assert ours(texts, return_offsets_mapping=True).data == theirs(texts, return_offsets_mapping=True).data
+        pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 48}
+        assert ours(**pairs).data == theirs(**pairs).data
+        assert [ours.decode(ids) for ids in ours(texts).input_ids] == [
+            theirs.decode(ids) for ids in theirs(texts).input_ids
+        ]
+    assert [ours(text).word_ids() for text in TRICKY] == [theirs(text).word_ids() for text in TRICKY]
+
+
+@pytest.fixture(scope="module")
+def ours_and_theirs(kind, folders):
+    return [each.from_pretrained(folders["tokenizer.json"]) for each in kind]
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=80))
+def test_ids_are_upstreams_on_any_text_and_decoding_gives_it_back(ours_and_theirs, text):
+    ours, theirs = ours_and_theirs
+    ids = ours(text, add_special_tokens=False).input_ids
+    assert ids == theirs(text, add_special_tokens=False).input_ids
+    if not set(ids) & set(ours.all_special_ids):
+        assert ours.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_ids_are_upstreams_on_real_text(kind, shared_data, tmp_path):
+    with gzip.open(shared_data / "corpus/wikipedia_articles.txt.gz", "rt", encoding="utf-8") as file:
+        lines = [line.strip() for line in file if len(line) > 20]
+    ours = kind[0].train(lines[::10], 2000)
+    ours.save_pretrained(tmp_path)
+    theirs = kind[1].from_pretrained(tmp_path)
+    assert ours(lines[5::100]).input_ids == theirs(lines[5::100]).input_ids
+    fertility = len(ours.tokenize(" ".join(lines[5::100]))) / len(" ".join(lines[5::100]).split())
+    assert 1 < fertility < 2.5, "whole words and large parts of words have been learned"
+
+
+def test_saved_and_opened_by_the_auto_class(tmp_path):
+    trained = CtxRobertaTokenizer.train(TEXTS, 320, model_max_length=77, add_prefix_space=True)
+    trained.save_pretrained(tmp_path)
+    opened = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(opened) is CtxRobertaTokenizer
+    assert opened.get_vocab() == trained.get_vocab()
+    assert (opened.model_max_length, opened.add_prefix_space) == (77, True)
+    for copy in (opened, pickle.loads(pickle.dumps(trained))):
+        assert copy([*TEXTS, *TRICKY]).data == trained([*TEXTS, *TRICKY]).data
+
+
+def test_special_tokens_have_the_released_ids_and_mask_is_last():
+    tokenizer = CtxRobertaTokenizer.train(TEXTS, 320)
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, len(tokenizer) - 1]) == [
+        *("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    ]
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer))), "ids without gaps"
+    assert tokenizer.tokenize(" bridge") == ["Ġbridge"]
+    assert tokenizer("a", "b").input_ids == [0, *tokenizer("a").input_ids[1:-1], 2, 2, tokenizer("b").input_ids[1], 2]
+
+
+def test_given_words_are_words():
+    tokenizer = CtxRobertaTokenizer.train(TEXTS, 320)
+    words = TEXTS[0].split()
+    split = tokenizer(words, is_split_into_words=True, return_offsets_mapping=True)
+    assert split.input_ids == tokenizer(" " + TEXTS[0]).input_ids
+    assert [word for word in split.word_ids() if word is not None] == sorted(
+        word for number, word_ in enumerate(words) for word in [number] * len(tokenizer.tokenize(" " + word_))
+    )
+    ends = {word: end for word, (_, end) in zip(split.word_ids(), split.offset_mapping) if word is not None}
+    assert ends == {number: len(word) for number, word in enumerate(words)}
+    assert tokenizer("bridge").input_ids != tokenizer(" bridge").input_ids, "and a text is as it was before"
+
+
+def test_training_gives_the_same_vocabulary_in_every_process_and_order():
+    rng = random.Random(0)
+    texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
+    program = (
+        "import json, sys; from hf_ctxmodels import CtxRobertaTokenizer;"
+        "print(json.dumps(CtxRobertaTokenizer.train(json.load(sys.stdin), 600).get_vocab()))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(texts[::-1]),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "true"},
+    ).stdout
+    assert json.loads(output) == CtxRobertaTokenizer.train(iter(texts), 600).get_vocab()
+
+
+def test_training_anew_from_a_trained_tokenizer():
+    other = CtxRobertaTokenizer.train(TEXTS, 300).train_new_from_iterator(["entirely different words"] * 5, 290)
+    assert type(other) is CtxRobertaTokenizer
+    assert other.tokenize(" different") == ["Ġdifferent"]
+
+
+def test_word_ids_serve_whole_words():
+    objective = FullSentences(CtxRobertaTokenizer.train(TEXTS, 300), max_length=24, seed=0, whole_word=True)
+    (row,) = objective.examples([["boat gardens"], ["it's"]])
+    tokens = objective.tokenizer.convert_ids_to_tokens(row["input_ids"])
+    words: dict[tuple, str] = {}
+    separators = [number for number, token in enumerate(tokens) if token == "</s>"]
+    for place, (token, word) in enumerate(zip(tokens, row["word_ids"].tolist())):
+        key = (sum(place > each for each in separators), word)
+        words[key] = words.get(key, "") + token
+    assert [text for (_, word), text in words.items() if word >= 0] == ["boat", "Ġgardens", "it", "'s"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "size", "message"),
+    [([], 300, "No text to learn"), ([" \n", ""], 300, "No text to learn"), (["ab"], 260, "ask for at least 261")],
+)
+def test_training_that_cannot_work_says_why(texts, size, message):
+    with pytest.raises(CtxError, match=message):
+        CtxRobertaTokenizer.train(texts, size)
+
+
+def vocab_and_merges(folder, changed=None, merges="#version: 0.2\na b\n", **more):
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab", "<mask>"] if changed is None else changed
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    if merges is not None:
+        (folder / "merges.txt").write_text(merges)
+    return folder
+
+
+def test_a_byte_that_the_vocabulary_lacks_is_unknown_and_does_not_vanish(tmp_path):
+    tokenizer = CtxRobertaTokenizer.from_pretrained(vocab_and_merges(tmp_path))
+    assert tokenizer.tokenize("abcb") == ["ab", "<unk>", "b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"merges": None}, "without its merges"),
+        ({"merges": "a b c\n"}, r"'a b c', which is not two tokens(.|\n)*merges.txt"),
+        ({"merges": "a x\n"}, r"do not belong to the vocabulary(.|\n)*vocab.json"),
+        ({"changed": ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab"]}, r"7 tokens lacks <mask>(.|\n)*vocab.json"),
+    ],
+    ids=str,
+)
+def test_files_that_do_not_fit_together_are_refused(tmp_path, changes, message):
+    with pytest.raises(CtxError, match=message):
+        CtxRobertaTokenizer.from_pretrained(vocab_and_merges(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b'{"a": 0', "vocab.json is damaged"), (b"[1]", "does not map tokens"), (b'{"\xff": 1}', "byte 2 is 0xff")],
+)
+def test_a_damaged_vocabulary_is_refused(tmp_path, content, message):
+    (vocab_and_merges(tmp_path) / "vocab.json").write_bytes(content)
+    with pytest.raises(CtxError, match=message):
+        CtxRobertaTokenizer.from_pretrained(tmp_path)
+
+
+def test_a_directory_without_tokenizer_files_is_refused(tmp_path):
+    CtxRobertaTokenizer.train(TEXTS, 300).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(CtxError, match=r"without a vocabulary(.|\n)*" + tmp_path.name):
+        CtxRobertaTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(CtxError, match="cannot be read: No such file"):
+        CtxRobertaTokenizer(vocab=str(tmp_path / "vocab.json"), merges=[])

@@ -1,0 +1,109 @@
+"""Every family with pretrained embeddings: copied in a step of their own, fixed or trained, and saved."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, PreTrainedModel
+from zoo import tiny_config
+
+from hf_ctxmodels import CtxError, CtxGloveTokenizer
+from hf_ctxmodels.models._shared.pretrained_embeddings import PretrainedEmbeddingEncoder
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
+from hf_ctxmodels.training.loading import describe_embeddings, load_config, load_model, new_config, new_model
+
+READERS = [family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], PretrainedEmbeddingEncoder)]
+
+
+@pytest.fixture(params=READERS, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> FamilySpec:
+    return request.param
+
+
+def save_glove(folder: Path) -> tuple[PreTrainedModel, CtxGloveTokenizer]:
+    """A random model of vectors of width 6, and its tokenizer."""
+    tokenizer = CtxGloveTokenizer.train(["a cat sat on a mat"] * 5, vocab_size=20)
+    family = FAMILIES["glove"]
+    glove = family.models["AutoModel"](family.config(vocab_size=len(tokenizer), hidden_size=6))
+    for part in (glove, tokenizer):
+        part.save_pretrained(folder)
+    return glove, tokenizer
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_of_another_model_fixed_and_saved(family: FamilySpec, tmp_path: Path, trainable: bool) -> None:
+    glove, tokenizer = save_glove(tmp_path / "glove")
+    own = family.tokenizer.train(["a cat\teine Katze"], 9, pretrained_embeddings=str(tmp_path / "glove"))
+    assert own("a cat on a mat").input_ids == tokenizer("a cat on a mat").input_ids
+    fields = {"vocab_size": len(own), "embedding_size": 6, "hidden_size": 8, "unk_token_id": own.unk_token_id}
+    fields |= {"pretrained_embeddings": str(tmp_path / "glove"), "train_vectors": trainable}
+    model = family.models["AutoModel"](tiny_config(family, **fields))
+    assert not model.word_embeddings.weight.any(), "construction opens no other model"
+    model.load_pretrained_embeddings()
+    assert torch.equal(model.word_embeddings.weight[2:], glove.vectors().detach()[2:])
+    assert not model.word_embeddings.weight[:2].any(), "padding and unknown words are zero"
+    assert model.word_embeddings.weight.requires_grad is trainable
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "glove" / "model.safetensors").unlink()
+    again = AutoModel.from_pretrained(tmp_path / "model")
+    assert torch.equal(again.word_embeddings.weight, model.word_embeddings.weight)
+    assert again.word_embeddings.weight.requires_grad is trainable
+
+
+@pytest.mark.parametrize(("field", "value"), [("vocab_size", 8), ("embedding_size", 7)])
+def test_that_do_not_fit_are_refused(family: FamilySpec, tmp_path: Path, field: str, value: int) -> None:
+    _, tokenizer = save_glove(tmp_path)
+    fields = {"vocab_size": len(tokenizer), "embedding_size": 6, "pretrained_embeddings": str(tmp_path), field: value}
+    model = family.models["AutoModel"](tiny_config(family, **fields))
+    with pytest.raises(CtxError, match="The vectors are"):
+        model.load_pretrained_embeddings()
+
+
+def test_of_what_has_none(family: FamilySpec, tmp_path: Path) -> None:
+    with pytest.raises(CtxError, match="Cannot open the tokenizer"):
+        family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path / "nowhere"))
+    model = family.models["AutoModel"](tiny_config(family))
+    with pytest.raises(CtxError, match="pretrained_embeddings is not given"):
+        model.load_pretrained_embeddings()
+    with pytest.raises(CtxError, match="Cannot open the model of the word vectors"):
+        model.load_pretrained_embeddings(str(tmp_path / "nowhere"))
+    bert = FAMILIES["bert"].tokenizer.train(["a cat sat"] * 5, vocab_size=40)
+    for part in (bert, FAMILIES["bert"].models["AutoModel"](tiny_config(FAMILIES["bert"]))):
+        part.save_pretrained(tmp_path)
+    with pytest.raises(CtxError, match="no tokenizer of whole words"):
+        family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path))
+    with pytest.raises(CtxError, match="has no vector for each word"):
+        model.load_pretrained_embeddings(str(tmp_path))
+    assert model.config.pretrained_embeddings is None
+
+
+def test_scripts_copy_them_into_a_new_model(family: FamilySpec, tmp_path: Path) -> None:
+    glove, tokenizer = save_glove(tmp_path)
+    options = [f"pretrained_embeddings={tmp_path}", "embedding_size=6"]
+    model = new_model("AutoModel", new_config(family, tokenizer, "tiny", options))
+    assert torch.equal(model.word_embeddings.weight[2:], glove.vectors().detach()[2:])
+
+
+@pytest.mark.parametrize("name", ["cvt", "elmo"])
+def test_scripts_copy_them_beside_characters(name: str, tmp_path: Path) -> None:
+    """Into a new model; and into a head on an encoder that was saved without them, whose other weights stay."""
+    glove, tokenizer = save_glove(tmp_path / "glove")
+    family, head = FAMILIES[name], "AutoModelForTokenClassification"
+    own = family.tokenizer.from_words([])
+    ids = own(" ".join(tokenizer.words[2:]), return_tensors="pt").input_ids
+    expected = glove.vectors().detach()[2:]
+    options = [f"pretrained_embeddings={tmp_path / 'glove'}"]
+    model = new_model(head, new_config(family, own, "tiny", options))
+    vectors = model.vectors if name == "elmo" else model.cvt.vectors
+    assert torch.equal(vectors(ids)[0, 1:-1], expected)
+    assert not vectors(ids)[0, [0, -1]].any()
+    if name == "elmo":
+        model.elmo.save_pretrained(tmp_path / "encoder")
+        config = load_config(tmp_path / "encoder")
+        config.static_size = 0  # as of an encoder that was trained without
+        describe_embeddings(config)
+        again = load_model(tmp_path / "encoder", head, config)
+        assert torch.equal(again.vectors(ids), model.vectors(ids))
+        weights = zip(again.elmo.parameters(), model.elmo.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in weights)

@@ -1,0 +1,72 @@
+"""Tiny models and batches for every family and head in the registry: what the common suite and the parity tests run on.
+
+A new family needs nothing here: what cannot be read from its classes is in the traits of its SPEC. Only a kind of
+target that no head before it had (`hf_ctxmodels.spec.Target`) is made in `targets`.
+"""
+
+from zoo.batches import LENGTHS, STEPS, make_batch
+from zoo.cases import (
+    ARCHETYPES,
+    BASES,
+    CASES,
+    CHOICES,
+    CLS,
+    FIRST_WORD,
+    HEADS,
+    MASK,
+    PAD,
+    PEERED,
+    TIED_HEADS,
+    TINY,
+    TOKEN_HEADS,
+    UNKNOWN,
+    Batch,
+    Case,
+    main_head,
+    randomised,
+    tiny_config,
+)
+from zoo.compare import (
+    assert_close,
+    assert_same_gradients,
+    assert_same_outputs,
+    at_tokens,
+    gradients,
+    objective,
+    tensors_of,
+)
+from zoo.targets import learnable_batch, make_targets
+
+__all__ = [
+    "ARCHETYPES",
+    "BASES",
+    "CASES",
+    "CHOICES",
+    "CLS",
+    "FIRST_WORD",
+    "HEADS",
+    "LENGTHS",
+    "MASK",
+    "PAD",
+    "PEERED",
+    "STEPS",
+    "TIED_HEADS",
+    "TINY",
+    "TOKEN_HEADS",
+    "UNKNOWN",
+    "Batch",
+    "Case",
+    "assert_close",
+    "assert_same_gradients",
+    "assert_same_outputs",
+    "at_tokens",
+    "gradients",
+    "learnable_batch",
+    "main_head",
+    "make_batch",
+    "make_targets",
+    "objective",
+    "randomised",
+    "tensors_of",
+    "tiny_config",
+]

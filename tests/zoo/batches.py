@@ -1,0 +1,60 @@
+"""Random batches for a case."""
+
+from collections.abc import Sequence
+
+import torch
+
+from zoo.cases import CHOICES, CLS, FIRST_WORD, PAD, TINY, Batch, Case
+
+LENGTHS = (12, 7, 1, 9)
+STEPS = 6  # tokens of a text that is written; no length above
+
+
+def make_batch(
+    case: Case,
+    lengths: Sequence[int] = LENGTHS,
+    *,
+    width: int | None = None,
+    side: str | None = None,
+    seed: int = 0,
+    masked: bool = True,
+) -> Batch:
+    """Random rows of the given lengths, padded to `width` columns at one side, by default the tokenizer's.
+
+    The words depend on the seed and the row alone, not on `width` and `side`. Left padding carries `position_ids`
+    where a family has such, since positions count columns unless told otherwise, as in transformers.
+    """
+    side = side or case.padding_side
+    repeat = CHOICES if case.has_choices else 1
+    lengths = [max(1, length - choice) for length in lengths for choice in range(repeat)]
+    width = max(lengths) if width is None else width
+    config = case.config()
+    shape = (len(lengths), width)
+    batch = {"input_ids": torch.full(shape, PAD), "attention_mask": torch.zeros(shape, dtype=torch.long)}
+    if case.has_segments:
+        batch["token_type_ids"] = torch.zeros(shape, dtype=torch.long)
+    if side == "left" and case.counts_positions:
+        batch["position_ids"] = torch.zeros(shape, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        generator = torch.Generator().manual_seed(1000 * seed + row)
+        words = torch.randint(FIRST_WORD, config.vocab_size, (length,), generator=generator)
+        words[0] = CLS
+        columns = slice(width - length, width) if side == "left" else slice(length)
+        batch["input_ids"][row, columns] = words
+        batch["attention_mask"][row, columns] = 1
+        if "token_type_ids" in batch:
+            batch["token_type_ids"][row, columns] = (torch.arange(length) >= (length + 1) // 2).long()
+        if "position_ids" in batch:
+            batch["position_ids"][row, columns] = case.first_position + torch.arange(length)
+    batch["input_ids"] = case.spell(batch["input_ids"])
+    if case.writes:
+        written = [torch.Generator().manual_seed(1000 * seed + row) for row in range(len(lengths))]
+        rows = [torch.randint(FIRST_WORD, TINY["target_vocab_size"], (STEPS,), generator=each) for each in written]
+        batch["decoder_input_ids"] = torch.stack(rows)
+        if hasattr(config, "num_languages"):
+            batch["target_languages"] = torch.arange(len(lengths)) % config.num_languages
+    if not masked:
+        del batch["attention_mask"]
+    if case.has_choices:
+        batch = {name: tensor.unflatten(0, (-1, CHOICES)).clone() for name, tensor in batch.items()}
+    return batch

@@ -1,0 +1,345 @@
+"""The test matrix: a tiny model of every family and Auto class in the registry."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_ctxmodels.layers.recurrent.gru import GRU
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.models._shared.static import StaticPreTrainedModel
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec, Target
+
+PAD, CLS, SEP, MASK, UNKNOWN, FIRST_WORD = 0, 1, 2, 3, 4, 5
+CHOICES = 3
+
+# Fields a family does not have are left out; its `traits.tiny` are added. Wide initialisation makes attention far from
+# uniform.
+TINY = {
+    "vocab_size": 61,
+    "pad_token_id": PAD,
+    "unk_token_id": UNKNOWN,
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.2,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "classifier_dropout": 0.0,
+    "num_labels": 3,
+    "cell_size": 24,
+    "num_characters": 262,  # those of the tokenizer
+    "max_characters_per_token": 14,  # no length of a batch below: torch.compile takes two equal sizes for one
+    "character_embedding_size": 6,
+    "filters": [[1, 8], [3, 8]],
+    "target_vocab_size": 53,
+    "classifier_size": 20,
+    "num_languages": 3,
+    "language_size": 5,
+    "decoder_size": 28,
+}
+
+_OF_EVERY_CONFIGURATION = ("num_labels", "architectures", "problem_type", "id2label", "label2id")
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the test matrix: a family and one of its Auto classes.
+
+    Without `has_auto_class` it is the class that `family.peers` has for the Auto class of its peer in transformers.
+    """
+
+    family: FamilySpec
+    auto_name: str
+    has_auto_class: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.family.name}-{self.name}"
+
+    @property
+    def name(self) -> str:
+        """The Auto class, or the class that has none."""
+        return self.auto_name if self.has_auto_class else self.model_class.__name__
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        return (self.family.models if self.has_auto_class else self.family.peers)[self.auto_name]
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether transformers has this model."""
+        return self.family.reference is not None and not (self.has_auto_class and self.auto_name in self.family.peers)
+
+    @property
+    def auto_class(self) -> Any:
+        return getattr(transformers, self.auto_name)
+
+    @property
+    def is_base(self) -> bool:
+        return self.auto_name == "AutoModel"
+
+    @property
+    def has_choices(self) -> bool:
+        return self.auto_name == "AutoModelForMultipleChoice"
+
+    @property
+    def labels_tokens(self) -> bool:
+        """Whether the head's only target is one label per token, so that a row may hold several sequences."""
+        return self.auto_name in ("AutoModelForMaskedLM", "AutoModelForTokenClassification")
+
+    @property
+    def predicts_where_labelled(self) -> bool:
+        """Whether the head computes vocabulary logits at labelled positions alone."""
+        return (
+            self.auto_name
+            in (
+                "AutoModelForPreTraining",
+                "AutoModelForMaskedLM",
+                "AutoModelForCausalLM",
+                "AutoModelForSeq2SeqLM",
+            )
+            and self.has_auto_class
+        )
+
+    @property
+    def writes(self) -> bool:
+        """Whether the head predicts a text of its own, with a vocabulary of its own, from the one it reads."""
+        return "decoder_input_ids" in inspect.signature(self.model_class.forward).parameters
+
+    @property
+    def detects(self) -> bool:
+        """Whether the head says of every token, by one logit, whether it is a wrong one."""
+        return Target.REPLACED in self.targets.values()
+
+    @property
+    def generates(self) -> bool:
+        """Whether the head is a pair, of which one part reads what the other wrote."""
+        return Target.ORIGINAL in self.targets.values()
+
+    @property
+    def padding_side(self) -> str:
+        """Where the family's tokenizer pads: there the reference finds the tokens that it pools."""
+        return self.family.tokenizer.padding_side
+
+    @property
+    def counts_positions(self) -> bool:
+        """Whether positions are numbers with a limit, not distances."""
+        return self.has_field("max_position_embeddings")
+
+    @property
+    def first_position(self) -> int:
+        """The number of the first token's position."""
+        return getattr(self.config(), "first_position", 0)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that is tried, and of the longest there may be where positions are counted."""
+        return TINY["max_position_embeddings"] - self.first_position
+
+    @property
+    def targets(self) -> dict[str, Target]:
+        """What each target of the head is made of."""
+        names = getattr(self.model_class, "loss_targets", ())
+        return {name: self.family.traits.targets.get(name) or self._kind_of(name) for name in names}
+
+    @property
+    def compared_targets(self) -> list[str]:
+        """Targets that the logits are compared with."""
+        return [name for name, kind in self.targets.items() if kind is not Target.AGREEMENT]
+
+    def _kind_of(self, name: str) -> Target:
+        of_tokens = {"AutoModelForTokenClassification": Target.TOKEN_CLASS, "AutoModelForPreTraining": Target.REPLACED}
+        if name in ("start_positions", "end_positions"):
+            return Target.POSITION
+        if name.endswith("_label") or self.auto_name == "AutoModelForNextSentencePrediction":
+            return Target.PAIR_CLASS
+        if name != "labels":
+            raise NotImplementedError(f"{self} wants the target {name!r}: say of what in its traits.targets.")
+        if self.predicts_where_labelled:
+            return Target.WRITTEN if self.writes else Target.TOKEN_ID
+        return of_tokens.get(self.auto_name, Target.ROW_CLASS)
+
+    def loss_weight(self, component: str) -> float:
+        """What a component of the head's loss is multiplied by."""
+        name = self.family.traits.loss_weights.get(component)
+        return 1.0 if name is None else getattr(self.config(), name)
+
+    @property
+    def attends(self) -> bool:
+        """Whether there is attention, of which there are several implementations."""
+        return self.has_field("num_attention_heads")
+
+    @property
+    def recurs(self) -> bool:
+        """Whether words are read one after the other, which takes more steps to learn."""
+        return any(isinstance(module, LSTM | GRU) for module in self.model().modules())
+
+    @property
+    def learns_vectors(self) -> bool:
+        """Whether the head is a plain model of which words stand near each other, whose loss is no cross-entropy."""
+        return issubclass(self.model_class, StaticPreTrainedModel) and self.auto_name == "AutoModelForPreTraining"
+
+    @property
+    def teaches_itself(self) -> bool:
+        """Whether a term of the loss compares two predictions of the model: it is small, and rounding weighs."""
+        return Target.AGREEMENT in self.targets.values()
+
+    @property
+    def normalises_batches(self) -> bool:
+        """Whether a row's output depends, in training, on the other rows of its batch."""
+        return any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model().modules())
+
+    @property
+    def takes_extremes(self) -> bool:
+        """Whether what passes is the largest or smallest of several, which rounding may choose otherwise."""
+        return self.auto_name in self.family.traits.selects_extremes or getattr(self.config(), "pooling", None) == "max"
+
+    @property
+    def takes_embeddings(self) -> bool:
+        """Whether vectors can be given in the place of ids."""
+        return "inputs_embeds" in inspect.signature(self.model_class.forward).parameters
+
+    @property
+    def id_axes(self) -> tuple[str, ...]:
+        """Axes of a single token's ids; none where a token is one integer."""
+        return self.model_class.id_axes
+
+    @property
+    def directions(self) -> int:
+        """Predictions at a position, each with a label of its own."""
+        return 2 if getattr(self.model_class, "label_axes", ()) else 1
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a word's label is the target of the word before it."""
+        return getattr(self.model_class, "looks_ahead", False)
+
+    def ahead(self, targets: Tensor) -> Tensor:
+        """(batch, length) the target of each word -> labels as the head takes them."""
+        return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.looks_ahead else targets
+
+    def spell(self, words: Tensor) -> Tensor:
+        """What stands for these integers in `input_ids`: themselves, or the characters of each."""
+        return _characters(words, TINY["max_characters_per_token"]) if self.id_axes else words
+
+    def positions(self, batch: Batch) -> Tensor:
+        """A tensor of the shape of the batch's tokens, whatever their ids are."""
+        ids = batch["input_ids"]
+        return ids[..., 0] if self.id_axes else ids
+
+    def has_field(self, name: str) -> bool:
+        """Whether the family's configuration has a field."""
+        return name in self.family.config.__dataclass_fields__
+
+    def embed(self, model: PreTrainedModel, ids: Tensor) -> Tensor:
+        """What a model makes of ids before anything else."""
+        encoder = model.base_model
+        return encoder.look_up(ids) if hasattr(encoder, "look_up") else model.get_input_embeddings()(ids)
+
+    @property
+    def has_segments(self) -> bool:
+        return "token_type_ids" in self.family.tokenizer.model_input_names
+
+    @property
+    def num_labels(self) -> int:
+        """Three classes; the reference's span and pair heads refuse any number but two."""
+        two = ("AutoModelForQuestionAnswering", "AutoModelForPreTraining")
+        return 2 if self.auto_name in two else TINY["num_labels"]
+
+    def known(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Those configuration fields among `values` that the family has."""
+        return _known_fields(values, self.family.config)
+
+    def config(self, **changes: Any) -> PreTrainedConfig:
+        """Of the tiny model; changes to fields that the family does not have are left out."""
+        return tiny_config(self.family, **{"num_labels": self.num_labels, **self.known(changes)})
+
+    def model(self, seed: int = 0, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:
+        """A random model in evaluation mode, the same for the same seed whatever the attention or `unpad`."""
+        torch.manual_seed(seed)
+        model = self.model_class(self.config(**changes))
+        model.set_attn_implementation(attention)
+        return randomised(model, seed).eval()
+
+    def reference_config(self, **changes: Any) -> PreTrainedConfig:
+        """The configuration of the peer in transformers."""
+        tiny = {**_known_fields(TINY, self.family.config), **self.family.traits.tiny}
+        values = {**tiny, "num_labels": self.num_labels, **changes}
+        name_of = self.config().reference_name
+        reference = transformers.CONFIG_MAPPING[self.family.reference]
+        known = _known_fields({name_of(name): value for name, value in values.items()}, reference)
+        return reference(**known)
+
+    @property
+    def reference_class(self) -> type[PreTrainedModel]:
+        auto_class = getattr(transformers, self.auto_name)
+        return auto_class._model_mapping[transformers.CONFIG_MAPPING[self.family.reference]]
+
+    def reference_model(self, seed: int = 0, **changes: Any) -> PreTrainedModel:
+        """A random model of the peer in transformers, in evaluation mode."""
+        torch.manual_seed(seed)
+        return randomised(self.reference_class(self.reference_config(**changes)), seed).eval()
+
+
+def _characters(words: Tensor, width: int) -> Tensor:
+    """Two to five characters for each word, different words having different ones; none at all for padding."""
+    filler = TINY["num_characters"] - 1
+    spelled = torch.full((*words.shape, width), filler)
+    spelled[..., 0], spelled[..., 1] = 1 + words // 8, 20 + words % 8
+    for place in range(2, 5):
+        spelled[..., place] = torch.where(words % 4 >= place - 1, 30 + words % 7, filler)
+    return spelled * (words != PAD)[..., None]
+
+
+CASES = [Case(family, auto_name) for family in FAMILIES.values() for auto_name in family.models]
+CASES += [Case(family, auto_name, False) for family in FAMILIES.values() for auto_name in family.peers]
+PEERED = [case for case in CASES if case.has_peer]
+BASES = [case for case in CASES if case.is_base]
+HEADS = [case for case in CASES if not case.is_base]
+TOKEN_HEADS = [case for case in CASES if case.labels_tokens]
+# One head of each kind of training: one term, several terms, a state that is carried on, a text that is written, a
+# generator with its discriminator, and static word vectors.
+_KINDS = {
+    "bert-AutoModelForMaskedLM",
+    "bert-AutoModelForPreTraining",
+    "ulmfit-AutoModelForCausalLM",
+    "cove-AutoModelForSeq2SeqLM",
+    "electra-AutoModelForPreTraining",
+    "glove-AutoModelForPreTraining",
+}
+ARCHETYPES = [case for case in HEADS if str(case) in _KINDS]
+TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
+
+
+def main_head(family: FamilySpec) -> str:
+    """The Auto class of what a family is first trained as: its language model, or its first head where it has none."""
+    heads = [name for name in family.models if name != "AutoModel"]
+    return "AutoModelForPreTraining" if "AutoModelForPreTraining" in heads else heads[0]
+
+
+def tiny_config(family: FamilySpec, **changes: Any) -> PreTrainedConfig:
+    return family.config(**{**_known_fields(TINY, family.config), **family.traits.tiny, **changes})
+
+
+def _known_fields(values: dict[str, Any], config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    known = {*config_class.__dataclass_fields__, *config_class.attribute_map, *_OF_EVERY_CONFIGURATION}
+    return {key: value for key, value in values.items() if key in known}
+
+
+@torch.no_grad()
+def randomised(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """Noise on every parameter: biases of zero and gains of one would hide swapped ones."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
