@@ -53,12 +53,9 @@ def test_a_family_made_by_the_book_passes_the_common_suite(tmp_path: Path) -> No
     repository = copy_of_the_repository(tmp_path)
     assert len(follow_contributing(repository)) == 4
     environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
-    code = (
-        "import hf_ctxmodels as zoo; print(zoo.__file__, zoo.CtxNewtForMaskedLM.__name__, zoo.get_family('newt').name)"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code], cwd=repository, env=environment, capture_output=True, text=True
-    )
+    options: dict[str, Any] = {"cwd": repository, "env": environment, "capture_output": True, "text": True}
+    code = "import hf_ctxmodels as z; print(z.__file__, z.CtxNewtForMaskedLM.__name__, z.get_family('newt').name)"
+    shown = subprocess.run([sys.executable, "-c", code], **options)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.split() == [str(repository / "hf_ctxmodels" / "__init__.py"), "CtxNewtForMaskedLM", FAMILY]
     files, chosen = zip(*TESTS, strict=True)
