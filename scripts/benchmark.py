@@ -1,6 +1,7 @@
 """Measure speed and memory: against transformers (same weights, same outputs), or of ways to build a family."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from transformers.utils import logging
 
 from benchmarks import encoders, pretraining, recurrent, report, sharing, words
+from benchmarks.load import busy_core
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -31,7 +33,7 @@ class Suite:
 
 
 SUITES = {
-    "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_peer),
+    "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_peer, ("busy",)),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
     "static": Suite([words.run_speed], words.speed_table, lambda attention: words.SPEED, ("dataset",)),
@@ -52,6 +54,7 @@ class BenchmarkArguments:
     )
     repeats: int = field(default=7, metadata={"help": "Timed runs of each side; the median is reported."})
     threads: int = field(default=2, metadata={"help": "CPU threads."})
+    busy: bool = field(default=False, metadata={"help": "Measure both sides while a second process spins on one core."})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16 (training: by autocast)."})
     peer_attention: str = field(
@@ -72,14 +75,16 @@ def main() -> None:
     logging.disable_progress_bar()
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     suite = SUITES[arguments.suite]
-    setting = report.describe_setting(device, dtype, arguments.repeats, suite.describe(arguments.peer_attention))
+    what = suite.describe(arguments.peer_attention)
+    setting = report.describe_setting(device, dtype, arguments.repeats, arguments.busy, what)
     results: list[Any] = []
     print(setting)
     options = {name: getattr(arguments, name) for name in suite.options}
-    for run in suite.runs:
-        for result in run(device, dtype, arguments.repeats, arguments.peer_attention, arguments.only, **options):
-            results.append(result)
-            print(suite.table([result]).splitlines()[-1], flush=True)
+    with busy_core() if arguments.busy else nullcontext():
+        for run in suite.runs:
+            for result in run(device, dtype, arguments.repeats, arguments.peer_attention, arguments.only, **options):
+                results.append(result)
+                print(suite.table([result]).splitlines()[-1], flush=True)
     text = f"{setting}\n\n{suite.table(results)}\n"
     if arguments.output:
         Path(arguments.output).write_text(text, encoding="utf-8")

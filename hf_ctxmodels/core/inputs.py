@@ -119,16 +119,17 @@ def check_row_lengths(row_lengths: Tensor) -> None:
         raise CtxError(f"Row {row} of attention_mask has no token at all; drop it or give it one token.")
 
 
-def default_positions(words: Tensor, position_ids: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
-    """(batch, length) positions: those given, else counted within each sequence of a row, else the columns."""
-    batch_size, length = words.shape[:2]
-    if position_ids is None:
-        columns = torch.arange(length, device=words.device)[None]
-        if sequence_ids is None:
-            position_ids = columns
-        else:
-            position_ids = columns - (columns * sequence_starts(sequence_ids)).cummax(1).values
-    return position_ids.expand(batch_size, length)
+def count_tokens(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
+    """(batch, length) how many tokens of its sequence stand up to each column, itself included.
+
+    Args:
+        tokens: (batch, length) bool, False at padding.
+        sequence_ids: (batch, length), a run of equal numbers is one sequence; None makes every row one.
+    """
+    counts = tokens.cumsum(1)
+    if sequence_ids is None:
+        return counts
+    return counts - ((counts - tokens.long()) * sequence_starts(sequence_ids)).cummax(1).values
 
 
 def sequence_starts(sequence_ids: Tensor) -> Tensor:

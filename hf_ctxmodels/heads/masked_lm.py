@@ -96,7 +96,7 @@ class ForMaskedLMWithPair(ForMaskedLM):
     """Predicts masked tokens, and classifies how the two segments of a pair belong together.
 
     The loss is the sum of the terms whose targets are given, each a mean over its own targets: Trainer's single
-    `num_items_in_batch` cannot describe two terms, so it is not asked for (`accepts_loss_kwargs`).
+    `num_items_in_batch` cannot describe two terms, so the head does not accept it (`accepts_loss_kwargs`).
 
     A family names the pair's target and its logits, creates the classifier in `build_head` and applies it in
     `classify_pair`. From the names follow, once for every such class, `loss_targets`, the name of the argument in
@@ -191,7 +191,7 @@ def pair_output_class(model_class: type, pair_logits: str, pair_task: str) -> ty
     Its fields, in this order: `loss`, the sum of the terms whose targets were given; `prediction_logits` (batch,
     length, vocabulary), None with `labels`; the logits (batch, classes) of the pairs; `mlm_loss` and the pairs' loss,
     each a cross-entropy in nats, detached; `metrics`, the pairs' accuracy as in `accuracy_counts`, None without such
-    targets; `hidden_states` and `attentions` as asked for.
+    targets; `hidden_states` and `attentions` as requested.
 
     Args:
         model_class: The head; the class is called like it, with "Output" appended.

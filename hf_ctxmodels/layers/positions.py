@@ -4,21 +4,6 @@ import torch
 from torch import Tensor
 
 
-def count_tokens(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
-    """(batch, length) how many tokens of its sequence stand up to each column, itself included.
-
-    Args:
-        tokens: (batch, length) bool, False at padding.
-        sequence_ids: (batch, length), a run of equal numbers is one sequence; None makes every row one.
-    """
-    counts = tokens.cumsum(1)
-    if sequence_ids is None:
-        return counts
-    starts = torch.ones_like(tokens)
-    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-    return counts - ((counts - tokens.long()) * starts).cummax(1).values
-
-
 def first_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
     """(batch,) column of each row's first token.
 

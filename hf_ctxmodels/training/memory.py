@@ -4,6 +4,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 _NEVER_TRIM, _NEVER_MMAP = -1, 1 << 30
@@ -18,7 +19,7 @@ def keep_freed_memory() -> Iterator[None]:
     of their pages is mapped and zeroed again in the next step. At the end free memory is returned, and the thresholds
     become those that glibc reaches by itself where large blocks are freed. Other allocators are left alone.
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     # Blocks below the threshold come from the heap; older versions of glibc refuse more than their own maximum.
     if (
         libc is None

@@ -40,7 +40,12 @@ class Result:
 
 
 def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
+    device: torch.device,
+    dtype: torch.dtype,
+    repeats: int,
+    attention: str,
+    only: str | None = None,
+    busy: bool = False,
 ) -> Iterator[Result]:
     """Run every case.
 
@@ -49,9 +54,10 @@ def run(
         repeats: Timed runs of each side.
         attention: Attention implementation of the peer; eager where it has no other.
         only: Run the cases that `Case.chosen_by` chooses.
+        busy: Whether another process spins on one core meanwhile.
     """
     ceiling = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)
-    for case in CASES:
+    for case in [case.when(busy) for case in CASES]:
         if case.chosen_by(only):
             yield _run_case(case, device, dtype, repeats, attention, ceiling)
 

@@ -2,8 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -18,13 +19,23 @@ class Measurement:
 
     Attributes:
         seconds: Median over the repeats.
-        spread: Interquartile range over the median: the machine's noise.
+        cpu_seconds: CPU time of all threads, median over the repeats.
+        spread: Interquartile range of the seconds over their median: the machine's noise.
         peak_bytes: Most memory held during the step beyond what was held before it (weights, optimizer state).
     """
 
     seconds: float
+    cpu_seconds: float
     spread: float
     peak_bytes: int
+
+    @classmethod
+    def summarise(cls, times: Sequence[tuple[float, float]], peak: int = 0) -> Self:
+        """Of the wall and the CPU time of each run."""
+        seconds, cpu_seconds = zip(*times, strict=True)
+        median = statistics.median(seconds)
+        low, _, high = statistics.quantiles(seconds, n=4) if len(times) > 1 else [median] * 3
+        return cls(median, statistics.median(cpu_seconds), (high - low) / median, peak)
 
 
 def measure(steps: Mapping[str, Step], repeats: int, device: torch.device) -> dict[str, Measurement]:
@@ -35,16 +46,16 @@ def measure(steps: Mapping[str, Step], repeats: int, device: torch.device) -> di
         repeats: Timed runs of each step.
         device: Where they run.
     """
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     peaks = {name: peak_bytes(step, device) for name, step in steps.items()}
     for _ in range(repeats):
         for name, step in steps.items():
             _synchronize(device)
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             step()
             _synchronize(device)
-            times[name].append(time.perf_counter() - start)
-    return {name: _summarise(times[name], peaks[name]) for name in steps}
+            times[name].append((time.perf_counter() - start, time.process_time() - cpu_start))
+    return {name: Measurement.summarise(times[name], peaks[name]) for name in steps}
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:
@@ -77,12 +88,6 @@ def matmul_flops(device: torch.device, dtype: torch.dtype, size: int, repeats: i
         _synchronize(device)
         times.append(time.perf_counter() - start)
     return 2 * size**3 / statistics.median(times)
-
-
-def _summarise(times: list[float], peak: int) -> Measurement:
-    median = statistics.median(times)
-    low, _, high = statistics.quantiles(times, n=4)
-    return Measurement(median, (high - low) / median, peak)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -45,7 +45,8 @@ SETTING = (
     "Same weights; gradients are added to those of the step before; the outputs are compared first; in turn."
 )
 _HEADER = (
-    "| what | ours | peer | peer / ours | expected at least | peak memory, ours | peer |\n|---|---|---|---|---|---|---|"
+    "| what | ours | peer | peer / ours | expected at least | CPU time, ours | peer | peak memory, ours | peer |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
 _TOLERANCE = 1e-3
 SIZES: dict[str, Any] = {"input_size": 512, "cell_size": 4096, "projection_size": 512}
@@ -220,6 +221,8 @@ def _row(result: Result) -> str:
         f"{1e3 * peer.seconds:,.0f} ms ± {peer.spread / 2:.0%}",
         f"{peer.seconds / ours.seconds:.2f}x",
         f"{result.case.speed:.2f}x",
+        f"{1e3 * ours.cpu_seconds:,.0f} ms",
+        f"{1e3 * peer.cpu_seconds:,.0f} ms",
         f"{ours.peak_bytes / 1e6:,.0f} MB",
         f"{peer.peak_bytes / 1e6:,.0f} MB",
     ]

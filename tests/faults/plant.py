@@ -46,7 +46,7 @@ def scratch_copy(target: Path) -> Path:
     return target
 
 
-def run_tests(folder: Path, tests: tuple[str, ...], result: Connection) -> None:
+def run_tests(folder: Path, fault: Fault, result: Connection) -> None:
     """In a process of its own: pytest's exit status and the end of what it printed."""
     os.chdir(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
@@ -57,7 +57,7 @@ def run_tests(folder: Path, tests: tuple[str, ...], result: Connection) -> None:
     output = io.StringIO()
     with redirect_stdout(output), redirect_stderr(output):
         options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line"]
-        status = pytest.main([*options, *tests])
+        status = pytest.main([*options, *(["-k", fault.keyword] if fault.keyword else []), *fault.tests])
     result.send((int(status), output.getvalue()[-2000:]))
 
 
@@ -67,7 +67,7 @@ def caught(fault: Fault, folder: Path) -> tuple[bool, str]:
     text = path.read_text(encoding="utf-8")
     path.write_text(fault.planted(text), encoding="utf-8")
     receiver, sender = get_context("fork").Pipe(duplex=False)
-    process = get_context("fork").Process(target=run_tests, args=(folder, fault.tests, sender))
+    process = get_context("fork").Process(target=run_tests, args=(folder, fault, sender))
     try:
         process.start()
         sender.close()

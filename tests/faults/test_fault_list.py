@@ -12,4 +12,4 @@ ROOT = Path(__file__).parents[2]
 def test_the_fault_can_be_planted(fault: Fault) -> None:
     text = (ROOT / fault.file).read_text(encoding="utf-8")
     assert fault.planted(text) != text
-    assert all((ROOT / test.split("::")[0].split(" ")[0]).exists() for test in fault.tests)
+    assert all((ROOT / test).exists() for test in fault.tests)

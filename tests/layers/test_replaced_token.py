@@ -53,7 +53,7 @@ def test_fills_every_mask_with_a_draw_from_the_softmax(
     drawn = sample_rows(logits.softmax(-1), numbers)
     assert torch.equal(filled.input_ids[labels != -100], drawn)
     assert torch.equal(filled.input_ids[labels == -100], input_ids[labels == -100])
-    assert filled.right == (logits.argmax(-1) == targets).sum()
+    assert filled.correct == (logits.argmax(-1) == targets).sum()
     wanted = torch.autograd.grad(F.cross_entropy(logits, targets, reduction="sum"), list(head.parameters()))
     for got, expected in zip(torch.autograd.grad(filled.loss, list(head.parameters())), wanted, strict=True):
         torch.testing.assert_close(got, expected)
@@ -85,7 +85,7 @@ def test_no_mask_at_all(head: MaskedPredictionHead) -> None:
     filled = fill_masked(torch.zeros(0, WIDTH), head, input_ids, torch.full((2, 4), -100))
     assert torch.equal(filled.input_ids, input_ids)
     assert filled.loss == 0
-    assert filled.right == 0
+    assert filled.correct == 0
 
 
 def test_detection() -> None:

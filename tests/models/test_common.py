@@ -155,15 +155,15 @@ class TestSaving:
 
 
 class TestInitialisation:
-    def test_meta_loading_leaves_no_parameter_uninitialised(self, sample: Case, tmp_path: Path) -> None:
-        """A sample absent from the checkpoint is initialised like a fresh one."""
-        Case(sample.family, "AutoModel").model(initializer_range=0.02).save_pretrained(tmp_path)
-        model, report = sample.model_class.from_pretrained(tmp_path, output_loading_info=True)
+    def test_meta_loading_leaves_no_parameter_uninitialised(self, head: Case, tmp_path: Path) -> None:
+        """A head absent from the checkpoint is initialised like a fresh one."""
+        Case(head.family, "AutoModel").model(initializer_range=0.02).save_pretrained(tmp_path)
+        model, report = head.model_class.from_pretrained(tmp_path, output_loading_info=True)
         parameters = dict(model.named_parameters())
         fresh = set(report["missing_keys"]) & set(parameters)
         assert fresh
         torch.manual_seed(1)
-        expected = dict(sample.model_class(sample.config(initializer_range=0.02)).named_parameters())
+        expected = dict(head.model_class(head.config(initializer_range=0.02)).named_parameters())
         for name in fresh:
             spread, wanted = parameters[name].std(correction=0), expected[name].std(correction=0)
             assert 0.5 * wanted <= spread <= 2 * wanted, name

@@ -1,4 +1,4 @@
-"""Vocabulary prediction at the positions that are asked for, without ever holding all their logits."""
+"""Prediction over the vocabulary at the target positions, whose logits are never all in memory at once."""
 
 import math
 from typing import Any, NamedTuple
@@ -88,17 +88,17 @@ class ProjectedHead(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """What one pass over the vocabulary gives.
+    """Result of one pass over the vocabulary.
 
     Attributes:
         loss: Summed cross-entropy in nats.
         samples: (rows,) a token drawn from each row's distribution; carries no gradient.
-        right: How many targets no other token beats.
+        correct: How many targets have the largest logit.
     """
 
     loss: Tensor
     samples: Tensor
-    right: Tensor
+    correct: Tensor
 
 
 def cross_entropy_and_samples(
@@ -113,9 +113,9 @@ def cross_entropy_and_samples(
     if torch.compiler.is_compiling():
         logits = F.linear(hidden_states, weight, bias).float()
         with torch.no_grad():
-            right = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
+            correct = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
             samples = sample_rows(logits.softmax(1), numbers)
-        return Prediction(F.cross_entropy(logits, targets, reduction="sum"), samples, right)
+        return Prediction(F.cross_entropy(logits, targets, reduction="sum"), samples, correct)
     trains = torch.is_grad_enabled()
     return Prediction(*_ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, numbers, trains))
 
@@ -149,10 +149,9 @@ def summed_cross_entropy(decoder: nn.Linear, hidden_states: Tensor, targets: Ten
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy whose forward also makes the gradients, chunk by chunk, and draws samples if given numbers.
+    """Summed cross-entropy whose forward computes the gradients too, chunk by chunk, and draws samples, given numbers.
 
-    The gradients are handed out by the first backward, without a copy; a second one over a retained graph makes them
-    anew.
+    The first backward returns these gradients, without a copy; a second one over a retained graph computes them again.
     """
 
     @staticmethod
@@ -163,20 +162,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         numbers: Tensor | None,
-        trains: bool,  # asked for outside: within the function gradients are always off
+        trains: bool,  # read outside: within the function gradients are always off
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         device = hidden_states.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
         ctx.save_for_backward(hidden_states, weight, bias, targets)
-        samples = right = None
+        samples = correct = None
         if numbers is not None:
-            samples, right = torch.empty_like(targets), targets.new_zeros(())
-            ctx.mark_non_differentiable(samples, right)
+            samples, correct = torch.empty_like(targets), targets.new_zeros(())
+            ctx.mark_non_differentiable(samples, correct)
         needs_grad = ctx.needs_input_grad[:3] if trains else (False, False, False)
         total, ctx.gradients = _loss_and_gradients(
-            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, numbers, samples, right
+            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, numbers, samples, correct
         )
-        return total, samples, right
+        return total, samples, correct
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -198,11 +197,11 @@ def _loss_and_gradients(
     needs_grad: tuple[bool, ...],
     numbers: Tensor | None = None,
     samples: Tensor | None = None,
-    right: Tensor | None = None,
+    correct: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The summed cross-entropy, and its gradients with respect to the first three arguments where `needs_grad` is true.
 
-    Given `numbers`, it fills `samples` and adds to `right`, see `Prediction`.
+    Given `numbers`, it fills `samples` and adds to `correct`, see `Prediction`.
 
     One buffer holds the logits of every chunk, and then their gradient, except where oneDNN multiplies: on a CPU, fresh
     memory of that size costs as much as the arithmetic on it.
@@ -226,8 +225,8 @@ def _loss_and_gradients(
             values = _log_softmax(rows, cast_weight, cast_bias, buffer)
             target_logs = values.gather(1, row_targets)
             total -= target_logs.sum()
-            if right is not None:
-                right += (values.amax(1, keepdim=True) == target_logs).sum()
+            if correct is not None:
+                correct += (values.amax(1, keepdim=True) == target_logs).sum()
             if numbers is not None or any(needs_grad):
                 values.exp_()
             if numbers is not None and samples is not None:

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
-from hf_ctxmodels.core.inputs import check_ids, default_positions
+from hf_ctxmodels.core.inputs import check_ids, count_tokens
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout
 from hf_ctxmodels.layers.attention.modules import SelfAttention
@@ -130,7 +131,7 @@ class Encoder(CtxPreTrainedModel):
 
     def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
         """(batch, length) positions: the columns of the batch, or, with `sequence_ids`, of each sequence."""
-        return default_positions(words, None, sequence_ids)
+        return count_tokens(torch.ones(words.shape[:2], dtype=torch.bool, device=words.device), sequence_ids) - 1
 
     def run_layers(
         self, hidden_states: Tensor, layout: Layout, output_mask: Tensor | None, **kwargs: Any

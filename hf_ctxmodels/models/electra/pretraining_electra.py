@@ -45,7 +45,7 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
             looks replaced; of a task over the vocabulary (batch, length, vocabulary).
         mlm_loss: The generator's cross-entropy in nats, detached.
         rtd_loss: The discriminator's, detached and without its weight.
-        corrupted_ids: (batch, length) what the discriminator read: the generator's tokens in the masked places.
+        corrupted_ids: (batch, length) the discriminator's input: the generator's tokens at the masked positions.
         metrics: As (numerator, denominator): "generator_accuracy" (its best guess is the original), "sampled_accuracy"
             (its drawn token is), and of replaced tokens "rtd_precision", "rtd_recall", "rtd_f1" and "rtd_share".
         hidden_states, attentions: The discriminator's, as asked for.
@@ -64,9 +64,9 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
 class CtxElectraForPreTraining(CtxElectraHeadModel):
     """Generator and discriminator, trained together (section 2).
 
-    The generator fills masked tokens with draws from its own distribution; the discriminator says which tokens were
-    replaced. The generator's head runs at the masked tokens alone, in one pass that gives loss and draws; its last
-    layer too.
+    The generator fills masked tokens with samples from its own distribution; the discriminator detects which tokens
+    were replaced. The generator's last layer and its head run at the masked tokens alone; one pass of the head gives
+    loss and samples.
 
     The encoder under `electra` and the heads beside it are the discriminator's; under `generator` is a
     `CtxElectraForMaskedLM`. `AutoModel` and every other class of the family open the discriminator of a joint
@@ -99,7 +99,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         return dict(self._tied_weights_keys)
 
     def tie_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Tie, and freeze: called whenever weights were put in place, which makes them trainable."""
+        """Tie, and freeze the generator again: loading weights makes them trainable."""
         super().tie_weights(*args, **kwargs)
         if self.config.freeze_generator:
             self.generator.requires_grad_(False)
@@ -130,7 +130,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             labels: (batch, length) original ids of the masked tokens, -100 elsewhere.
             token_labels: (batch, length) original ids of all tokens, -100 at padding: the discriminator's loss is over
                 these. None takes the labels, and the input where there is none.
-            sampling_seed: (batch,) int64, decides what is drawn for a row. None makes it of the row's masked tokens.
+            sampling_seed: (batch,) int64, the seed of each row's samples. None derives it from the row's masked tokens.
             kwargs: What the discriminator's encoder takes.
         """
         inputs = {
@@ -283,7 +283,7 @@ def _original_ids(
 
 def _generator_counts(filled: Filled, labels: Tensor) -> dict[str, Tensor]:
     masked = labels != IGNORED
-    hits = {"generator_accuracy": filled.right, "sampled_accuracy": ((filled.input_ids == labels) & masked).sum()}
+    hits = {"generator_accuracy": filled.correct, "sampled_accuracy": ((filled.input_ids == labels) & masked).sum()}
     return {name: torch.stack([hit, masked.sum()]).float() for name, hit in hits.items()}
 
 

@@ -1,8 +1,8 @@
-"""A generator that fills in masked tokens, and a discriminator that reads what it wrote (Clark et al. 2020, section 2).
+"""Replaced token detection: the generator's samples and the discriminator's losses (Clark et al. 2020, section 2).
 
-The parts of the objective: `fill_masked` is the generator's loss and what it writes, with its vocabulary layer at the
-masked tokens alone; each of the heads below is the loss of a discriminator that reads it. No gradient flows through
-what is written: which token was drawn is a choice, not a number (section 2, "we don't back-propagate").
+`fill_masked` computes the generator's loss and samples its tokens, with the vocabulary layer at the masked tokens
+alone; the other functions are the losses of a discriminator. No gradient flows through the sampled tokens (section 2,
+"we don't back-propagate").
 """
 
 import math
@@ -24,12 +24,12 @@ class Filled(NamedTuple):
     Attributes:
         input_ids: (batch, length) the batch with a drawn token at every masked position.
         loss: The generator's summed cross-entropy in nats.
-        right: How many masked tokens the generator's best guess is.
+        correct: How many masked tokens have the generator's largest logit.
     """
 
     input_ids: Tensor
     loss: Tensor
-    right: Tensor
+    correct: Tensor
 
 
 def fill_masked(
@@ -42,20 +42,20 @@ def fill_masked(
         head: The generator's.
         input_ids: (batch, length) with the masks.
         labels: (batch, length) original ids at masked positions, -100 elsewhere.
-        seeds: (batch,) int64: a row's draws depend on its seed, and on nothing around the row. None makes seeds of the
-            rows' own masked tokens.
+        seeds: (batch,) int64: a row's samples depend on its seed, not on the other rows or the padding. None derives
+            the seeds from the rows' masked tokens.
     """
     masked = labels != IGNORED
-    places = masked.cumsum(1) - 1  # counted along the row's masked tokens: padding moves nothing
+    places = masked.cumsum(1) - 1  # counted along the row's masked tokens, so that padding changes nothing
     if seeds is None:
         seeds = _seeds_of_rows(input_ids, labels, places)
     numbers = uniforms(seeds[:, None].expand_as(places)[masked], places[masked])
-    loss, samples, right = head.summed_loss_and_samples(states, labels[masked], numbers)
-    return Filled(input_ids.masked_scatter(masked, samples), loss, right)
+    loss, samples, correct = head.summed_loss_and_samples(states, labels[masked], numbers)
+    return Filled(input_ids.masked_scatter(masked, samples), loss, correct)
 
 
 def _seeds_of_rows(input_ids: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-    """(batch,) a hash of what is masked in a row, and by what."""
+    """(batch,) a hash of each row's masked tokens and of what stands in their place."""
     masked = labels != IGNORED
     words = (uniforms(labels * (1 << 32) + input_ids, places) * 2**24).long()
     return (words * masked).sum(1)
@@ -119,7 +119,7 @@ def copy_or_predict_loss(
     rows = max(1, CHUNK_ELEMENTS // head.decoder.weight.shape[0])
     chunks = max(1, math.ceil(len(states) / rows))
     parts = zip(*(tensor.chunk(chunks) for tensor in (gate_logits, states, read_ids, original_ids)), strict=True)
-    # The logits of a chunk are made again in the backward pass, and no other chunk's are held meanwhile.
+    # The backward pass computes a chunk's logits again, and holds those of no other chunk.
     return torch.stack([checkpoint(_copy_or_predict, head, *part, use_reentrant=False) for part in parts]).sum()
 
 

@@ -8,9 +8,9 @@ The encoder is `hf_ctxmodels.models._shared.transformer_encoder`; everything els
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.core.inputs import count_tokens
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import count_tokens
 from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
 from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig

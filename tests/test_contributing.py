@@ -1,0 +1,64 @@
+"""CONTRIBUTING.md is right: its steps, followed to the letter in a copy of the repository, give a family that works."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FAMILY = "newt"
+# What the common suite says of the new family without an edit of any test: a sample that takes seconds.
+FILES = [f"tests/models/test_common{part}.py" for part in ("", "_layouts", "_training")]
+CHOSEN = (
+    "newt and (round_trip or auto_class or same_outputs or published or test_outputs or full_logits or each_target)"
+)
+
+
+def copy_of_the_repository(folder: Path) -> Path:
+    copied = folder / "repository"
+    for name in ("hf_ctxmodels", "tests", "scripts", "model_cards", "conversion"):
+        shutil.copytree(ROOT / name, copied / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, copied / name)
+    return copied
+
+
+def follow_contributing(repository: Path) -> list[str]:
+    """Write every code block to the file it names, and add the lines of step 6; the files written."""
+    page = (repository / "CONTRIBUTING.md").read_text("utf-8")
+    written = []
+    for name, code in re.findall(r"^```python\n# (\S+)\n(.*?)^```", page, re.DOTALL | re.M):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text(code, "utf-8")
+        written.append(name)
+    registry = repository / "hf_ctxmodels" / "registry.py"
+    text = registry.read_text("utf-8")
+    assert text.count("_FOLDERS = (\n") == 1
+    registry.write_text(text.replace("_FOLDERS = (\n", f'_FOLDERS = (\n    "{FAMILY}",\n'), "utf-8")
+    package = repository / "hf_ctxmodels" / "__init__.py"
+    lines = re.findall(
+        rf"`(from hf_ctxmodels\.models\.{FAMILY} import \*|__all__ \+= models\.{FAMILY}\.__all__)`", page
+    )
+    assert len(lines) == 2
+    anchor = "from hf_ctxmodels.objectives import ("
+    text = package.read_text("utf-8").replace(anchor, "\n".join([lines[0], anchor]))
+    package.write_text(text.replace("\nregister()", f"{lines[1]}\n\nregister()"), "utf-8")
+    return written
+
+
+def test_a_family_made_by_the_book_passes_the_common_suite(tmp_path: Path) -> None:
+    repository = copy_of_the_repository(tmp_path)
+    assert len(follow_contributing(repository)) == 4
+    environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
+    options: dict[str, Any] = {"cwd": repository, "env": environment, "capture_output": True, "text": True}
+    code = "import hf_ctxmodels as z; print(z.__file__, z.CtxNewtForMaskedLM.__name__, z.get_family('newt').name)"
+    shown = subprocess.run([sys.executable, "-c", code], **options)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.split() == [str(repository / "hf_ctxmodels" / "__init__.py"), "CtxNewtForMaskedLM", FAMILY]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES]
+    done = subprocess.run([*command, "-k", CHOSEN], **options)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 12, done.stdout[-500:]
