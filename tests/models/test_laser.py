@@ -43,11 +43,6 @@ def by_the_equations(model: CtxLaserForConditionalGeneration, sentence: Tensor, 
     return torch.stack(logs)
 
 
-def batch_of(*lengths: tuple[int, ...]) -> dict[str, Tensor]:
-    """A batch that names no languages."""
-    return {name: value for name, value in make_batch(TRANSLATOR, *lengths).items() if name != "target_languages"}
-
-
 @pytest.mark.parametrize("unpad", [True, False])
 def test_decoder_is_the_papers(unpad: bool) -> None:
     """The loss of padded rows of several lengths, too, each in another language."""
@@ -72,7 +67,7 @@ def test_decoder_is_the_papers(unpad: bool) -> None:
 
 
 def test_of_a_text_the_decoder_knows_the_vector_alone() -> None:
-    model, batch = small(), batch_of((5, 5))
+    model, batch = small(), make_batch(TRANSLATOR, (5, 5))
     with torch.no_grad():
         encoded = model.encode(input_ids=batch["input_ids"])
         expected = model(**batch).logits
@@ -84,7 +79,7 @@ def test_of_a_text_the_decoder_knows_the_vector_alone() -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_greedy_search_in_every_language(cached: bool) -> None:
-    model, batch = small(), batch_of((7, 3, 5))
+    model, batch = small(), make_batch(TRANSLATOR, (7, 3, 5))
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     languages = torch.tensor([2, 0, 1])
     options = {"do_sample": False, "max_new_tokens": 7, "use_cache": cached}
@@ -101,14 +96,14 @@ def test_greedy_search_in_every_language(cached: bool) -> None:
 
 
 def test_beams_are_the_same_with_and_without_a_cache() -> None:
-    model, batch = small(), batch_of((7, 3, 5))
+    model, batch = small(), make_batch(TRANSLATOR, (7, 3, 5))
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     options = {"num_beams": 4, "do_sample": False, "max_new_tokens": 7, "target_languages": torch.tensor([2, 0, 1])}
     assert torch.equal(model.generate(**inputs, **options), model.generate(**inputs, **options, use_cache=False))
 
 
 def test_bad_languages() -> None:
-    model, batch = small(), batch_of()
+    model, batch = small(), make_batch(TRANSLATOR)
     with pytest.raises(CtxError, match=r"target_languages\[1\] is 3, outside \[0, num_languages=3\)"):
         model(**batch | {"target_languages": torch.tensor([0, 3, 1, 1])})
     with pytest.raises(CtxError, match=r"target_languages is \(2,\), expected \(4,\)"):
