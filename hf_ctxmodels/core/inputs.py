@@ -43,8 +43,9 @@ def check_encoder_input(
     length = given.shape[1]
     if max_length is not None and length > max_length:
         raise CtxError(
-            f"The sequence has {length} tokens, this model takes at most max_position_embeddings={max_length}; "
-            f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows."
+            f"The sequence has {length} tokens, this model takes at most max_sequence_length={max_length} (see "
+            f"max_position_embeddings); truncate it "
+            f"(tokenizer(..., truncation=True, max_length={max_length})) or split it into windows."
         )
     padding_mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}

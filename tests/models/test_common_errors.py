@@ -43,7 +43,7 @@ class TestInput:
 
     @pytest.mark.parametrize("case", COUNTING, ids=str)
     def test_too_long(self, case: Case) -> None:
-        limit = f"max_position_embeddings={case.config().max_position_embeddings}"
+        limit = f"max_sequence_length={case.longest}"
         assert_refused(case, make_batch(case, width=case.longest + 1), str(case.longest + 1), limit, "truncat")
 
     def test_the_longest_is_allowed(self, base: Case) -> None:
