@@ -57,7 +57,7 @@ class Workspace:
     def pretrain(self, *flags: object) -> tuple[int, str]:
         """Run `scripts/pretrain.py` to its end: exit code and stderr."""
         process = self.start("scripts/pretrain.py", *flags)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=600)
         return process.returncode, errors
 
 

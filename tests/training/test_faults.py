@@ -66,7 +66,7 @@ def test_killed_at_random_and_while_saving_then_resumed(any_workspace, tmp_path)
     process.communicate()
 
     process = any_workspace.start("-c", KILLED_WHILE_SAVING, *flags, "--resume")
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     assert list(broken.glob("checkpoint-*.writing"))
 
@@ -87,7 +87,7 @@ def test_sigterm_to_the_whole_group_saves_and_resumes_a_stream(any_workspace, tm
     process = any_workspace.start("scripts/pretrain.py", *flags)
     wait_for(broken / "checkpoint-3", process)
     os.killpg(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert "SIGTERM" in errors
     assert "--resume" in errors
@@ -133,7 +133,7 @@ def _launch(workspace, config: str, *flags: object) -> str:
         "-m", "accelerate.commands.launch", "--config_file", f"scripts/accelerate/{config}", *flags
     )
     try:
-        _, errors = process.communicate(timeout=150)
+        _, errors = process.communicate(timeout=600)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
