@@ -28,9 +28,9 @@ PATHS = ("packed", "sdpa", "eager")
 
 
 @pytest.fixture(autouse=True)
-def large_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would each be a group of their own; with this, three of the four sequences share one."""
-    monkeypatch.setattr(grouping, "_WASTE", 0.5)
+def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few tokens would all be one group; with this, three of the four sequences share one."""
+    monkeypatch.setattr(grouping, "_CALL_PAIRS", 60)
 
 
 @dataclass(frozen=True)
