@@ -137,6 +137,14 @@ def _given(weights: list[Tensor | None]) -> tuple[Tensor, ...]:
     return tuple(each for each in weights if each is not None)
 
 
+def chosen_numbers(choice: HiddenStates, count: int) -> set[int]:
+    """Which of `count` hidden states to record, by their numbers from 0; a negative choice counts from the last."""
+    if choice is None or choice is False:
+        return set()
+    numbers = selected_hidden_states(choice)
+    return set(range(count)) if numbers is None else {number % count for number in numbers if -count <= number < count}
+
+
 def _chosen(
     recorded: list[Tensor], output: Tensor, layout: Layout, choice: HiddenStates
 ) -> tuple[Tensor | None, ...] | None:
@@ -144,7 +152,6 @@ def _chosen(
     if choice is None or choice is False:
         return None
     count = len(recorded) + 1
-    numbers = selected_hidden_states(choice)
-    kept = set(range(count)) if numbers is None else {number % count for number in numbers if -count <= number < count}
+    kept = chosen_numbers(choice, count)
     states = tuple(layout.unpack(state) if number in kept else None for number, state in enumerate(recorded))
     return (*states, output if count - 1 in kept else None)
