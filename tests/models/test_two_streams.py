@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from zoo import Batch, Case, assert_close, assert_same_gradients, gradients
+from zoo import Batch, Case, LowRank, assert_close, assert_same_gradients, gradients
 
 from hf_ctxmodels.models.xlnet import streams
 from hf_ctxmodels.registry import FAMILIES
@@ -129,28 +129,6 @@ class TestPaths:
             results.append(gradients(model, model(**make_batch(), mems=make_memory(3, 4)).loss))
         for name, gradient in results[0].items():
             assert torch.equal(gradient, results[1][name]), name
-
-
-class LowRank(torch.nn.Module):
-    """A linear map with a low-rank one beside it (Hu et al. 2021); as in PEFT, `weight` is that of the map alone."""
-
-    def __init__(self, base: torch.nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.down = torch.nn.Linear(base.in_features, 2, bias=False)
-        self.up = torch.nn.Linear(2, base.out_features, bias=False)
-
-    @property
-    def weight(self) -> Tensor:
-        return self.base.weight
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self.base(states) + self.up(self.down(states))
-
-    def merged(self) -> torch.nn.Linear:
-        with torch.no_grad():
-            self.base.weight += self.up.weight @ self.down.weight
-        return self.base
 
 
 class TestAdapters:
