@@ -129,7 +129,10 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         if position_ids is not None:
             raise CtxError("position_ids are not taken: positions are relative here. Leave them out.")
         words = self.check_encoder_input(
-            *(input_ids, inputs_embeds, attention_mask, None),
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            None,
             sequence_ids=sequence_ids,
             output_mask=output_mask,
             token_type_ids=token_type_ids,
@@ -156,17 +159,17 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         hidden_states = self._embed(inputs, streams)
         mems, attentions = [], []
         recorded: list[Tensor | None] = []
+        nothing = (None,) * (1 if inputs.target_positions is None else 2)
         for number, layer in enumerate(self.layers):
             memory = None if inputs.memory is None else inputs.memory[number]
-            parts = streams.unpack(hidden_states)
-            recorded.extend(parts if number in chosen else [None] * len(parts))
+            recorded.extend(streams.unpack(hidden_states) if number in chosen else nothing)
             if use_mems:
                 mems.append(updated_memory(streams.content(hidden_states), memory, config.mem_len, config.reuse_len))
             hidden_states, probabilities = layer(hidden_states, last if number + 1 == count else streams, memory)
             if wants_attentions and probabilities is not None:
                 attentions.append(probabilities)
         outputs = last.unpack(self.dropout(hidden_states))
-        recorded.extend(outputs if count in chosen else [None] * len(outputs))
+        recorded.extend(outputs if count in chosen else nothing)
         return CtxXLNetModelOutput(
             last_hidden_state=outputs[-1],
             mems=tuple(mems) or None,

@@ -67,11 +67,8 @@ class RelativeAttention(nn.Module):
             (query,) = self._split_heads(partial_linear(self.qkv_proj, queries, 0, width), 1)
             key, value = self._split_heads(partial_linear(self.qkv_proj, keys, width, 3 * width), 2)
         (relative,) = self._split_heads(self.position_proj(streams.encodings), 1)
-        context, probabilities = streams.attend(
-            *(query, key, value, relative, self.biases),
-            scaling=self.scaling,
-            dropout=self.attention_dropout if self.training else 0.0,
-        )
+        options = {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
+        context, probabilities = streams.attend(query, key, value, relative, self.biases, **options)
         return self.out_proj(context.flatten(-2)), probabilities
 
     def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
