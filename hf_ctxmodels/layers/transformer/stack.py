@@ -83,8 +83,9 @@ def run_stack(
         hidden_states, probabilities, cross_probabilities = block(
             hidden_states, view.layout, view.mask, view.memory, past_key_values=past_key_values, layer_index=number
         )
-        own.append(probabilities)
-        cross.append(cross_probabilities)
+        if output_attentions:
+            own.append(probabilities)
+            cross.append(cross_probabilities)
     if final_norm is not None:
         hidden_states = final_norm(hidden_states)
     output = final.output(hidden_states)
