@@ -7,7 +7,18 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
-from zoo import BASES, CASES, PEERED, TIED_HEADS, Case, assert_same_outputs, make_batch, make_targets, tiny_config
+from zoo import (
+    BASES,
+    CASES,
+    PEERED,
+    TIED_HEADS,
+    Case,
+    assert_same_outputs,
+    each_forward,
+    make_batch,
+    make_targets,
+    tiny_config,
+)
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES, get_family
@@ -143,6 +154,7 @@ class TestSaving:
         for (name, got), expected in zip(again.named_parameters(), model.parameters(), strict=True):
             assert torch.equal(got, expected), name
 
+    @each_forward
     def test_loading_one_head_from_another_keeps_the_encoder(self, head: Case, tmp_path: Path) -> None:
         model = head.model()
         model.save_pretrained(tmp_path)
@@ -155,6 +167,7 @@ class TestSaving:
 
 
 class TestInitialisation:
+    @each_forward
     def test_meta_loading_leaves_no_parameter_uninitialised(self, head: Case, tmp_path: Path) -> None:
         """A head absent from the checkpoint is initialised like a fresh one."""
         Case(head.family, "AutoModel").model(initializer_range=0.02).save_pretrained(tmp_path)

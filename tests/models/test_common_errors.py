@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zoo import BASES, CHOICES, HEADS, TINY, Batch, Case, make_batch, make_targets
+from zoo import BASES, CHOICES, HEADS, TINY, Batch, Case, each_forward, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 
@@ -82,6 +82,7 @@ class TestInput:
         )
         assert_refused(base, batch, name, "(2, 12)", "(4, 12)")
 
+    @each_forward
     def test_heads_refuse_what_their_encoder_refuses(self, head: Case) -> None:
         assert_refused(head, {}, "input_ids", "inputs_embeds")
         assert_refused(head, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
@@ -100,6 +101,7 @@ class TestInput:
 
 
 class TestTargets:
+    @each_forward
     def test_label_out_of_range_or_of_another_batch(self, head: Case) -> None:
         batch = make_batch(head)
         targets = make_targets(head, batch)

@@ -18,6 +18,7 @@ from zoo import (
     assert_same_gradients,
     assert_same_outputs,
     at_tokens,
+    each_forward,
     gradients,
     make_batch,
     make_targets,
@@ -93,6 +94,7 @@ class TestAttentionPaths:
     def test_gradients_of_the_encoder(self, base: Case, path: str, side: str) -> None:
         _assert_same_objective(base, path, side)
 
+    @each_forward
     def test_losses_and_gradients(self, head: Case) -> None:
         """Paths are the encoder's: a head is tested on the one that differs most from the plain formula."""
         _assert_same_objective(head, "unpadded", "left")

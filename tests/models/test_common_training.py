@@ -12,6 +12,7 @@ from zoo import (
     Case,
     assert_close,
     assert_same_gradients,
+    each_forward,
     gradients,
     learnable_batch,
     make_batch,
@@ -68,6 +69,7 @@ class TestLoss:
         assert_close(got, expected)
         assert_same_gradients(gradients(model, got), gradients(model, expected))
 
+    @each_forward
     def test_outputs_with_targets_and_without(self, head: Case) -> None:
         """No vocabulary logits with labels, terms that add up to the loss, and no loss without targets."""
         batch, model = make_batch(head), head.model()
@@ -85,6 +87,7 @@ class TestLoss:
         if parts:
             assert_close(sum(parts), outputs.loss.detach())
 
+    @each_forward
     def test_metrics_are_counts_that_add_up_over_batches(self, head: Case) -> None:
         batch = make_batch(head)
         batch |= make_targets(head, batch, ignore_some=True)
@@ -229,6 +232,7 @@ class TestGradients:
 class TestLearning:
     """A few dozen steps on a task whose best guess without looking at the input has a known loss."""
 
+    @each_forward
     def test_beats_the_baseline(self, head: Case) -> None:
         model = head.model(initializer_range=0.05, num_hidden_layers=2).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
