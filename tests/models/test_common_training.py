@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from zoo import (
+    BASES,
     HEADS,
     Batch,
     Case,
@@ -24,6 +25,7 @@ from zoo import (
 from hf_ctxmodels.spec import Target
 
 OF_A_SECOND_STREAM = "mask_embedding"  # which the common suite does not run; tests/models/test_two_streams.py does
+RECOMPUTED = [case for case in BASES if case.model_class.supports_gradient_checkpointing]
 SEQUENCE_CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 
 
@@ -180,10 +182,9 @@ class TestGradients:
         for name, gradient in gradients(model, objective(case, model, batch)).items():
             assert name in fixed or gradient.any() or name.endswith(OF_A_SECOND_STREAM), f"{name} gets no gradient"
 
+    @pytest.mark.parametrize("base", RECOMPUTED, ids=str)
     def test_gradient_checkpointing_changes_nothing(self, base: Case) -> None:
         """Bit for bit, dropout included, and with hidden states recorded."""
-        if not base.model_class.supports_gradient_checkpointing:
-            pytest.skip(f"{base} has nothing to compute again")
         batch = make_batch(base)
         batch |= make_targets(base, batch)
         results = []
@@ -213,12 +214,10 @@ class TestGradients:
             assert not torch.allclose(value, noisy[name])
 
     @pytest.mark.parametrize("unpad", [True, False])
-    def test_attention_dropout(self, base: Case, unpad: bool) -> None:
+    def test_attention_dropout(self, attentive: Case, unpad: bool) -> None:
         """On average over many draws the output stays about what it is without dropout of attention."""
-        if not base.attends:
-            pytest.skip(f"{base} has no attention")
-        batch = make_batch(base, (8, 5))
-        model = base.model(unpad=unpad, attention_probs_dropout_prob=0.1, num_hidden_layers=1)
+        batch = make_batch(attentive, (8, 5))
+        model = attentive.model(unpad=unpad, attention_probs_dropout_prob=0.1, num_hidden_layers=1)
         expected = model(**batch).last_hidden_state
         model.train()
         torch.manual_seed(0)
