@@ -134,10 +134,8 @@ def main() -> int:
 
         with ThreadPoolExecutor(arguments.jobs) as pool:
             for fault, test, output, seconds in pool.map(timed, faults):
-                place = f"{seconds:5.0f} s  {fault.file}: {fault.what}"
-                print(
-                    f"caught {place} <- {test.rpartition('/')[2]}" if test else f"MISSED {place}\n{output}", flush=True
-                )
+                print(f"{'caught' if test else 'MISSED'} {seconds:5.0f} s  {fault.file}: {fault.what}", flush=True)
+                print(f"               {test}" if test else output, flush=True)
                 if not test:
                     missed.append(fault)
     print(f"{len(faults) - len(missed)} of {len(faults)} faults caught.")
