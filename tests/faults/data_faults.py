@@ -180,6 +180,13 @@ DATA_FAULTS = [
         ("tests/objectives/test_replaced_token_detection.py",),
     ),
     Fault(
+        "swapped segments are labelled as in order",
+        "hf_ctxmodels/objectives/sentence_order.py",
+        "IN_ORDER, SWAPPED = 0, 1",
+        "IN_ORDER, SWAPPED = 1, 0",
+        ("tests/objectives/test_sentence_order.py",),
+    ),
+    Fault(
         "a chunk is one sentence",
         "hf_ctxmodels/objectives/sentence_order.py",
         "last = min(max(fitting, first + 2), sentences)",
