@@ -86,6 +86,17 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         rate = getattr(self, self.head_dropout_field)
         return self.hidden_dropout_prob if rate is None else rate
 
+    def require_positive(self, *names: str) -> None:
+        """Raise ValueError unless the fields of these names are 1 or more."""
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
+
+    def require_two_directions(self) -> None:
+        """Raise ValueError unless the directions of a bidirectional layer can share `hidden_size`."""
+        if self.hidden_size % 2 or self.hidden_size < 2:
+            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
+
     def reference_name(self, field: str) -> str:
         """What the reference calls a field of this configuration: the name that `attribute_map` reads it by."""
         return {own: name for name, own in self.attribute_map.items()}.get(field, field)

@@ -21,11 +21,11 @@ class ForCausalLM(HeadModel, GenerationMixin):
     it.
 
     Attributes:
-        looks_ahead: Whether a token's label is the target of the token read before it.
+        shifts_labels: Whether a token's label is the target of the token read before it.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    looks_ahead: ClassVar[bool] = True
+    shifts_labels: ClassVar[bool] = True
 
     @property
     def is_backward(self) -> bool:

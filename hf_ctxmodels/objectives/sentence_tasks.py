@@ -120,7 +120,7 @@ class SentenceTasks(Objective):
             )
         self.relations = _names(self.options.relations) if RELATIONS in self.tasks else []
         neighbours = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.tasks else []
-        self.written = [*neighbours, *(task for task in self.tasks if task in tags)]
+        self.decoder_tasks = [*neighbours, *(task for task in self.tasks if task in tags)]
         check_at_least(0, relations_every=self.options.relations_every)
         every = self.options.relations_every
         periods = {self.tasks.index(RELATIONS): every} if every and RELATIONS in self.tasks else {}
@@ -136,7 +136,7 @@ class SentenceTasks(Objective):
             "target_vocab_size": self.baseline.num_tokens,
             "decoder_start_token_id": int(self.tokenizer.bos_token_id),
             "eos_token_id": int(self.tokenizer.eos_token_id),
-            "written_tasks": self.written,
+            "decoder_tasks": self.decoder_tasks,
             "relations": self.relations,
         }
 
@@ -235,7 +235,7 @@ class SentenceTasks(Objective):
             "input_ids": first,
             "second_ids": second,
             "labels": labels,
-            "target_language": 0 if written is None else self.written.index(written),
+            "target_language": 0 if written is None else self.decoder_tasks.index(written),
             "relation": relation,
         }
 
@@ -244,7 +244,7 @@ class SentenceTasks(Objective):
         has_target = (batch["labels"] != IGNORED).any(1)
         written = {
             f"written_{name}": int((has_target & (batch["target_languages"] == number)).sum())
-            for number, name in enumerate(self.written)
+            for number, name in enumerate(self.decoder_tasks)
         }
         related = int((batch["relation_labels"] != IGNORED).sum())
         return {**count_targets(batch, self.tokenizer.unk_token_id), "related": related, **written}
@@ -255,7 +255,7 @@ class SentenceTasks(Objective):
         return {
             **target_rates(counts),
             "target_fill": counts["targets"] / max(1, counts["target_positions"]),
-            **{f"share_{name}": counts[f"written_{name}"] / rows for name in self.written},
+            **{f"share_{name}": counts[f"written_{name}"] / rows for name in self.decoder_tasks},
             f"share_{RELATIONS}": counts["related"] / rows,
         }
 

@@ -9,6 +9,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]")
@@ -130,10 +131,7 @@ class CtxWordTokenizer(CtxTokenizer):
         Raises:
             CtxError: That tokenizer cannot be opened, or is not one of whole words.
         """
-        try:
-            static = AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError) as error:
-            raise CtxError(f"Cannot open the tokenizer of the vectors: {error}", location=source) from error
+        static = open_pretrained(AutoTokenizer, source, "the tokenizer of the word vectors")
         if not isinstance(static, CtxWordTokenizer):
             raise CtxError(f"{type(static).__name__} is no tokenizer of whole words.", location=source)
         return cls(

@@ -73,7 +73,7 @@ def test_no_row_depends_on_its_batch_and_draws_on_its_number(tokenizer: CtxElmoT
 def test_unknown_words_round_trip() -> None:
     words = ["a", "ünï", "", "日本", "\udc80"]
     assert decode_words(encode_words(words)) == words
-    assert words_of(np.array([], dtype=np.uint8)) == []
+    assert decode_words(np.array([], dtype=np.uint8)) == []
 
 
 def test_rates_and_statistics(tokenizer: CtxElmoTokenizer) -> None:

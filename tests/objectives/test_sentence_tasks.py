@@ -53,7 +53,7 @@ def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
     found = []
     for row in objective.examples(documents):
         names = (objective.tasks[row["task"]], *(text(row[name]) for name in ("input_ids", "second_ids", "labels")))
-        writes = objective.written[row["target_language"]] if len(row["labels"]) else ""
+        writes = objective.decoder_tasks[row["target_language"]] if len(row["labels"]) else ""
         found.append((*names, writes, "" if row["relation"] < 0 else objective.relations[row["relation"]]))
     return found
 
@@ -61,7 +61,7 @@ def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
 def test_what_every_kind_of_document_teaches(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     assert objective.tasks == ["skip-thought", "<de>", "<parse>", "relations"]
-    assert objective.config_fields["written_tasks"] == ["next", "previous", "<de>", "<parse>"]
+    assert objective.config_fields["decoder_tasks"] == ["next", "previous", "<de>", "<parse>"]
     skip = "skip-thought"
     expected = [
         (skip, "the cat sat .", "", "it slept !", "next", ""),
@@ -84,7 +84,7 @@ def test_what_every_kind_of_document_teaches(documents: Documents, tokenizer: Ct
 )
 def test_tasks_by_name(documents: Documents, tokenizer: CtxGenSenTokenizer, tasks: str, writes: list[str]) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0, tasks=tasks)
-    assert objective.written == writes
+    assert objective.decoder_tasks == writes
     assert {row[0] for row in rows_of(objective, documents)} == set(tasks.split(","))
     assert bool(objective.config_fields["relations"]) == ("relations" in tasks)
 

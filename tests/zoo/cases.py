@@ -220,13 +220,13 @@ class Case:
         return 2 if getattr(self.model_class, "label_axes", ()) else 1
 
     @property
-    def looks_ahead(self) -> bool:
+    def shifts_labels(self) -> bool:
         """Whether a word's label is the target of the word before it."""
-        return getattr(self.model_class, "looks_ahead", False)
+        return getattr(self.model_class, "shifts_labels", False)
 
     def ahead(self, targets: Tensor) -> Tensor:
         """(batch, length) the target of each word -> labels as the head takes them."""
-        return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.looks_ahead else targets
+        return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.shifts_labels else targets
 
     def spell(self, words: Tensor) -> Tensor:
         """What stands for these integers in `input_ids`: themselves, or the characters of each."""

@@ -37,10 +37,7 @@ class CtxStaticConfig(CtxConfig):
 
     def validate_width(self) -> None:
         """Check the sizes (called at construction)."""
-        if self.vocab_size < 1 or self.hidden_size < 1:
-            raise ValueError(f"vocab_size={self.vocab_size} and hidden_size={self.hidden_size} must be 1 or more.")
-        if self.update_threads < 1:
-            raise ValueError(f"update_threads={self.update_threads} must be 1 or more.")
+        self.require_positive("vocab_size", "hidden_size", "update_threads")
 
     @classmethod
     def of_one_table(cls, vocab_size: int, hidden_size: int) -> Self:

@@ -133,6 +133,8 @@ class StaticEncoder(StaticPreTrainedModel):
         pooler: Pools the states to `pooler_output`, or None.
     """
 
+    _input_embed_layer = "word_embeddings"
+
     def __init__(self, config: CtxStaticConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.word_embeddings: nn.Embedding = self.build_table(config)
@@ -147,14 +149,6 @@ class StaticEncoder(StaticPreTrainedModel):
 
     def build_encoder(self, config: CtxStaticConfig) -> None:
         """Create the family's own modules."""
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The word vectors."""
-        return self.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the word vectors."""
-        self.word_embeddings = value
 
     def look_up(self, input_ids: Tensor) -> Tensor:
         """(batch, length) ids -> (batch, length, hidden)."""
@@ -177,16 +171,12 @@ class StaticEncoder(StaticPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
-        Args:
-            input_ids: (batch, length) ids; or `inputs_embeds` (batch, length, hidden) in their place.
-            attention_mask: (batch, length), 0 at padding positions, whose states are zero.
-            sequence_ids: (batch, length), 0 at padding; `pooler_output` pools over all sequences of a row.
-            output_mask: (batch, length) bool; `last_hidden_state` then holds only these positions, (targets, hidden).
+        Args: those of `prepare_inputs`, and
             output_hidden_states: Return `hidden_states`, which is (`last_hidden_state`,).
             kwargs: Ignored arguments of other families' models.
 
         Raises:
-            CtxError: Inputs do not match each other or the model, see `prepare_inputs`.
+            CtxError: Inputs do not match each other or the model.
         """
         width, given = self.config.hidden_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
         inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)

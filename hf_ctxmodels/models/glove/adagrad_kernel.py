@@ -1,7 +1,7 @@
 """AdaGrad on single cells of a co-occurrence matrix, compiled for the CPU by numba (extra `words`).
 
-The released code of GloVe does the same (Pennington et al. 2014, section 4.2). With tensors, a batch's gradients must be
-sorted by words before AdaGrad can square their sums, which takes most of the time.
+The released code of GloVe does the same (Pennington et al. 2014, section 4.2). With tensors, a batch's gradients would
+have to be sorted by words before AdaGrad can square their sums, which takes most of the time.
 """
 
 import math

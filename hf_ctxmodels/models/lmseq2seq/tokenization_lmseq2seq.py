@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.tokenizers.parallel import CtxTranslationTokenizer
 from hf_ctxmodels.tokenizers.words import CtxWrittenWordTokenizer
 
@@ -67,10 +68,7 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
 
 
 def _open(source: str | PathLike[str]) -> CtxWrittenWordTokenizer:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise CtxError(f"Cannot open the language model's tokenizer: {error}", location=str(source)) from error
+    tokenizer = open_pretrained(AutoTokenizer, source, "the language model's tokenizer")
     if not isinstance(tokenizer, CtxWrittenWordTokenizer):
         raise CtxError(
             f"{type(tokenizer).__name__} is no tokenizer of words that decode to the exact text.",

@@ -30,6 +30,4 @@ class CtxWord2VecConfig(CtxStaticConfig):
 
     def validate_prediction(self) -> None:
         """Check the sizes (called at construction)."""
-        for name in ("window", "negative", "update_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
+        self.require_positive("window", "negative", "update_blocks")
