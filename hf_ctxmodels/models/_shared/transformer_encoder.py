@@ -16,6 +16,7 @@ from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.transformer.block import TransformerBlock
+from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
 from hf_ctxmodels.layers.transformer.stack import StackOutput, run_stack
 
 
@@ -52,7 +53,11 @@ def build_layer(config: Any) -> TransformerBlock:
 
 
 class Encoder(CtxPreTrainedModel):
-    """The forward of a post-norm encoder.
+    """A post-norm encoder, BERT's unless a family overrides its parts.
+
+    Args:
+        config: A configuration with the Hub's standard names.
+        add_pooling_layer: Whether to compute `pooler_output`.
 
     Attributes:
         embeddings: Words, positions and segments -> (..., hidden).
@@ -61,9 +66,25 @@ class Encoder(CtxPreTrainedModel):
     """
 
     _input_embed_layer = "word_embeddings"
-    embeddings: TokenPositionTypeEmbeddings
-    layers: Iterable[nn.Module]
-    pooler: nn.Module | None
+
+    def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.embeddings = self.build_embeddings(config)
+        self.layers: Iterable[nn.Module] = self.build_layers(config)
+        self.pooler: nn.Module | None = self.build_pooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    def build_embeddings(self, config: Any) -> TokenPositionTypeEmbeddings:
+        """Create the embeddings."""
+        return build_embeddings(config, width=config.hidden_size)
+
+    def build_layers(self, config: Any) -> nn.Module:
+        """Create the layers."""
+        return nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
+
+    def build_pooler(self, config: Any) -> nn.Module:
+        """Create the pooler."""
+        return FirstTokenPooler(config.hidden_size)
 
     @merge_with_config_defaults
     @can_return_tuple
