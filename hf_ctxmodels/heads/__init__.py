@@ -1,4 +1,4 @@
-"""Heads, written once; a family binds each to its encoder in two lines (see `HeadModel`)."""
+"""Generic heads; a family binds each to its encoder in two lines (see `HeadModel`)."""
 
 from hf_ctxmodels.heads.base import (
     IGNORED,

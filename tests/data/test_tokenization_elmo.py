@@ -145,7 +145,7 @@ def test_wrong_input(tokenizer: CtxElmoTokenizer, tmp_path: Path) -> None:
         CtxElmoTokenizer()
     with pytest.raises(CtxError, match=r"lacks \[UNK\]"):
         CtxElmoTokenizer(vocab={"[PAD]": 0, "<S>": 1, "</S>": 2})
-    with pytest.raises(CtxError, match="'a' stands twice"):
+    with pytest.raises(CtxError, match="'a' occurs twice"):
         CtxElmoTokenizer.from_words(["a", "a"])
     with pytest.raises(CtxError, match="max_characters=2"):
         CtxElmoTokenizer.from_words([], max_characters=2)

@@ -137,7 +137,7 @@ class TestPair:
         with pytest.raises(CtxError, match="Cannot open"):
             CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(tmp_path / "none", pair["target"])
         CtxUlmfitTokenizer.train(TEXTS["source"], 40, min_count=1).save_pretrained(tmp_path / "other")
-        with pytest.raises(CtxError, match="put together again"):
+        with pytest.raises(CtxError, match="decode to the exact text"):
             CtxLmSeq2SeqTokenizer.from_pretrained_pair(tmp_path / "other", pair["target"])
         with pytest.raises(CtxError, match="give both"):
             CtxLmSeq2SeqTokenizer.train(["a"], 9, source_model=str(pair["source"]))

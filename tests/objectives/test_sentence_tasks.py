@@ -160,13 +160,13 @@ def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTok
 def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tmp_path: Path) -> None:
     for options, message in (
         ({"tasks": "<fr>"}, "no task '<fr>'"),
-        ({"tasks": "relations,,<de>"}, "does not list names"),
-        ({"relations": "a,a"}, "does not list names"),
+        ({"tasks": "relations,,<de>"}, "no list of different names"),
+        ({"relations": "a,a"}, "no list of different names"),
         ({"relations_every": -1}, "negative"),
     ):
         with pytest.raises(CtxError, match=message):
             SentenceTasks(tokenizer, max_length=30, seed=0, **options)
-    with pytest.raises(CtxError, match="does not write what it reads"):
+    with pytest.raises(CtxError, match="no joint vocabulary"):
         SentenceTasks(CtxCoveTokenizer.train(["a\tb"], 9, min_count=1, min_target_count=1), max_length=9, seed=0)
     other = SentenceTasks(tokenizer, max_length=30, seed=0, relations="same,different")
     with pytest.raises(CtxError, match="label 'Contradiction' is none of same, different"):

@@ -155,7 +155,7 @@ class Case:
     @property
     def compared_targets(self) -> list[str]:
         """Targets that the logits are compared with."""
-        return [name for name, kind in self.targets.items() if kind is not Target.AGREEMENT]
+        return [name for name, kind in self.targets.items() if kind is not Target.CONSISTENCY]
 
     def _kind_of(self, name: str) -> Target:
         of_tokens = {"AutoModelForTokenClassification": Target.TOKEN_CLASS, "AutoModelForPreTraining": Target.REPLACED}
@@ -166,7 +166,7 @@ class Case:
         if name != "labels":
             raise NotImplementedError(f"{self} wants the target {name!r}: say of what in its traits.targets.")
         if self.predicts_where_labelled:
-            return Target.WRITTEN if self.writes else Target.TOKEN_ID
+            return Target.DECODER_TOKEN if self.writes else Target.TOKEN_ID
         return of_tokens.get(self.auto_name, Target.ROW_CLASS)
 
     def loss_weight(self, component: str) -> float:
@@ -192,7 +192,7 @@ class Case:
     @property
     def teaches_itself(self) -> bool:
         """Whether a term of the loss compares two predictions of the model: it is small, and rounding weighs."""
-        return Target.AGREEMENT in self.targets.values()
+        return Target.CONSISTENCY in self.targets.values()
 
     @property
     def normalises_batches(self) -> bool:
