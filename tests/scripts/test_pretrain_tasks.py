@@ -95,7 +95,7 @@ def test_one_task_of_all_the_data(monkeypatch, prepared, tmp_path) -> None:
 
 def test_mistakes_are_named(monkeypatch, prepared, tmp_path, capsys) -> None:
     for flags, message in (
-        (("--streaming",), "draws a task for each step"),
+        (("--streaming",), "samples a task for each step"),
         (("--objective_options", "tasks=<fr>"), "no task '<fr>'"),
         (("--objective_options", "relations=same,other"), "is none of same, other"),
     ):
