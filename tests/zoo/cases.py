@@ -4,6 +4,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -301,8 +302,35 @@ def _characters(words: Tensor, width: int) -> Tensor:
     return spelled * (words != PAD)[..., None]
 
 
-CASES = [Case(family, auto_name) for family in FAMILIES.values() for auto_name in family.models]
-CASES += [Case(family, auto_name, False) for family in FAMILIES.values() for auto_name in family.peers]
+def main_head(family: FamilySpec) -> str:
+    """The Auto class of what a family is first trained as: its language model, or its first head where it has none."""
+    heads = [name for name in family.models if name != "AutoModel"]
+    return "AutoModelForPreTraining" if "AutoModelForPreTraining" in heads else heads[0]
+
+
+def _cases() -> list[Case]:
+    """One for each model class, under the last Auto class that makes it: the first may be the general one."""
+    classes = {family.models[name]: (family, name) for family in FAMILIES.values() for name in family.models}
+    made = [Case(*row) for row in classes.values()]
+    return made + [Case(family, name, False) for family in FAMILIES.values() for name in family.peers]
+
+
+def _representatives(heads: list[Case]) -> list[Case]:
+    """The first head of each forward over each kind of encoder, and every head that pretrains its family.
+
+    Heads bound to several families share their forward: what is a property of the head alone is tried on these.
+    """
+    chosen: dict[Any, Case] = {}
+    for case in heads:
+        forward = inspect.unwrap(case.model_class.forward)
+        chosen.setdefault((forward, case.attends, case.recurs), case)
+    first = {id(case) for case in chosen.values()}
+    return [
+        case for case in heads if id(case) in first or case.model_class is case.family.models[main_head(case.family)]
+    ]
+
+
+CASES = _cases()
 PEERED = [case for case in CASES if case.has_peer]
 BASES = [case for case in CASES if case.is_base]
 HEADS = [case for case in CASES if not case.is_base]
@@ -318,13 +346,8 @@ _KINDS = {
     "glove-AutoModelForPreTraining",
 }
 ARCHETYPES = [case for case in HEADS if str(case) in _KINDS]
+ARCHETYPE_FAMILIES = list({case.family.name: case.family for case in ARCHETYPES}.values())
 TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
-
-
-def main_head(family: FamilySpec) -> str:
-    """The Auto class of what a family is first trained as: its language model, or its first head where it has none."""
-    heads = [name for name in family.models if name != "AutoModel"]
-    return "AutoModelForPreTraining" if "AutoModelForPreTraining" in heads else heads[0]
 
 
 def tiny_config(family: FamilySpec, **changes: Any) -> PreTrainedConfig:
@@ -343,3 +366,9 @@ def randomised(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
+
+
+# At the end: tiny models show what the encoders are.
+REPRESENTATIVES = _representatives(HEADS)
+# For what a shared forward decides alone: `head` is each of these, not every class that is bound to it.
+each_forward = pytest.mark.parametrize("head", REPRESENTATIVES, ids=str)
