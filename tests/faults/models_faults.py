@@ -172,8 +172,8 @@ MODELS_FAULTS = [
     Fault(
         "all masked tokens count as replaced",
         "hf_ctxmodels/models/electra/discriminator_tasks.py",
-        "model.rtd_head(states), read_ids != original_ids",
-        "model.rtd_head(states), read_ids == read_ids",
+        "model.rtd_head(states), corrupted_ids != original_ids",
+        "model.rtd_head(states), corrupted_ids == corrupted_ids",
         ("tests/models/test_electra_pair.py",),
         "TestLosses",
     ),

@@ -222,7 +222,7 @@ def test_keeps_the_newest_checkpoints_and_removes_half_written_ones(workspace, p
 
 def test_refuses_to_overwrite_or_to_resume_another_run(workspace, problem, tmp_path):
     run(new_model(workspace), problem, arguments(tmp_path))
-    with pytest.raises(CtxError, match="already holds the checkpoint"):
+    with pytest.raises(CtxError, match="already has a checkpoint"):
         run(new_model(workspace), problem, arguments(tmp_path))
     with pytest.raises(CtxError, match=r"learning_rate is 0.5, was 0.001; seed is 8, was "):
         run(new_model(workspace), problem, arguments(tmp_path, learning_rate=0.5, seed=8, resume=True))

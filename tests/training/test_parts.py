@@ -363,7 +363,7 @@ def test_a_head_of_another_shape_starts_anew_and_an_encoder_has_to_be_there(work
     assert load_model(tmp_path, "AutoModelForSequenceClassification", config).classifier.out_features == 5
     assert "2 weights newly initialised: classifier.bias, classifier.weight" in capsys.readouterr().err
     config.num_hidden_layers += 1
-    with pytest.raises(CtxError, match="weights of the encoder are not in the file"):
+    with pytest.raises(CtxError, match="weights of the encoder are missing"):
         load_model(tmp_path, "AutoModelForSequenceClassification", config)
 
 

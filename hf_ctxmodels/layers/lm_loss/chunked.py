@@ -201,8 +201,8 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The summed cross-entropy, and its gradients with respect to the first three arguments if `needs_grad` is true.
 
-    With `numbers` it fills `samples` and adds to `correct`, see `Prediction`. One buffer holds a chunk's logits and then
-    their gradient, unless oneDNN multiplies: on a CPU the allocation would take as long as the arithmetic.
+    With `numbers` it fills `samples` and adds to `correct`, see `Prediction`. One buffer holds a chunk's logits and
+    then their gradient, unless oneDNN multiplies: on a CPU the allocation would take as long as the arithmetic.
     """
     wants_hidden, wants_weight, wants_bias = needs_grad
     hidden_grad = torch.empty_like(hidden_states) if wants_hidden else None

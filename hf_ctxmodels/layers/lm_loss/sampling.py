@@ -7,17 +7,17 @@ _BLOCK = 256  # columns of a partial sum
 _STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64, as int64
 
 
-def uniforms(seeds: Tensor, indices: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1) as a function of (seed, index): outputs of SplitMix64 (Steele, Lea & Flood 2014).
+def uniforms(seeds: Tensor, places: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1) as a function of (seed, place): outputs of SplitMix64 (Steele, Lea & Flood 2014).
 
     Args:
         seeds: (...) int64.
-        indices: (...) int64, 0 or more: position in the seed's sequence.
+        places: (...) int64, 0 or more: position in the seed's sequence.
 
     Returns:
         (...) float32, multiples of 2^-24.
     """
-    state = _scramble(seeds) + (indices + 1) * _STEP  # scrambled first, since consecutive seeds are common
+    state = _scramble(seeds) + (places + 1) * _STEP  # scrambled first, since consecutive seeds are common
     return (_logical_shift(_scramble(state), 40)).float() * 2.0**-24
 
 

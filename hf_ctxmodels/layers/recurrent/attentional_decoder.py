@@ -47,8 +47,8 @@ class AttentionalDecoder(nn.Module):
         self.dropout = Dropout(dropout)
 
     def start(self, hidden: Tensor, cell: Tensor) -> RecurrentCache:
-        """The cache before the first token, from (rows, layers, hidden) final states of the encoder: the layers' states,
-        (rows, hidden) each, and h~."""
+        """The cache before the first token, from (rows, layers, hidden) final encoder states: the (rows, hidden) states
+        of the layers, and h~."""
         states = zip(hidden.unbind(1), cell.unbind(1), strict=True)
         return RecurrentCache([*states, (torch.zeros_like(hidden[:, 0]),)])
 

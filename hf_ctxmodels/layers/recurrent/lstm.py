@@ -140,12 +140,12 @@ class LSTM(nn.Module):
         size = truncation if truncation is not None and torch.is_grad_enabled() else max(1, len(steps))
         outputs, ended, start = [], [], 0
         for first in range(0, len(steps), size):
-            segment = steps[first : first + size]
-            part = slice(start, start + sum(segment))
+            stretch = steps[first : first + size]
+            part = slice(start, start + sum(stretch))
             if first:
-                ended.append(LSTMState(*(each[:, segment[0] :] for each in state)))
-                state = LSTMState(*(each[:, : segment[0]].detach() for each in state))
-            given = (gates[:, part], *state, state_weight, projection, segment, *clips)
+                ended.append(LSTMState(*(each[:, stretch[0] :] for each in state)))
+                state = LSTMState(*(each[:, : stretch[0]].detach() for each in state))
+            given = (gates[:, part], *state, state_weight, projection, stretch, *clips)
             masks = (None if mask is None else mask[:, part] for mask in (rows.present, rows.restarts))
             out, hidden, cell = recur(*given, *masks)
             outputs.append(out)

@@ -61,7 +61,9 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs
     ) -> tuple[Tensor, RecurrentCache | None]:
         """See `ForConditionalGeneration.decode`."""
-        languages = ids.new_zeros(len(ids)) if given.languages is None else given.languages
+        languages = given.languages
+        if languages is None:
+            languages = ids.new_zeros(len(ids))
         vectors = self.decoder.step_vectors(given.encoded.pooler_output, languages)
         if target_mask is None:
             return self.decoder(ids, vectors, given.cache, unpad=self.config.unpad and not is_traced(ids))
