@@ -48,8 +48,11 @@ def smaller(code: str) -> str:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """A folder with what the page assumes: the scripts, a corpus, labelled reviews, a reference checkpoint."""
-    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    """A folder with what the page assumes: the command, a corpus, labelled reviews, a reference checkpoint."""
+    command = tmp_path / "bin" / "hf-ctxmodels"  # as pip installs it, for the interpreter that runs the tests
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hf_ctxmodels "$@"\n')
+    command.chmod(0o755)
     documents = ["\n".join(SENTENCES[first:] + SENTENCES[:first]) for first in range(5)]
     (tmp_path / "corpus.txt").write_text("\n\n".join(documents * 4) + "\n")
     rows = [f'"{sentence}",{number % 2}' for number, sentence in enumerate(SENTENCES * 4)]
@@ -70,15 +73,15 @@ def commands(language: str, code: str) -> list[list[str]]:
     if language == "python":
         return [["-c", code]]
     lines = [shlex.split(line) for line in code.replace("\\\n", " ").splitlines()]
-    assert {line[0] for line in lines} == {"python"}
-    return [line[1:] for line in lines]
+    assert {line[0] for line in lines} == {"hf-ctxmodels"}
+    return [["-m", "hf_ctxmodels", *line[1:]] for line in lines]
 
 
 def test_examples_run(workspace: Path) -> None:
     """Those that reach the Hub in interpreters of their own, since its address is read when they start."""
     with HubServer() as hub:
         environment = environment_for(hub, workspace / "cache", TOKEN)
-        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+        environment["PATH"] = f"{workspace / 'bin'}{os.pathsep}{environment['PATH']}"
         cache = {"HF_HOME": environment["HF_HOME"]}
         for language, code in examples():
             if HUB_NAME in code:

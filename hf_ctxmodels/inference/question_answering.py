@@ -20,7 +20,7 @@ def answer_questions(
     may_be_unanswerable: bool = False,
     batch_size: int = 16,
 ) -> list[AnswerSpan]:
-    """The best span of its context for every question, found as in evaluation by `scripts/finetune.py`.
+    """The best span of its context for every question, found as in evaluation by `hf-ctxmodels finetune`.
 
     Args:
         model: as `AutoModelForQuestionAnswering` opens.

@@ -130,7 +130,7 @@ def no_vocabulary(cls: type, kwargs: dict[str, Any]) -> CtxError:
     return CtxError(
         f"A tokenizer without a vocabulary: neither {files} is there.",
         location=kwargs.get("name_or_path") or None,
-        hint=f"copy one of them there, or make one: scripts/train_tokenizer.py, or {cls.__name__}.train.",
+        hint=f"copy one of them there, or make one: `hf-ctxmodels train-tokenizer`, or {cls.__name__}.train.",
     )
 
 

@@ -189,7 +189,7 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
         raise CtxError(
             f"The directory holds no tokenizer: none of {', '.join(_TOKENIZER_FILES)}.",
             location=str(source),
-            hint="train one with scripts/train_tokenizer.py, or copy the missing file from the model's source.",
+            hint="train one with `hf-ctxmodels train-tokenizer`, or copy the missing file from the model's source.",
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)

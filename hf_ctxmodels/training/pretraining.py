@@ -1,4 +1,4 @@
-"""Pretraining of any family from raw text, for `scripts/pretrain.py`."""
+"""Pretraining of any family from raw text, for `hf-ctxmodels pretrain`."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
@@ -38,7 +38,7 @@ class PretrainingArguments(DataArguments):
     """Model, objective and data of pretraining."""
 
     tokenizer: str | None = flag(
-        None, "Tokenizer directory, from scripts/train_tokenizer.py, or Hub id; by default that of --model."
+        None, "Tokenizer directory, from `hf-ctxmodels train-tokenizer`, or Hub id; by default that of --model."
     )
     family: str | None = field(
         default=None,
@@ -115,7 +115,7 @@ def tokenizer_source(arguments: PretrainingArguments) -> str:
     source = arguments.tokenizer or arguments.model
     if source is None:
         raise CtxError(
-            "No tokenizer is given.", location="--tokenizer", hint="train one with scripts/train_tokenizer.py."
+            "No tokenizer is given.", location="--tokenizer", hint="train one with `hf-ctxmodels train-tokenizer`."
         )
     return source
 

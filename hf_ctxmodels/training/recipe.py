@@ -25,8 +25,8 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Parse the command line into one instance of each dataclass.
 
-    `--recipe FILE.yaml` has `flag: value` pairs, which are parsed like flags before those of the command line: the same
-    checks apply, and the command line overrides the recipe.
+    `--recipe NAME` is a file of `flag: value` pairs, or the name of one that comes with the package. They are parsed like
+    flags before those of the command line: the same checks apply, and the command line overrides the recipe.
 
     Args:
         dataclass_types: Dataclasses whose fields become flags, with `metadata={"help": ...}`.
@@ -39,13 +39,17 @@ def parse_arguments(
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = HfArgumentParser(dataclass_types, description=description, formatter_class=_HelpFormatter)
     known = {action.dest for action in parser._actions if action.dest != "help"}
-    parser.add_argument("--recipe", metavar="FILE.yaml", help="YAML file of `flag: value` defaults; flags override it.")
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="YAML file of `flag: value` defaults, or a name that `hf-ctxmodels recipes` lists; flags override it.",
+    )
 
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     recipe = finder.parse_known_args(argv)[0].recipe
     if recipe is not None and not {"-h", "--help"} & set(argv):
-        argv = recipe_flags(Path(recipe), known) + argv
+        argv = recipe_flags(find_recipe(recipe), known) + argv
     *parsed, unknown = parser.parse_args_into_dataclasses(argv, look_for_args_file=False, return_remaining_strings=True)
     if unknown:
         near = difflib.get_close_matches(unknown[0].removeprefix("--").replace("-", "_"), known, n=1)
@@ -55,6 +59,33 @@ def parse_arguments(
             hint=(f"did you mean --{near[0]}? " if near else "") + "--help lists the flags.",
         )
     return tuple(parsed[: len(dataclass_types)])
+
+
+def packaged_folder(name: str) -> Path:
+    """A folder of files that come with the package, "recipes" or "accelerate": in the installed package, else in the
+    source tree."""
+    installed = Path(__file__).parents[1] / name
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "scripts" / name
+
+
+def find_recipe(name: str) -> Path:
+    """The recipe's file: a path, or the name of one that comes with the package.
+
+    Raises:
+        CtxError: There is neither.
+    """
+    given = Path(name)
+    packaged = packaged_folder("recipes") / f"{name.removesuffix('.yaml')}.yaml"
+    if given.is_file() or given.name != name:
+        return given
+    if packaged.is_file():
+        return packaged
+    near = difflib.get_close_matches(packaged.stem, [path.stem for path in packaged.parent.glob("*.yaml")])
+    raise CtxError(
+        "The recipe cannot be read: there is no such file, and none of that name comes with the package.",
+        location=f"--recipe {name}",
+        hint=(f"did you mean {' or '.join(near)}? " if near else "") + "`hf-ctxmodels recipes` lists those there are.",
+    )
 
 
 def recipe_flags(path: Path, known: set[str]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import cases, encoders, report
+from hf_ctxmodels.benchmarks import cases, encoders, report
 
 CPU = torch.device("cpu")
 # Compiling takes longer than the rest together; tests/models compiles every encoder.

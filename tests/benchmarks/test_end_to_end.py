@@ -1,27 +1,24 @@
 """`pretrain.py` beside its peers, and a machine that is busy meanwhile."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from benchmarks import cases, pretraining, report
-from benchmarks.clock import StepClock
-from benchmarks.load import busy_core
-from benchmarks.measure import Measurement
+from hf_ctxmodels.benchmarks import cases, pretraining, report
+from hf_ctxmodels.benchmarks.clock import StepClock
+from hf_ctxmodels.benchmarks.load import busy_core
+from hf_ctxmodels.benchmarks.measure import Measurement
 
 CPU = torch.device("cpu")
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 KILLED = """
 import os, signal
-from benchmarks.load import busy_core
+from hf_ctxmodels.benchmarks.load import busy_core
 
 with busy_core():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -59,11 +56,8 @@ def test_a_process_spins_until_the_context_ends():
 
 
 def test_it_does_not_outlive_a_benchmark_that_is_killed():
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
     # The output ends when both processes have ended, as the second inherits it.
-    result = subprocess.run(
-        [sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
+    result = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == -signal.SIGKILL
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.learning import Claim, Detection, Transfer, pretraining_claims, report, transfer_claims
+from hf_ctxmodels.benchmarks.learning import Claim, Detection, Transfer, pretraining_claims, report, transfer_claims
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from zoo import TINY, randomised, tiny_config
 
-from benchmarks import recurrent, recurrent_pretraining, sentence_encoders
 from hf_ctxmodels import CtxElmoConfig, CtxElmoModel, CtxElmoTokenizer, CtxError
+from hf_ctxmodels.benchmarks import recurrent, recurrent_pretraining, sentence_encoders
 from hf_ctxmodels.registry import FAMILIES
 
 CPU = torch.device("cpu")

@@ -8,6 +8,7 @@ import pytest
 from forked import run_forked
 from transformers import AutoTokenizer
 
+from hf_ctxmodels.commands.train_tokenizer import TokenizerArguments
 from hf_ctxmodels.data import DataArguments
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -93,7 +94,7 @@ def test_every_script_holds_out_the_same_documents(tmp_path):
     flags = ["--dataset", str(tmp_path / "a.txt"), "--validation_fraction", "0.1"]
     tokenizer = ["--family", "bert", "--vocab_size", "150", "--output_dir", "o", *flags]
     pretraining = ["--tokenizer", "t", "--output_dir", "o", "--max_steps", "1", "--seed", "7", *flags]
-    _, for_tokenizer = parse_arguments(runpy.run_path(str(SCRIPT))["TokenizerArguments"], DataArguments, argv=tokenizer)
+    _, for_tokenizer = parse_arguments(TokenizerArguments, DataArguments, argv=tokenizer)
     for_model, _ = parse_arguments(PretrainingArguments, LoopArguments, argv=pretraining)
     parts = [list(part) for part in for_model.load()]
     assert parts == [list(part) for part in for_tokenizer.load()]

@@ -65,7 +65,7 @@ def run_tests(folder: Path, tests: Sequence[str], keyword: str, result: Connecti
     os.chdir(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     sys.path[:0] = [str(folder)]
-    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "hf_ctxmodels", "benchmarks")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "hf_ctxmodels")]:
         del sys.modules[name]
     torch.set_num_threads(1)
     output, failure = io.StringIO(), FirstFailure()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.measure import peak_bytes
+from hf_ctxmodels.benchmarks.measure import peak_bytes
 from hf_ctxmodels.models.xlnet import relative_attention
 from hf_ctxmodels.models.xlnet.relative_attention import (
     Biases,

@@ -28,7 +28,7 @@ def installed_versions() -> dict[str, str]:
 
 def command_line() -> str:
     """The command that started this process, quoted for a shell."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]])  # "hf-ctxmodels pretrain", "pretrain.py"
 
 
 @dataclass(kw_only=True)
@@ -101,7 +101,7 @@ class TrainingSummary:
             raise CtxError(
                 f"The model has no {SUMMARY_FILE}.",
                 location=str(directory),
-                hint="train it with scripts/pretrain.py or scripts/finetune.py, which write one.",
+                hint="train it with `hf-ctxmodels pretrain` or `finetune`, which write one.",
             ) from error
         except (TypeError, ValueError) as error:
             raise CtxError(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from benchmarks.recurrent_cases import Case, Sides
-from benchmarks.recurrent_peers import demo_lengths, pack, random_texts, torch_layers, unpack
+from hf_ctxmodels.benchmarks.recurrent_cases import Case, Sides
+from hf_ctxmodels.benchmarks.recurrent_peers import demo_lengths, pack, random_texts, torch_layers, unpack
 from hf_ctxmodels.registry import get_family
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import transformers
 
-from benchmarks.encoders import Result
+from hf_ctxmodels.benchmarks.encoders import Result
 
 _HEADER = (
     "| family | work | peer | ours | speed | expected | peer's CPU time | our CPU time | peak memory | expected "

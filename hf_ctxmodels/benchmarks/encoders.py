@@ -10,10 +10,10 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.batches import predicted_tokens, random_batches, random_lengths
-from benchmarks.cases import CASES, Case, Work
-from benchmarks.measure import Measurement, Step, matmul_flops, measure
-from benchmarks.pair import ReferencePair
+from hf_ctxmodels.benchmarks.batches import predicted_tokens, random_batches, random_lengths
+from hf_ctxmodels.benchmarks.cases import CASES, Case, Work
+from hf_ctxmodels.benchmarks.measure import Measurement, Step, matmul_flops, measure
+from hf_ctxmodels.benchmarks.pair import ReferencePair
 from hf_ctxmodels.registry import FAMILIES
 
 _Model: TypeAlias = PreTrainedModel | ReferencePair

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.measure import Measurement, measure
-from benchmarks.recurrent_cases import CASES, Case, Sides
-from benchmarks.recurrent_peers import demo_lengths, demo_sentences, pack, torch_layers, unpack
-from benchmarks.recurrent_pretraining import autoencoder_sides, translator_sides
-from benchmarks.sentence_encoders import encoder_sides
+from hf_ctxmodels.benchmarks.measure import Measurement, measure
+from hf_ctxmodels.benchmarks.recurrent_cases import CASES, Case, Sides
+from hf_ctxmodels.benchmarks.recurrent_peers import demo_lengths, demo_sentences, pack, torch_layers, unpack
+from hf_ctxmodels.benchmarks.recurrent_pretraining import autoencoder_sides, translator_sides
+from hf_ctxmodels.benchmarks.sentence_encoders import encoder_sides
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional, run_layer
 from hf_ctxmodels.layers.recurrent.lstm import LSTM

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
 
-from benchmarks.detection import TokenDetector, best_threshold, f1_of_flags
+from hf_ctxmodels.benchmarks.detection import TokenDetector, best_threshold, f1_of_flags
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet

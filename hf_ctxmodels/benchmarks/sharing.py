@@ -9,10 +9,10 @@ from typing import get_args
 
 import torch
 
-from benchmarks.batches import random_batches, random_lengths
-from benchmarks.cases import Case
-from benchmarks.encoders import build_model, training_step
-from benchmarks.measure import Measurement, measure
+from hf_ctxmodels.benchmarks.batches import random_batches, random_lengths
+from hf_ctxmodels.benchmarks.cases import Case
+from hf_ctxmodels.benchmarks.encoders import build_model, training_step
+from hf_ctxmodels.benchmarks.measure import Measurement, measure
 from hf_ctxmodels.models.albert.sharing import Scope
 
 CASE = Case("albert", "pretraining", 12, 768, 128, 4, 1.0, None, None)

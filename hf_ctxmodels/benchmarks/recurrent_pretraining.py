@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from benchmarks.recurrent_cases import Case, Sides
-from benchmarks.recurrent_peers import demo_lengths, pack, random_texts, torch_layers, unpack
+from hf_ctxmodels.benchmarks.recurrent_cases import Case, Sides
+from hf_ctxmodels.benchmarks.recurrent_peers import demo_lengths, pack, random_texts, torch_layers, unpack
 from hf_ctxmodels.heads import IGNORED
 from hf_ctxmodels.objectives import DataCollatorForTranslationWithLanguageModels
 from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding

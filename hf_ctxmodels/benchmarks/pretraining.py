@@ -12,11 +12,11 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
 
-from benchmarks.cases import Case
-from benchmarks.clock import StepClock
-from benchmarks.encoders import Result
-from benchmarks.measure import Measurement
-from benchmarks.trainer import train_with_trainer
+from hf_ctxmodels.benchmarks.cases import Case
+from hf_ctxmodels.benchmarks.clock import StepClock
+from hf_ctxmodels.benchmarks.encoders import Result
+from hf_ctxmodels.benchmarks.measure import Measurement
+from hf_ctxmodels.benchmarks.trainer import train_with_trainer
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training import pretraining

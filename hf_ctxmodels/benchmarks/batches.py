@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.cases import Case
+from hf_ctxmodels.benchmarks.cases import Case
 from hf_ctxmodels.objectives import expand_permutation
 
 _MASKED_SHARE = 0.15

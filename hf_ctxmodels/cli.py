@@ -1,0 +1,72 @@
+"""The console command: `hf-ctxmodels <command> ...`, or `python -m hf_ctxmodels <command> ...`."""
+
+import argparse
+import difflib
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+from hf_ctxmodels.core.errors import CtxError, run_script
+
+PROGRAM = "hf-ctxmodels"
+
+# Command -> what it does. Its module in `hf_ctxmodels.commands` has its name, and is imported when it is run.
+COMMANDS = {
+    "pretrain": "Pretrain a model of any registered family on raw text.",
+    "finetune": "Fine-tune a model on a task, and compare it with a baseline.",
+    "train-tokenizer": "Train the tokenizer of any family on documents.",
+    "evaluate-words": "Test the word vectors of a model, or look words up.",
+    "evaluate-sentences": "Test the sentence vectors of a model.",
+    "translate": "Translate a file line by line; with references, say how near they are.",
+    "ensemble": "Classify texts by several models together.",
+    "push": "Publish a trained model on the Hub.",
+    "recipes": "List the recipes and the configurations for `accelerate launch`.",
+    "learning": "Show that a family learns: tokenizer, pretraining and fine-tuning, beside baselines.",
+    "benchmark": "Measure speed and memory against transformers.",
+    "demo": "Run everything once, from raw text to a reloaded classifier, in a few minutes.",
+}
+
+
+def main() -> NoReturn:
+    """Run the command that the command line names, and exit: 0, or the code of its error."""
+    run_script(_run)
+
+
+def _run() -> None:
+    command, *rest = _parse(sys.argv[1:])
+    # The name under which the command shows its usage, and a run's summary the command line.
+    sys.argv = [f"{PROGRAM} {command}", *rest]
+    import_module(f"hf_ctxmodels.commands.{command.replace('-', '_')}").main()
+
+
+def _parse(argv: list[str]) -> list[str]:
+    """The command and its own command line; help and version are printed here.
+
+    Raises:
+        CtxError: There is no such command.
+    """
+    lines = "\n".join(f"  {name:<20}{what}" for name, what in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} <command> [flags]",
+        description=f"Contextual-embedding models: train, evaluate and publish them.\n\ncommands:\n{lines}",
+        epilog=f"`{PROGRAM} <command> --help` explains the flags of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    if not argv or argv[0].startswith("-"):
+        parser.parse_args(argv or ["--help"])
+    if not argv or argv[0] not in COMMANDS:
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        raise CtxError(
+            f"There is no command {argv[0]!r}.",
+            location=f"{PROGRAM} {argv[0]}",
+            hint=(f"did you mean {near[0]}? " if near else "") + f"`{PROGRAM} --help` lists the commands.",
+        )
+    return argv
+
+
+def _version() -> str:
+    from hf_ctxmodels import __version__
+
+    return f"{PROGRAM} {__version__}"

@@ -1,0 +1,212 @@
+r"""Fine-tune a model on a task, and compare it with a baseline.
+
+    hf-ctxmodels finetune --model runs/bert --task sequence-classification --train_file train.tsv \
+        --validation_file dev.tsv --text_columns sentence --label_column label --output_dir runs/sst2
+
+Runs as well under `accelerate launch`; --resume goes on where the last checkpoint was saved.
+"""
+
+import json
+import random
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
+from hf_ctxmodels.data.tasks import TASKS, Encoded, Task, TaskArguments
+from hf_ctxmodels.data.tasks.base import Collator
+from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.loading import (
+    describe_embeddings,
+    load_config,
+    load_model,
+    load_tokenizer,
+    new_config,
+    new_model,
+    parse_config_options,
+)
+from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.loss_normalization import count_loss_targets
+from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class FinetuneArguments:
+    """What to fine-tune, on what."""
+
+    task: Literal[
+        "sequence-classification", "regression", "token-classification", "question-answering", "multiple-choice"
+    ] = field(metadata={"help": "What the model learns to do."})
+    train_file: str = field(
+        metadata={
+            "help": "Training examples: .csv, .tsv, .txt (tab-separated) or .jsonl; CoNLL columns or .conllu for "
+            "tagging; SQuAD .json for questions; each may end in .gz. Or `demo` for sequence-classification."
+        }
+    )
+    validation_file: str = field(metadata={"help": "Held-out examples in the same form, or `demo`."})
+    model: str | None = flag(None, "Checkpoint directory or Hub id, with its tokenizer; or start anew by --family.")
+    family: str | None = field(
+        default=None, metadata={"help": "Start from random weights of this family.", "choices": list(FAMILIES)}
+    )
+    config: str = flag("tiny", "With --family: a size of it or a JSON file of its fields.")
+    tokenizer: str | None = flag(
+        None, "With --family: tokenizer directory, from `hf-ctxmodels train-tokenizer`, or Hub id."
+    )
+    unlabelled_file: str | None = flag(
+        None,
+        "Examples in the same form whose labels are not known, or not looked at: every second batch is of them, for "
+        "heads that learn from both (cross-view training).",
+    )
+    train_examples: int | None = flag(None, "Train on a sample of so many examples, the same one whatever the seed.")
+    config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
+    predictions_file: str | None = flag(None, "Write the final predictions for the validation file here, as .jsonl.")
+
+
+@dataclass
+class FinetuneLoopArguments(LoopArguments):
+    """The loop's flags with the defaults of fine-tuning (Devlin et al. 2019, appendix A.3): 3 epochs at 5e-5."""
+
+    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate."})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Steps of linear warm-up; a value below 1 is a share of all steps."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_steps is None and self.num_train_epochs is None:
+            self.num_train_epochs = 3.0
+        super().__post_init__()
+
+
+def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """Configuration and tokenizer of the checkpoint, or of a new model.
+
+    Raises:
+        CtxError: both --model and --family are given, or neither; or they cannot be opened.
+    """
+    if (arguments.model is None) == (arguments.family is None):
+        raise CtxError("A model is to be fine-tuned, but which one?", hint="give either --model or --family.")
+    if arguments.model is not None:
+        config = load_config(arguments.model, changes=parse_config_options(arguments.config_options))
+        describe_embeddings(config)
+        return config, load_tokenizer(arguments.model, split_words=task.split_words)
+    if arguments.tokenizer is None:
+        raise CtxError("A new model needs a tokenizer.", hint="train one, and name it by --tokenizer.")
+    tokenizer = load_tokenizer(arguments.tokenizer, split_words=task.split_words)
+    family = get_family(arguments.family or "")
+    return new_config(family, tokenizer, arguments.config, arguments.config_options), tokenizer
+
+
+def training_set(
+    file: str | None, task: Task[Any], encoded: Encoded, collate: Collator, model: Any, tokenizer: Any
+) -> tuple[Any, Collator]:
+    """What the loop trains on: examples with labels, in turn with those of a file without.
+
+    Raises:
+        CtxError: the head does not learn without labels, or the file cannot be read.
+    """
+    if file is None:
+        return EpochIndexed(encoded.features), collate
+    if "views" not in getattr(model, "loss_targets", ()):
+        raise CtxError(
+            f"{type(model).__name__} learns from labels alone.",
+            location=f"--unlabelled_file {file}",
+            hint="leave it out, or take a family that learns without them, such as cvt.",
+        )
+    unlabelled = task.encode(task.read_unlabelled(file), tokenizer).features
+    return RoundRobinMixture([encoded.features, without_labels(unlabelled)]), UnlabelledCollator(collate)
+
+
+def write_predictions(file: str, task: Task[Any], examples: list[Any], predictions: list[Any]) -> None:
+    """One JSON object a line: the example, its label and what was predicted."""
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(task.record(*pair), ensure_ascii=False) for pair in zip(examples, predictions, strict=True)]
+    Path(file).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def sample(examples: list[Any], size: int | None) -> list[Any]:
+    """So many of the examples, drawn with a fixed seed; all of them for None.
+
+    Raises:
+        CtxError: there are not so many.
+    """
+    if size is None:
+        return examples
+    if not 0 < size <= len(examples):
+        raise CtxError(
+            f"There are {len(examples)} training examples.",
+            location=f"--train_examples {size}",
+            hint="give a number from 1 to that.",
+        )
+    return random.Random(0).sample(examples, size)
+
+
+def table(metrics: dict[str, float], baseline: dict[str, float]) -> str:
+    """The metrics beside what the baseline gets."""
+    rows = [f"{'metric':<24}{'model':>10}{'baseline':>10}", f"{'loss':<24}{metrics['eval_loss']:>10.4f}{'':>10}"]
+    rows += [f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}" for name, value in baseline.items()]
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Read, train, evaluate, save; print the metrics beside the baseline's."""
+    arguments, task_arguments, loop_arguments = parse_arguments(
+        FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
+    )
+    task = TASKS[arguments.task](task_arguments)
+    training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
+    training = sample(training, arguments.train_examples)
+    config, tokenizer = open_parts(arguments, task)
+    check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
+    task.configure(config, training, validation)
+    encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
+    baseline = task.score(validation, task.baseline(training, validation))
+
+    accelerator = make_accelerator(loop_arguments)
+    model = (
+        load_model(arguments.model, task.auto_class, config)
+        if arguments.model is not None
+        else new_model(task.auto_class, config)
+    )
+    count_loss_targets(model, task.targets)
+    collate = task.collator(tokenizer)
+    examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, collate, model, tokenizer)
+    evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
+    result = train(
+        model,
+        examples,
+        train_collate,
+        loop_arguments,
+        accelerator,
+        tokenizer=tokenizer,
+        evaluate=evaluation,
+        identity={
+            "task": arguments.task,
+            "train_file": arguments.train_file,
+            "train_examples": arguments.train_examples,
+            "unlabelled_file": arguments.unlabelled_file,
+            "config_options": arguments.config_options,
+            **asdict(task_arguments),
+        },
+    )
+
+    if accelerator.is_main_process:
+        main_metric = next(iter(baseline))
+        result.metrics[f"baseline_{main_metric}"] = baseline[main_metric]
+        summary = result.summary(
+            task=arguments.task, dataset=Path(arguments.train_file).name, max_length=task_arguments.max_length
+        )
+        summary.save(loop_arguments.output_dir)
+        if arguments.predictions_file:
+            write_predictions(arguments.predictions_file, task, validation, evaluation.predictions)
+        print(table(result.metrics, baseline))
+        print(
+            f"{len(training)} training and {len(validation)} validation examples; saved to {loop_arguments.output_dir}"
+        )

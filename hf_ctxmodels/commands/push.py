@@ -1,0 +1,34 @@
+"""Publish a trained model: `hf-ctxmodels push --model runs/bert --repo_id org/name`."""
+
+from dataclasses import dataclass, field
+
+from hf_ctxmodels.hub import publish
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class PushArguments:
+    """What to publish, and where."""
+
+    model: str = field(metadata={"help": "Directory with the saved model and its tokenizer."})
+    repo_id: str = field(metadata={"help": "Repository on the Hub, organisation/name; created where it is missing."})
+    private: bool = field(default=False, metadata={"help": "Create the repository private."})
+    revision: str | None = field(default=None, metadata={"help": "Branch; created where it is missing. Default: main."})
+    commit_message: str | None = field(default=None, metadata={"help": "First line of the commit."})
+    token: str | None = field(
+        default=None, metadata={"help": "Token that may write. Default: HF_TOKEN, or what `hf auth login` stored."}
+    )
+
+
+def main() -> None:
+    """Push and print where it went."""
+    (arguments,) = parse_arguments(PushArguments, description=__doc__)
+    commit = publish(
+        arguments.model,
+        arguments.repo_id,
+        private=arguments.private,
+        revision=arguments.revision,
+        commit_message=arguments.commit_message,
+        token=arguments.token,
+    )
+    print(f"published {arguments.model} as {arguments.repo_id}: {commit.commit_url}")

@@ -1,0 +1,34 @@
+"""List the recipes that come with the package, and the configurations for `accelerate launch`.
+
+hf-ctxmodels pretrain --recipe NAME ...
+accelerate launch --config_file FILE -m hf_ctxmodels pretrain --recipe NAME ...
+"""
+
+import re
+from pathlib import Path
+
+from hf_ctxmodels.training.recipe import packaged_folder, parse_arguments
+
+
+def main() -> None:
+    """Print a line for each file."""
+    parse_arguments(description=__doc__)
+    recipes, configurations = packaged_folder("recipes"), packaged_folder("accelerate")
+    lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
+    lines += [f"  {path.stem:<24}{_first_sentence(path)}" for path in sorted(recipes.glob("*.yaml"))]
+    lines += ["", "Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]
+    lines += [f"  {path}\n      {_first_sentence(path)}" for path in sorted(configurations.glob("*.yaml"))]
+    print("\n".join(lines))
+
+
+def _first_sentence(path: Path) -> str:
+    """What the comment at the head of a file says, up to the end of its first sentence or line of text."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("# "):
+            break
+        lines.append(line.removeprefix("# ").strip())
+        if lines[-1].endswith((".", ":")):
+            break
+    text = " ".join(lines)
+    return re.split(r"(?<!et al)\. |: ", text)[0].rstrip(".:")

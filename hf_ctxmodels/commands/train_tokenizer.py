@@ -1,0 +1,122 @@
+r"""Train the tokenizer of any family on documents, and say how well it fits documents it has not seen.
+
+    hf-ctxmodels train-tokenizer --family bert --dataset demo --vocab_size 4000 --output_dir tokenizer \
+        --options do_lower_case=false
+"""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.arguments import DataArguments
+from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
+from hf_ctxmodels.data.multilingual import ResampledDocuments
+from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.training.recipe import parse_arguments
+
+HELD_OUT_DOCUMENTS = 500  # enough for rates of two digits
+
+
+@dataclass
+class TokenizerArguments:
+    """What is trained."""
+
+    family: str = field(metadata={"help": "Family whose tokenizer is trained.", "choices": sorted(FAMILIES)})
+    vocab_size: int = field(metadata={"help": "Tokens in the vocabulary, special tokens included."})
+    output_dir: str = field(metadata={"help": "Directory for the tokenizer's files."})
+    options: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "name=value, as the family's tokenizer takes them (for example do_lower_case=false "
+            "min_frequency=5 model_max_length=128); a wrong name lists them all."
+        },
+    )
+
+
+class CountedTexts:
+    """Texts of documents; `count` says how many the last iteration gave."""
+
+    def __init__(self, documents: Documents | ResampledDocuments) -> None:
+        self.documents = documents
+        self.count = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.count = 0
+        for text in self.documents.texts():
+            self.count += 1
+            yield text
+
+
+def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
+    """`["min_frequency=5"]` -> `{"min_frequency": 5}`, checked against what the class's `train` takes."""
+    if not hasattr(tokenizer_class, "train"):
+        raise CtxError(f"{tokenizer_class.__name__} cannot be trained.", hint="load it with AutoTokenizer instead.")
+    defaults: dict[str, Any] = {}
+    for kind in tokenizer_class.__mro__:  # a class may hand on what it does not name itself
+        if "train" in vars(kind):
+            parameters = inspect.signature(vars(kind)["train"].__func__).parameters.values()
+            defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY} | defaults
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                break
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or name not in defaults:
+            raise CtxError(
+                f"No such option of {tokenizer_class.__name__}.",
+                location=f"--options {pair}",
+                hint=f"use some of: {', '.join(f'{known}={default}' for known, default in defaults.items())}.",
+            )
+        options[name] = yaml.safe_load(value)
+        if defaults[name] is not None and type(options[name]) is not type(defaults[name]):
+            raise CtxError(
+                f"The option {name} takes a value like {defaults[name]!r}, not {options[name]!r}.",
+                location=f"--options {pair}",
+                hint="give a value of that kind.",
+            )
+    return options
+
+
+def fit(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, float]:
+    """Tokens per word (fertility) and the share of unknown tokens on some documents."""
+    held_out = list(islice(documents, HELD_OUT_DOCUMENTS))
+    # the other language's words are none of these
+    texts = [each[0] if isinstance(each, TranslatedText) else text_of(each) for each in held_out]
+    encodings = tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []
+    encoded = [encoding.ids for encoding in encodings]
+    tokens = sum(len(ids) for ids in encoded)
+    unknown = sum(ids.count(tokenizer.unk_token_id) for ids in encoded)
+    words = sum(len(text.split()) for text in texts)
+    return {"documents": len(texts), "fertility": tokens / max(1, words), "unknown": unknown / max(1, tokens)}
+
+
+def main() -> None:
+    """Parse, train, save, print."""
+    arguments, data = parse_arguments(TokenizerArguments, DataArguments, description=__doc__)
+    tokenizer_class: Any = get_family(arguments.family).tokenizer
+    options = training_options(tokenizer_class, arguments.options)
+    training, held_out = data.load()
+    texts = CountedTexts(training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha))
+    tokenizer = tokenizer_class.train(texts, arguments.vocab_size, **options)
+    tokenizer.save_pretrained(arguments.output_dir)
+
+    print(f"{tokenizer_class.__name__} in {arguments.output_dir}")
+    print(f"  vocabulary       {len(tokenizer)} tokens of {arguments.vocab_size} asked for")
+    print(f"  trained on       {texts.count} documents of {', '.join(data.dataset)}")
+    if held_out is None:
+        print("  held out         no document: --validation_fraction is 0")
+        return
+    try:
+        result = fit(tokenizer, held_out)
+    except NoDocumentError:
+        print("  held out         no document: the data set is too small for --validation_fraction")
+        return
+    print(f"  held out         {result['documents']} documents")
+    print(f"  tokens per word  {result['fertility']:.2f} (held out)")
+    print(f"  unknown tokens   {result['unknown']:.2%} (held out)")
