@@ -9,6 +9,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.stub import register_stub
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
 
@@ -132,6 +133,7 @@ def register() -> None:
                 "rename the other's model_type."
             )
         register_checkpoint_conversion_mapping(model_type, family.conversion)
+        register_stub(family.stub)
         AutoConfig.register(model_type, family.config)
         AutoTokenizer.register(family.config, tokenizer_class=family.tokenizer)
         for auto_name, model_class in family.models.items():

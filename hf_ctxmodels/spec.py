@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.stub import Stub
 from hf_ctxmodels.objectives import Objective
 
 
@@ -112,6 +113,11 @@ class FamilySpec:
     def reference(self) -> str | None:
         """`model_type` of the peer in transformers; None without one."""
         return self.models["AutoModel"].reference_model_type
+
+    @property
+    def stub(self) -> Stub:
+        """What opens its directories by `trust_remote_code=True`."""
+        return Stub(self.config.model_type, self.config, self.tokenizer, self.models)
 
     @property
     def card(self) -> str:

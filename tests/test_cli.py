@@ -125,3 +125,6 @@ def test_a_recipe_runs_by_its_name_from_the_wheel(installed: Path, tmp_path: Pat
     summary = json.loads((tmp_path / "out" / "training_summary.json").read_text())
     assert (summary["model_type"], summary["steps"]) == ("ctx-bert", 1)
     assert summary["command"] == f"hf-ctxmodels pretrain {flags}"
+    for directory in (tmp_path / "out", tmp_path / "out" / "checkpoint-1"):  # which opens by trust_remote_code=True
+        assert "ctx_bert_auto.py" in json.loads((directory / "manifest.json").read_text())["sha256"]
+        assert (directory / "ctx_bert_auto.py").is_file()

@@ -1,11 +1,13 @@
 """The base of all configurations: strict about unknown fields, and independent of a file's `model_type`."""
 
+from os import PathLike
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from hf_ctxmodels.core.code_copy import InstalledCode
+from hf_ctxmodels.core.stub import stub_of
 
 # Keywords that PreTrainedConfig accepts without declaring them as fields, or that older checkpoints carry.
 _PASSED_THROUGH = {
@@ -58,6 +60,17 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         elif unknown:
             raise ValueError(self._unknown_message(unknown))
         super().__post_init__(**{key: value for key, value in kwargs.items() if key not in unknown})
+
+    def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Save config.json, and the stub for `trust_remote_code=True` (`core.stub`); part of saving a model, too."""
+        if (stub := stub_of(self)) is None:
+            return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+        stub.write(save_directory)  # before what is new in the directory is pushed
+        self.auto_map = stub.auto_map  # written as every attribute is; of the file, not of the configuration
+        try:
+            super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+        finally:
+            del self.auto_map
 
     @property
     def first_position(self) -> int:

@@ -14,6 +14,7 @@ from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
+from hf_ctxmodels.core.stub import no_stub
 
 
 class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
@@ -101,7 +102,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         loaded_with = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion
         try:
-            super().save_pretrained(save_directory, save_original_format=True)
+            with no_stub():
+                super().save_pretrained(save_directory, save_original_format=True)
         finally:
             self._weight_conversions = loaded_with
         path = Path(save_directory) / "config.json"

@@ -1,30 +1,15 @@
-"""The stub that lets `trust_remote_code=True` open a published model where the package is installed.
-
-A repository's `auto_map` may only name modules that lie in the repository itself. The stub is such a module: it imports
-the classes from the installed package. Before running it, transformers checks that every package it imports can be
-imported, and answers with "Run `pip install hf_ctxmodels`" where it cannot.
-"""
+"""The stub for `trust_remote_code=True` in a directory that was saved without one."""
 
 import json
 from pathlib import Path
 
+from hf_ctxmodels.core.stub import Stub
 from hf_ctxmodels.spec import FamilySpec
-
-_STUB = '''"""Opens this repository's model; its code is in the package hf_ctxmodels (`pip install hf_ctxmodels`)."""
-
-from hf_ctxmodels import (
-{imports}
-)
-
-__all__ = [
-{names}
-]
-'''
 
 
 def stub_name(family: FamilySpec) -> str:
     """The stub's module name, for example "ctx_bert_auto"."""
-    return family.config.model_type.replace("-", "_") + "_auto"
+    return family.stub.module
 
 
 def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
@@ -37,27 +22,14 @@ def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
     Returns:
         File name -> content for the stub, config.json and tokenizer_config.json.
     """
-    module = stub_name(family)
+    stub: Stub = family.stub
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    config["auto_map"] = {
-        "AutoConfig": f"{module}.{family.config.__name__}",
-        **{auto_class: f"{module}.{model.__name__}" for auto_class, model in family.models.items()},
-    }
     tokenizer = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
-    # AutoTokenizer expects the pair (slow, fast).
-    tokenizer["auto_map"] = {"AutoTokenizer": [None, f"{module}.{family.tokenizer.__name__}"]}
     return {
-        f"{module}.py": _stub_source(family).encode(),
-        "config.json": _as_json(config),
-        "tokenizer_config.json": _as_json(tokenizer),
+        f"{stub.module}.py": stub.source.encode(),
+        "config.json": _as_json(config | {"auto_map": stub.auto_map}),
+        "tokenizer_config.json": _as_json(tokenizer | {"auto_map": stub.tokenizer_auto_map}),
     }
-
-
-def _stub_source(family: FamilySpec) -> str:
-    names = sorted({cls.__name__ for cls in (family.config, family.tokenizer, *family.models.values())})
-    return _STUB.format(
-        imports="\n".join(f"    {name}," for name in names), names="\n".join(f'    "{name}",' for name in names)
-    )
 
 
 def _as_json(value: object) -> bytes:

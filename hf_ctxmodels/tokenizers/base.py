@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBa
 
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.stub import stub_of
 
 
 class CtxTokenizer(InstalledCode, TokenizersBackend):
@@ -31,7 +32,7 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         cls.__init__ = cls.__init__  # type: ignore[method-assign]
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.pop("auto_map", None)  # points to the stub of the repository, which `save_pretrained` does not write
+        kwargs.pop("auto_map", None)  # of the directory it was read from; what is saved gets that of this class
         super().__init__(**kwargs)
         if self.templates is not None:
             self.set_template(*self.templates)
@@ -47,6 +48,18 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
                 location=str(pretrained_model_name_or_path),
                 hint="copy the files again from their source, or train the tokenizer again.",
             ) from error
+
+    @property
+    def _auto_map(self) -> dict[str, list[str | None]] | None:
+        """What `save_pretrained` of transformers writes as `auto_map`."""
+        stub = stub_of(self)
+        return None if stub is None else stub.tokenizer_auto_map
+
+    def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """Save the tokenizer, with the stub by which `trust_remote_code=True` opens the directory (`core.stub`)."""
+        if (stub := stub_of(self)) is not None:
+            stub.write(save_directory)
+        return super().save_pretrained(save_directory, *args, **kwargs)
 
     def set_template(self, single: str, pair: str) -> None:
         """Set the special tokens around texts, as "token:segment": "{cls}:0 $A:0 {sep}:0".

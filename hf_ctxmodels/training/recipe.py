@@ -25,8 +25,8 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Parse the command line into one instance of each dataclass.
 
-    `--recipe NAME` is a file of `flag: value` pairs, or the name of one that comes with the package. They are parsed like
-    flags before those of the command line: the same checks apply, and the command line overrides the recipe.
+    `--recipe NAME` is a file of `flag: value` pairs, or the name of one in the package. They are parsed like flags
+    before those of the command line: the same checks apply, and the command line overrides the recipe.
 
     Args:
         dataclass_types: Dataclasses whose fields become flags, with `metadata={"help": ...}`.

@@ -110,8 +110,9 @@ def _check_that_remote_code_opens_them(run, repos: dict[str, str], again: Path) 
     for name, line in zip(repos, opened.stdout.splitlines(), strict=True):
         assert all(module.startswith("hf_ctxmodels.") for module in json.loads(line)), name
         saved = {path.name: path.read_text("utf-8", errors="replace") for path in (again / name).iterdir()}
-        assert not [file for file in saved if file.endswith(".py")], "code stays in the installed package"
-        assert "auto_map" not in saved["config.json"] + saved["tokenizer_config.json"]
+        stub = FAMILIES[name].stub
+        code = {file: text for file, text in saved.items() if file.endswith(".py")}
+        assert code == {f"{stub.module}.py": stub.source}, "code stays in the installed package"
 
 
 def test_auto_map_covers_the_registry_row(saved_model: Path, family: FamilySpec) -> None:

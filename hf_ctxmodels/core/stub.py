@@ -1,0 +1,95 @@
+"""The stub that lets `trust_remote_code=True` open what this package saved, where the package is installed.
+
+A directory's `auto_map` may only name modules that lie in the directory itself. The stub is such a module: it imports
+the classes from the installed package. Before running it, transformers checks that every package it imports can be
+imported, and answers with "Run `pip install hf_ctxmodels`" where it cannot.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+_SOURCE = '''"""Opens this repository's model; its code is in the package hf_ctxmodels (`pip install hf_ctxmodels`)."""
+
+from hf_ctxmodels import (
+{imports}
+)
+
+__all__ = [
+{names}
+]
+'''
+
+
+@dataclass(frozen=True)
+class Stub:
+    """The stub of a family.
+
+    Attributes:
+        model_type: Of its configuration.
+        config, tokenizer: Its classes.
+        models: Auto class -> model class.
+    """
+
+    model_type: str
+    config: type
+    tokenizer: type
+    models: Mapping[str, type]
+
+    @property
+    def module(self) -> str:
+        """Name of the module, for example "ctx_bert_auto"."""
+        return self.model_type.replace("-", "_") + "_auto"
+
+    @property
+    def source(self) -> str:
+        """What the module holds."""
+        names = sorted({cls.__name__ for cls in (self.config, self.tokenizer, *self.models.values())})
+        return _SOURCE.format(
+            imports="\n".join(f"    {name}," for name in names), names="\n".join(f'    "{name}",' for name in names)
+        )
+
+    @property
+    def auto_map(self) -> dict[str, str]:
+        """The entry of config.json: Auto class -> class."""
+        classes = {"AutoConfig": self.config, **self.models}
+        return {auto_class: f"{self.module}.{cls.__name__}" for auto_class, cls in classes.items()}
+
+    @property
+    def tokenizer_auto_map(self) -> dict[str, list[str | None]]:
+        """The entry of tokenizer_config.json; AutoTokenizer expects the pair (slow, fast)."""
+        return {"AutoTokenizer": [None, f"{self.module}.{self.tokenizer.__name__}"]}
+
+    def write(self, directory: str | PathLike[str]) -> None:
+        """Write the module into a directory, which is made where it is missing."""
+        if _is_written.get():
+            path = Path(directory) / f"{self.module}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.source, encoding="utf-8")
+
+
+_stubs: dict[type, Stub] = {}
+_is_written: ContextVar[bool] = ContextVar("_is_written", default=True)
+
+
+def register_stub(stub: Stub) -> None:
+    """Let configurations and tokenizers of exactly these classes be saved with the stub."""
+    _stubs[stub.config] = _stubs[stub.tokenizer] = stub
+
+
+def stub_of(saved: object) -> Stub | None:
+    """The stub to save a configuration or tokenizer with; None for a class that is registered by nobody."""
+    return _stubs.get(type(saved))
+
+
+@contextmanager
+def no_stub() -> Iterator[None]:
+    """Inside, what is saved gets no module: it is for readers without this package."""
+    token = _is_written.set(False)
+    try:
+        yield
+    finally:
+        _is_written.reset(token)
