@@ -5,11 +5,12 @@ from importlib import import_module
 
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.conversion_mapping import USER_REGISTERED_MAPPINGS
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.stub import register_stub
+from hf_ctxmodels.core.weights import register_conversion
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
 
@@ -126,13 +127,13 @@ def register() -> None:
         known = transformers.models.auto.configuration_auto.CONFIG_MAPPING._extra_content.get(model_type)
         if known is family.config:
             continue
-        if known is not None or get_checkpoint_conversion_mapping(model_type) is not None:
+        if known is not None or model_type in USER_REGISTERED_MAPPINGS:
             owner = "another package" if known is None else f"{known.__module__}.{known.__qualname__}"
             raise RuntimeError(
                 f"model_type {model_type!r} is already registered by {owner}. Import only one of the two packages, or "
                 "rename the other's model_type."
             )
-        register_checkpoint_conversion_mapping(model_type, family.conversion)
+        register_conversion(model_type, family.conversion)
         register_stub(family.stub)
         AutoConfig.register(model_type, family.config)
         AutoTokenizer.register(family.config, tokenizer_class=family.tokenizer)

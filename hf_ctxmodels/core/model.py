@@ -1,5 +1,6 @@
 """The model base every family derives from: checked input, native saving, export to the reference layout."""
 
+import inspect
 import json
 from collections.abc import Container
 from pathlib import Path
@@ -15,6 +16,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.stub import no_stub
+from hf_ctxmodels.core.weights import hand_over_conversions
 
 
 class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
@@ -45,11 +47,22 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     export_conversion: ClassVar[list[WeightTransform]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Take the most derived configuration among the bases: transformers takes the first base's, which for a mixin
-        of several families is a general one."""
-        super().__init_subclass__(**kwargs)
-        known = [getattr(base, "config_class", None) for base in cls.__bases__]
-        cls.config_class = max([cls.config_class, *filter(None, known)], key=lambda config: len(config.__mro__))
+        """Take the most derived configuration among the class's own annotation and its bases.
+
+        PreTrainedModel takes the first base's, which for a mixin of several families is a general one. Its method is
+        passed over: it evaluates all annotations of the class and its bases, a quarter of the time of this import.
+        """
+        super(PreTrainedModel, cls).__init_subclass__(**kwargs)
+        if "config_class" in cls.__dict__:
+            return
+        annotated = inspect.get_annotations(cls).get("config")
+        known = [annotated if isinstance(annotated, type) else None]  # a string where annotations are postponed
+        known += [getattr(base, "config_class", None) for base in cls.__bases__]
+        cls.config_class = max(filter(None, known), key=lambda config: len(config.__mro__))
+
+    def __init__(self, config: CtxConfig, *inputs: Any, **kwargs: Any) -> None:
+        hand_over_conversions()
+        super().__init__(config, *inputs, **kwargs)
 
     def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
         """Copy what the configuration takes from other models, for example word vectors: for families that take any.

@@ -4,13 +4,31 @@ from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming, WeightTransform
 
 # names of the first releases, for loading only
 LEGACY_NORM_NAMES = [
     WeightRenaming(r"LayerNorm\.gamma", r"LayerNorm.weight"),
     WeightRenaming(r"LayerNorm\.beta", r"LayerNorm.bias"),
 ]
+
+_waiting: dict[str, list[WeightTransform]] = {}
+
+
+def register_conversion(model_type: str, conversion: list[WeightTransform]) -> None:
+    """Register a family's table with transformers when the first model is made.
+
+    Registering makes transformers build the tables of all its own models, which takes a fifth of this package's import
+    and which a process that opens no model does without.
+    """
+    _waiting[model_type] = conversion
+
+
+def hand_over_conversions() -> None:
+    """Register what waits for it; called by every model that is made."""
+    while _waiting:
+        register_checkpoint_conversion_mapping(*_waiting.popitem())
 
 
 class FirstFound(ConversionOps):

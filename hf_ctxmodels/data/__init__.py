@@ -1,6 +1,8 @@
 """From text to training examples."""
 
-from hf_ctxmodels.data.arguments import DataArguments
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import DocumentStream, ExampleSet, ExampleStream
@@ -18,9 +20,12 @@ from hf_ctxmodels.data.sampling import (
     ShuffledStream,
     training_loader,
 )
-from hf_ctxmodels.data.sources import load_documents
 from hf_ctxmodels.data.training_set import SamplingPolicy, build_training_set
 from hf_ctxmodels.data.unlabelled import UnlabelledCollator, without_labels
+
+if TYPE_CHECKING:
+    from hf_ctxmodels.data.arguments import DataArguments
+    from hf_ctxmodels.data.sources import load_documents
 
 __all__ = [
     "ContiguousBatchSampler",
@@ -46,3 +51,13 @@ __all__ = [
     "training_loader",
     "without_labels",
 ]
+
+# What reads files imports the readers of all tasks, which a model does not need.
+_READERS = {"DataArguments": "hf_ctxmodels.data.arguments", "load_documents": "hf_ctxmodels.data.sources"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what reads files when it is asked for."""
+    if name not in _READERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_READERS[name]), name)

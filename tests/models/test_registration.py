@@ -35,11 +35,19 @@ for name, code in json.loads(sys.argv[1]).items():
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, name
 """
 HEAVY = ["datasets", "accelerate.accelerator", "evaluate", "matplotlib", "gensim", "hf_ctxmodels.training"]
+HEAVY += ["torch.nn.attention.varlen", "hf_ctxmodels.data.tasks", "hf_ctxmodels.data.sources", "hf_ctxmodels.commands"]
 IMPORT_FAILS = "try:\n    import hf_ctxmodels\nexcept RuntimeError as error:\n    print(error)\n"
 PROGRAMS = {
     "heavy packages": (
         "import sys\nbefore = set(sys.modules)\nimport hf_ctxmodels\n"
         f"print(*[name for name in {HEAVY} if name in set(sys.modules) - before])\n"
+    ),
+    "conversions": (
+        "from transformers import conversion_mapping as mapping\nimport hf_ctxmodels\n"
+        "family, before = hf_ctxmodels.get_family('bert'), mapping._checkpoint_conversion_mapping_cache\n"
+        "family.models['AutoModel'](family.config(**family.sizes['tiny']))\n"
+        "registered = mapping.get_checkpoint_conversion_mapping(family.config.model_type)\n"
+        "print(before is None, len(registered) == len(family.conversion) > 0)\n"
     ),
     "reloading": (
         "import importlib, transformers, hf_ctxmodels\n"
@@ -70,6 +78,11 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_import_leaves_heavy_packages_alone(printed: dict[str, str]) -> None:
     assert printed["heavy packages"].split() == []
+
+
+def test_conversions_are_registered_with_the_first_model(printed: dict[str, str]) -> None:
+    """transformers builds the tables of all its models then, which is slow."""
+    assert printed["conversions"] == "True True\n"
 
 
 def test_registering_twice_changes_nothing() -> None:

@@ -13,7 +13,6 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
-from torch.nn.attention.varlen import varlen_attn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -152,6 +151,8 @@ def _attend_packed(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, 
         return query
     half = query.dtype in (torch.float16, torch.bfloat16)
     if query.is_cuda and half and not dropout and (window := mask.window) is not None:
+        from torch.nn.attention.varlen import varlen_attn  # which registers operators: a sixth of this package's import
+
         longest = max(mask.queries.row_counts), max(mask.keys.lengths)
         return cast(Tensor, varlen_attn(query, key, value, *mask.bounds, *longest, scale=scale, window_size=window))
     return mask.grouping.attend(query, key, value, scale=scale, dropout=dropout)
