@@ -60,9 +60,10 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         known += [getattr(base, "config_class", None) for base in cls.__bases__]
         cls.config_class = max(filter(None, known), key=lambda config: len(config.__mro__))
 
-    def __init__(self, config: CtxConfig, *inputs: Any, **kwargs: Any) -> None:
+    def post_init(self) -> None:
+        """Finish construction, as in transformers; conversion tables are registered by now."""
         hand_over_conversions()
-        super().__init__(config, *inputs, **kwargs)
+        super().post_init()
 
     def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
         """Copy what the configuration takes from other models, for example word vectors: for families that take any.
