@@ -6,6 +6,7 @@ The examples build on each other (what is pretrained is then loaded, fine-tuned,
 import os
 import re
 import shlex
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,8 @@ def workspace(tmp_path: Path) -> Path:
     (tmp_path / "reviews.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
     config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     BertForMaskedLM(config).save_pretrained(tmp_path / "checkpoints" / "bert")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]
+    (tmp_path / "checkpoints" / "bert" / "vocab.txt").write_text("\n".join(vocabulary))
     return tmp_path
 
 

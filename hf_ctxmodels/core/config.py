@@ -22,6 +22,8 @@ _PASSED_THROUGH = {
     "transformers_version",
 }
 
+_REFERENCE = "_reference_model_type"  # the keyword by which `get_config_dict` passes on the file's `model_type`
+
 
 @strict
 class CtxConfig(InstalledCode, PreTrainedConfig):
@@ -53,6 +55,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         # from_pretrained passes the file's model_type; kept, it would hide this family's conversion table
         file_model_type = kwargs.pop("model_type", None)
+        file_model_type = kwargs.pop(_REFERENCE, file_model_type)
         kwargs.pop("auto_map", None)
         unknown = set(kwargs) - _PASSED_THROUGH - _generation_keywords() - set(self.attribute_map)
         if file_model_type not in (None, self.model_type):
@@ -60,6 +63,18 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         elif unknown:
             raise ValueError(self._unknown_message(unknown))
         super().__post_init__(**{key: value for key, value in kwargs.items() if key not in unknown})
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in transformers; a reference checkpoint is given this family's `model_type`.
+
+        For any other than the class's, `from_pretrained` warns that it is not supported, which reference checkpoints
+        are. The `model_type` of the reference implementation is the family's without its prefix.
+        """
+        fields, unused = super().get_config_dict(*args, **kwargs)
+        if fields.get("model_type") == cls.model_type.removeprefix("ctx-"):
+            fields = {**fields, "model_type": cls.model_type, _REFERENCE: fields["model_type"]}
+        return fields, unused
 
     def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save config.json, and the stub for `trust_remote_code=True` (`core.stub`); part of saving a model, too."""

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import PreTrainedModel
+from transformers.testing_utils import CaptureLogger
+from transformers.utils import logging
 from zoo import PEERED, REPRESENTATIVES, Case, assert_same_outputs, make_batch
 
 # Runs in a process of its own: opens every exported folder as a user without this package would.
@@ -228,3 +230,17 @@ def _assert_same_weights(got: PreTrainedModel, expected: PreTrainedModel) -> Non
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("case", PEERED_BASES, ids=str)
+def test_a_reference_configuration_opens_without_a_warning(case: Case, tmp_path: Path) -> None:
+    case.reference_model(seed=0).config.save_pretrained(tmp_path)
+    logger = logging.get_logger("transformers.configuration_utils")
+    with CaptureLogger(logger) as shown:
+        config = case.family.config.from_pretrained(tmp_path)
+    assert (shown.out, config.model_type) == ("", case.family.config.model_type)
+    values = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "gpt2"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with CaptureLogger(logger) as shown:
+        case.family.config.from_pretrained(tmp_path)
+    assert "model of type `gpt2`" in shown.out, "of another architecture"
