@@ -1,13 +1,21 @@
 """The base of all configurations: strict about unknown fields, and independent of a file's `model_type`."""
 
+import difflib
+import inspect
+from collections.abc import Iterable
+from dataclasses import fields
 from os import PathLike
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.utils import logging
 
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.stub import stub_of
+
+logger = logging.get_logger(__name__)
 
 # Keywords that PreTrainedConfig accepts without declaring them as fields, or that older checkpoints carry.
 _PASSED_THROUGH = {
@@ -18,9 +26,12 @@ _PASSED_THROUGH = {
     "name_or_path",
     "num_labels",
     "output_attentions",
+    "quantization_config",
     "torch_dtype",
     "transformers_version",
 }
+_FROM_FILE = "_from_file"  # the keyword by which `from_dict` tells `__post_init__` where the others come from
+_SAME_WORD = 0.8  # difflib's ratio of two names from which one is taken for a misspelling of the other
 
 _REFERENCE = "_reference_model_type"  # the keyword by which `get_config_dict` passes on the file's `model_type`
 
@@ -29,7 +40,13 @@ _REFERENCE = "_reference_model_type"  # the keyword by which `get_config_dict` p
 class CtxConfig(InstalledCode, PreTrainedConfig):
     """Fields and checks common to all families.
 
+    A keyword that is no field is an error in a call of the class, and in what calls it (a recipe, an option). What
+    transformers, its tools or a user set on a configuration is saved with it, so a file may hold other keys: they
+    become attributes again. A file that holds a key like a field's name in the field's place is an error too; beside
+    the field, a warning.
+
     Args:
+        pad_token_id, bos_token_id, eos_token_id: Ids of the tokenizer's special tokens; None where there is none.
         unpad: Compute without padding positions, where that is exact (without `output_attentions`). `False` computes
             them, as `transformers` does.
 
@@ -39,6 +56,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             `supported_reference_values`).
     """
 
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
     unpad: bool = True
 
     # outputs that Trainer must not gather as predictions of rows
@@ -57,12 +77,30 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         file_model_type = kwargs.pop("model_type", None)
         file_model_type = kwargs.pop(_REFERENCE, file_model_type)
         kwargs.pop("auto_map", None)
+        file_keys = kwargs.pop(_FROM_FILE, None)
         unknown = set(kwargs) - _PASSED_THROUGH - _generation_keywords() - set(self.attribute_map)
         if file_model_type not in (None, self.model_type):
             self._check_reference_values(file_model_type, kwargs)
+            kwargs = {key: value for key, value in kwargs.items() if key not in unknown}
+        elif file_keys is not None:
+            self._check_file_keys(unknown, file_keys)
         elif unknown:
             raise ValueError(self._unknown_message(unknown))
-        super().__post_init__(**{key: value for key, value in kwargs.items() if key not in unknown})
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers, of a dictionary that `to_dict` made or a config.json holds; `from_pretrained` calls it.
+
+        Raises:
+            ValueError: A key looks like a misspelt field that the dictionary lacks.
+        """
+        return super().from_dict({**config_dict, _FROM_FILE: frozenset(config_dict)}, **kwargs)
+
+    @classmethod
+    def from_json_file(cls, json_file: str | Path) -> Self:
+        """As in transformers, by `from_dict`."""
+        return cls.from_dict(cls._dict_from_json_file(json_file))
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -138,15 +176,29 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
                     f"compute; it supports {key}={expected}. Open it with the `transformers` class it was saved by."
                 )
 
-    def _unknown_message(self, unknown: set[str]) -> str:
-        import difflib
+    def _check_file_keys(self, unknown: set[str], file_keys: frozenset[str]) -> None:
+        """Refuse what cannot be an attribute, or replaces a field: a file that was saved holds every field of ours."""
+        methods = {key for key in unknown if not _can_be_set(type(self), key)}
+        if methods:
+            raise ValueError(f"{type(self).__name__} uses the name {min(methods)!r} itself; take it out of the file.")
+        own = {field.name for field in fields(self)} - {field.name for field in fields(PreTrainedConfig)}
+        misspelt = {key for key in unknown if _like(key, own - file_keys)}
+        if misspelt:
+            raise ValueError(self._unknown_message(misspelt))
+        for key in sorted(unknown):
+            if near := _like(key, own):
+                logger.warning(
+                    f"The configuration file has {key!r} beside {near!r}. {type(self).__name__} has no such field; it "
+                    "is kept as an attribute, without effect."
+                )
 
-        fields = sorted(self.__dataclass_fields__)
+    def _unknown_message(self, unknown: set[str]) -> str:
+        known = sorted(field.name for field in fields(self))
         lines = []
         for key in sorted(unknown):
-            near = difflib.get_close_matches(key, fields, n=2)
+            near = difflib.get_close_matches(key, known, n=2)
             lines.append(f"{key!r}" + (f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""))
-        return f"{type(self).__name__} has no field {', '.join(lines)}. Its fields are: {', '.join(fields)}."
+        return f"{type(self).__name__} has no field {', '.join(lines)}. Its fields are: {', '.join(known)}."
 
 
 @strict
@@ -170,6 +222,19 @@ class CtxTransformerConfig(CtxConfig):
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
                 f"choose a number of heads that divides it."
             )
+
+
+def _like(name: str, known: Iterable[str]) -> str | None:
+    """The field that `name` may be a misspelling of."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_SAME_WORD)), None)
+
+
+def _can_be_set(config_class: type, name: str) -> bool:
+    """Whether an instance may have an attribute of this name: not that of a method or of a read-only property."""
+    found = inspect.getattr_static(config_class, name, None)
+    if isinstance(found, property):
+        return found.fset is not None
+    return not (callable(found) or isinstance(found, classmethod | staticmethod))
 
 
 def _generation_keywords() -> set[str]:

@@ -45,10 +45,62 @@ class TestConfig:
             family.config(hiden_size=3)
 
     def test_misspelt_field_in_a_file_raises(self, family: FamilySpec, tmp_path: Path) -> None:
+        """Where the field itself is missing, which it never is in a file that was saved."""
         tiny_config(family).save_pretrained(tmp_path)
         path = tmp_path / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"hiden_size": 3}))
-        with pytest.raises(ValueError, match="hiden_size"):
+        fields = json.loads(path.read_text())
+        fields["hiden_size"] = fields.pop("hidden_size")
+        path.write_text(json.dumps(fields))
+        for open_file in (family.config.from_pretrained, transformers.AutoConfig.from_pretrained):
+            with pytest.raises(ValueError, match=r"no field 'hiden_size' \(did you mean 'hidden_size'"):
+                open_file(tmp_path)
+        with pytest.raises(ValueError, match="no field 'hiden_size'"):
+            family.config.from_json_file(path)
+
+    def test_key_like_a_field_beside_it_is_kept_with_a_warning(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may be an attribute that was set on the configuration before it was saved."""
+        family = next(iter(FAMILIES.values()))
+        monkeypatch.setattr(transformers.utils.logging.get_logger("transformers"), "propagate", True)
+        config = tiny_config(family)
+        config.hiden_size = 3
+        config.save_pretrained(tmp_path)
+        again = family.config.from_pretrained(tmp_path)
+        assert again.hiden_size == 3
+        assert again.hidden_size == config.hidden_size
+        assert "'hiden_size' beside 'hidden_size'" in caplog.text
+
+    def test_what_tools_and_users_set_is_opened_again(self, family: FamilySpec, tmp_path: Path) -> None:
+        """Trainer sets the tokenizer's special tokens, quantizers their own configuration, users what they like."""
+        config = tiny_config(family)
+        quantization = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+        own = {
+            "bos_token_id": 7,
+            "eos_token_id": 8,
+            "sep_token_id": 9,
+            "note": "x",
+            "quantization_config": quantization,
+        }
+        for name, value in own.items():
+            setattr(config, name, value)
+        config.save_pretrained(tmp_path)
+        for again in (family.config.from_pretrained(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)):
+            assert {name: getattr(again, name) for name in own} == own
+            assert again.to_diff_dict() == config.to_diff_dict()
+        assert family.config.from_pretrained(tmp_path, note="y").note == "y"
+
+    def test_special_tokens_that_no_family_needs_are_none(self, family: FamilySpec) -> None:
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            assert getattr(family.config(), name) is None or isinstance(getattr(family.config(), name), int)
+
+    @pytest.mark.parametrize("name", ["to_dict", "task_size", "from_pretrained"])
+    def test_file_cannot_replace_a_method(self, name: str, tmp_path: Path) -> None:
+        family = next(iter(FAMILIES.values()))
+        tiny_config(family).save_pretrained(tmp_path)
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {name: 3}))
+        with pytest.raises(ValueError, match=f"uses the name '{name}' itself"):
             family.config.from_pretrained(tmp_path)
 
     def test_wrong_type_raises(self, family: FamilySpec) -> None:
