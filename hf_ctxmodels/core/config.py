@@ -28,6 +28,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     Args:
         unpad: Run the encoder on the real tokens alone where that is exact (no attention weights asked for).
             `False` computes on padding too, as `transformers` does.
+        tokenizer_digest: Which vocabulary the model was trained with, written by training and conversion; see
+            `hf_ctxmodels.tokenizers.base.tokenizer_digest`. None is not checked.
 
     Raises:
         ValueError: A keyword that is no field of the configuration, with the nearest field names. Keywords read from a
@@ -36,6 +38,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     """
 
     unpad: bool = True
+    tokenizer_digest: str | None = None
 
     # What Trainer leaves out of the predictions it gathers: counts are no outputs of a row.
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "metrics"]
@@ -44,7 +47,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     head_dropout_field: ClassVar[str] = "classifier_dropout"
 
     # Fields the reference has not; an export leaves them out.
-    own_fields: ClassVar[tuple[str, ...]] = ("unpad",)
+    own_fields: ClassVar[tuple[str, ...]] = ("unpad", "tokenizer_digest")
     # Reference field -> the values this family computes; any other value in a reference config.json is an error.
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream
+from hf_ctxmodels.tokenizers.base import remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
 from hf_ctxmodels.training.checkpoint.run_state import RunState, check_output_dir
@@ -175,6 +176,8 @@ class _Run:
         self.state = RunState(accelerator, arguments, tokenizer, {"examples": _length(examples), **identity})
         if checkpoint is not None:
             self.state.load_weights(checkpoint, model)
+        if tokenizer is not None:
+            remember_tokenizer(model.config, tokenizer)
         self.parameters = model.num_parameters()
         optimizer = make_optimizer(model, arguments)
         self.unfreezing = None

@@ -136,6 +136,15 @@ def resized(directory: Path, name: str) -> None:
     (directory / name).write_text(json.dumps(config | {"vocab_size": config["vocab_size"] - 1}))
 
 
+def of_other_words(directory: Path, name: str) -> None:
+    """Two words of the vocabulary have each other's ids."""
+    content = json.loads((directory / name).read_text())
+    vocabulary = content["model"]["vocab"]
+    one, other = list(vocabulary)[-2:]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    (directory / name).write_text(json.dumps(content))
+
+
 def of_another_family(directory: Path, name: str) -> None:
     (directory / name).write_text('{"model_type": "bert"}')
 
@@ -153,6 +162,7 @@ def of_another_family(directory: Path, name: str) -> None:
         (truncated, "model.safetensors", "weights are damaged"),
         (renamed, "model.safetensors", "not in the file"),
         (resized, "config.json", "vocabulary does not fit"),
+        (of_other_words, "tokenizer.json", "not the tokenizer that the model was trained with"),
         (with_pickle, "pytorch_model.bin", "never published"),
         (with_pickle, "optimizer.pt", "never published"),
         (of_another_family, "config.json", "no configuration of this package"),
