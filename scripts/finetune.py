@@ -23,6 +23,7 @@ from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.loading import (
     describe_embeddings,
     load_config,
@@ -36,6 +37,9 @@ from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.recipe import parse_arguments
+
+# Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
+COMPARED_ELSEWHERE = ("family", "config", "config_options", "model", "tokenizer", "predictions_file")
 
 
 @dataclass
@@ -188,11 +192,7 @@ def main() -> None:
         tokenizer=tokenizer,
         evaluate=evaluation,
         identity={
-            "task": arguments.task,
-            "train_file": arguments.train_file,
-            "train_examples": arguments.train_examples,
-            "unlabelled_file": arguments.unlabelled_file,
-            "config_options": arguments.config_options,
+            **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
         },
     )

@@ -19,6 +19,7 @@ from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.tokenizers.base import remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
+from hf_ctxmodels.training.checkpoint.identity import loop_identity, model_identity
 from hf_ctxmodels.training.checkpoint.run_state import RunState, check_output_dir
 from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch
 from hf_ctxmodels.training.memory import keep_freed_memory
@@ -173,11 +174,17 @@ class _Run:
         self.arguments, self.accelerator, self.evaluate_model = arguments, accelerator, evaluate
         checkpoint = check_output_dir(accelerator, arguments)
         self.total_steps = total_steps(arguments, examples, accelerator)
-        self.state = RunState(accelerator, arguments, tokenizer, {"examples": _length(examples), **identity})
-        if checkpoint is not None:
-            self.state.load_weights(checkpoint, model)
         if tokenizer is not None:
             remember_tokenizer(model.config, tokenizer)
+        same = {
+            "examples": _length(examples),
+            **loop_identity(arguments, accelerator, self.total_steps),
+            **model_identity(model),
+            **identity,
+        }
+        self.state = RunState(accelerator, arguments, tokenizer, same)
+        if checkpoint is not None:
+            self.state.load_weights(checkpoint, model)
         self.parameters = model.num_parameters()
         optimizer = make_optimizer(model, arguments)
         self.unfreezing = None

@@ -268,6 +268,19 @@ def test_languages_are_sampled_and_exactly_so_after_a_stop(folder, monkeypatch, 
     assert (folder / "proportional" / "model.safetensors").read_bytes() != files[0]
 
 
+def test_a_resumed_run_has_the_same_model_and_data(folder, monkeypatch, capsys) -> None:
+    flags = (*new_run(folder), "--max_steps", 1)
+    assert pretrain(monkeypatch, *flags) == 0
+    for changed in ("--config_options", "hidden_dropout_prob=0.25"), ("--validation_fraction", 0.5):
+        assert pretrain(monkeypatch, *flags, "--resume", *changed) == 2
+        assert f"{changed[-1]}".removeprefix("hidden_dropout_prob=") + ", was" in capsys.readouterr().err
+    (folder / "elsewhere").mkdir()
+    (folder / "text.txt").rename(folder / "elsewhere" / "text.txt")
+    (folder / "model").rename(folder / "renamed")
+    moved = ("--dataset", folder / "elsewhere" / "text.txt", "--tokenizer", folder / "renamed")
+    assert pretrain(monkeypatch, *flags, "--resume", *moved) == 0
+
+
 def test_one_language_is_not_sampled(folder, monkeypatch, capsys) -> None:
     assert pretrain(monkeypatch, *new_run(folder), "--max_steps", 1, "--sampling_alpha", 0.3) == 2
     assert "needs several data sets" in capsys.readouterr().err

@@ -1,8 +1,10 @@
 """The loop in this process: what it computes, what it writes, what it refuses."""
 
 import copy
+import dataclasses
 import json
 import math
+import shutil
 import signal
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from hf_ctxmodels.objectives import MaskedLMWithNextSentence
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed, count_items
 from hf_ctxmodels.training.checkpoint.directory import checkpoints
+from hf_ctxmodels.training.checkpoint.identity import MAY_CHANGE
 from hf_ctxmodels.training.interruption import InterruptionError
 from hf_ctxmodels.training.loading import load_tokenizer
 from hf_ctxmodels.training.loop import make_accelerator, train
@@ -209,6 +212,60 @@ def test_refuses_to_overwrite_or_to_resume_another_run(workspace, problem, tmp_p
         run(new_model(workspace), problem, arguments(tmp_path))
     with pytest.raises(CtxError, match=r"learning_rate is 0.5, was 0.001"):
         run(new_model(workspace), problem, arguments(tmp_path, learning_rate=0.5, resume=True))
+
+
+@pytest.fixture(scope="module")
+def stopped_run(workspace, problem, tmp_path_factory):
+    """Flags of a run with a checkpoint after its first step, at a rate that depends on its length."""
+    flags = {"max_steps": 1, "lr_scheduler": "linear", "dataloader_workers": 0, "average_after": 5}
+    directory = tmp_path_factory.mktemp("stopped") / "run"
+    run(new_model(workspace), problem, arguments(directory, **flags))
+    return directory, flags
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"layerwise_lr_decay": 2.6}, "layerwise_lr_decay is 2.6, was 1.0"),
+        ({"lr_reference_targets": 9.0}, "lr_reference_targets is 9.0, was 0.0"),
+        ({"mixed_precision": "bf16"}, "mixed_precision is bf16, was no"),
+        ({"slant_ratio": 9.0}, "slant_ratio is 9.0, was 32.0"),
+        ({"unfreeze_steps": 3}, "unfreeze_steps is 3, was 0"),
+        ({"average_after": 6}, "average_after is 6, was 5"),
+        ({"seed": 1}, "seed is 1, was 42"),
+        ({"max_steps": 3}, "total_steps is 3, was 1"),
+        ({"per_device_batch_size": 2}, "global_micro_batch is 2, was 4"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_refuses_to_resume_with_other_flags(workspace, problem, stopped_run, changed, says):
+    directory, flags = stopped_run
+    with pytest.raises(CtxError, match=says):
+        run(new_model(workspace), problem, arguments(directory, resume=True, **{**flags, **changed}))
+
+
+def test_refuses_to_resume_with_another_model(workspace, problem, stopped_run):
+    directory, flags = stopped_run
+    with pytest.raises(CtxError, match=r"config\.hidden_dropout_prob is 0\.1, was 0\.0"):
+        run(new_model(workspace, "dropout.json"), problem, arguments(directory, resume=True, **flags))
+    with pytest.raises(CtxError, match=r"dtype is bfloat16, was float32"):
+        run(new_model(workspace).bfloat16(), problem, arguments(directory, resume=True, **flags))
+    tokenizer = copy.deepcopy(problem[0])
+    tokenizer.add_tokens(["new"])
+    with pytest.raises(CtxError, match=r"config\.tokenizer_digest is 81:\w+, was 80:\w+"):
+        run(new_model(workspace), (tokenizer, *problem[1:]), arguments(directory, resume=True, **flags))
+
+
+def test_resumes_with_other_logging_saving_workers_and_place(workspace, problem, stopped_run, tmp_path):
+    directory, flags = stopped_run
+    shutil.copytree(directory, tmp_path / "moved")
+    flags = {**flags, "logging_steps": 7, "save_steps": 7, "save_total_limit": 7, "eval_steps": 7}
+    resumed = run(new_model(workspace), problem, arguments(tmp_path / "moved", resume=True, **flags))
+    assert resumed.steps == 1
+
+
+def test_the_flags_that_may_change_exist():
+    assert {*MAY_CHANGE} < {each.name for each in dataclasses.fields(LoopArguments)}
 
 
 def test_a_signal_ends_the_run_after_its_step(workspace, problem, tmp_path):

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint import directory as checkpoints
+from hf_ctxmodels.training.checkpoint.identity import check_identity
 from hf_ctxmodels.training.checkpoint.optimizer_state import (
     load_optimizer_tensors,
     load_random_state,
@@ -34,19 +35,6 @@ _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _DEEPSPEED_FOLDER = "deepspeed"
 _STATE_FILE = "trainer_state.json"
-_SAME_ON_RESUME = (
-    "seed",
-    "gradient_accumulation_steps",
-    "optimizer",
-    "learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "lr_scheduler",
-    "warmup_steps",
-    "max_grad_norm",
-)
 
 
 def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path | None:
@@ -96,15 +84,14 @@ class RunState:
         tokenizer: PreTrainedTokenizerBase | None,
         identity: Mapping[str, Any],
     ) -> None:
+        """`identity` is what must be equal when the run is resumed, as JSON values; see `checkpoint.identity`."""
         self._accelerator = accelerator
         self._arguments = arguments
         self._tokenizer = tokenizer
         self.step = self.tokens = 0
         self.metrics: dict[str, float] = {}
-        same = {name: getattr(arguments, name) for name in _SAME_ON_RESUME}
-        micro_batch = arguments.per_device_batch_size * accelerator.num_processes
         # Through JSON, so that it compares equal to what a checkpoint holds.
-        self._identity = json.loads(json.dumps({**same, "global_micro_batch": micro_batch, **identity}))
+        self._identity = json.loads(json.dumps(identity))
         self.model_class = ""
 
     @property
@@ -115,7 +102,7 @@ class RunState:
     def load_weights(self, checkpoint: Path, model: PreTrainedModel) -> None:
         """Load a checkpoint's weights into the bare model, before it is wrapped or sharded."""
         state = self._read(checkpoint)
-        self._check_identity(checkpoint, state["identity"])
+        check_identity(checkpoint, self._identity, state["identity"])
         safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
 
     def attach(
@@ -236,20 +223,6 @@ class RunState:
 
     def _read(self, checkpoint: Path) -> dict[str, Any]:
         return json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8"))
-
-    def _check_identity(self, checkpoint: Path, saved: dict[str, Any]) -> None:
-        differing = [
-            f"{name} is {self._identity.get(name)}, was {saved.get(name)}"
-            for name in sorted({*self._identity, *saved})
-            if self._identity.get(name) != saved.get(name)
-        ]
-        if differing:
-            raise CtxError(
-                f"This is not the run that the checkpoint belongs to: {'; '.join(differing)}.",
-                location=str(checkpoint),
-                hint="resume with the values of the first run, or give another --output_dir; to start a new run from "
-                "these weights, pass them as --model.",
-            )
 
 
 @contextmanager
