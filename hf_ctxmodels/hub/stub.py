@@ -8,6 +8,7 @@ imported, and answers with "Run `pip install hf_ctxmodels`" where it cannot.
 import json
 from pathlib import Path
 
+from hf_ctxmodels.hub.local_paths import without_local_paths
 from hf_ctxmodels.spec import FamilySpec
 
 _STUB = '''"""Opens this repository's model; its code is in the package hf_ctxmodels (`pip install hf_ctxmodels`)."""
@@ -39,6 +40,8 @@ def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
     """
     module = stub_name(family)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    # A field may name another model, by its local directory.
+    config = {name: without_local_paths(value) if isinstance(value, str) else value for name, value in config.items()}
     config["auto_map"] = {
         "AutoConfig": f"{module}.{family.config.__name__}",
         **{auto_class: f"{module}.{model.__name__}" for auto_class, model in family.models.items()},

@@ -86,8 +86,12 @@ class TrainingSummary:
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""
         path = Path(directory) / SUMMARY_FILE
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        path.write_text(self.as_json(), encoding="utf-8")
         return path
+
+    def as_json(self) -> str:
+        """The content of `training_summary.json`."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
