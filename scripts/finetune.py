@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
 from hf_ctxmodels.data.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.data.tasks.base import Collator
@@ -164,6 +165,13 @@ def main() -> None:
     arguments, task_arguments, loop_arguments = parse_arguments(
         FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
     )
+    if arguments.predictions_file is not None:
+        check_new_file(
+            arguments.predictions_file,
+            flag="--predictions_file",
+            overwrite=loop_arguments.overwrite or loop_arguments.resume,
+            inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
+        )
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
@@ -197,6 +205,8 @@ def main() -> None:
         },
     )
 
+    if arguments.predictions_file is not None and not evaluation.predictions:  # nothing was left to train
+        evaluation(model.eval(), accelerator)
     if accelerator.is_main_process:
         main_metric = next(iter(baseline))
         result.metrics[f"baseline_{main_metric}"] = baseline[main_metric]

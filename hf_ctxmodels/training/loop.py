@@ -20,8 +20,9 @@ from hf_ctxmodels.tokenizers.base import remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
 from hf_ctxmodels.training.checkpoint.identity import loop_identity, model_identity
-from hf_ctxmodels.training.checkpoint.run_state import RunState, check_output_dir
-from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch
+from hf_ctxmodels.training.checkpoint.output_dir import claimed_output_dir
+from hf_ctxmodels.training.checkpoint.run_state import RunState
+from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch, noticing_lost_processes
 from hf_ctxmodels.training.memory import keep_freed_memory
 from hf_ctxmodels.training.metrics.progress import Progress, Stopwatch
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_finite_weights
@@ -150,10 +151,17 @@ def train(
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
         NonFiniteError: the loss or gradient norm became NaN or infinite.
-        CtxError: the output directory or a checkpoint cannot be used, or `contiguous` and the model has no memory.
+        LostProcessError: another process of the run was killed.
+        CtxError: the output directory or a checkpoint cannot be used or written, another run is training there, or
+            `contiguous` and the model has no memory.
     """
     identity = {**(identity or {}), **({"contiguous": True} if contiguous else {})}
-    return _Run(model, examples, collate, arguments, accelerator, tokenizer, evaluate, identity, contiguous).execute()
+    processes = noticing_lost_processes(accelerator.num_processes)
+    with processes, claimed_output_dir(accelerator, arguments, tokenizer) as checkpoint:
+        run = _Run(
+            model, examples, collate, arguments, accelerator, tokenizer, evaluate, identity, contiguous, checkpoint
+        )
+        return run.execute()
 
 
 class _Run:
@@ -170,9 +178,9 @@ class _Run:
         evaluate: Evaluate | None,
         identity: Mapping[str, Any],
         contiguous: bool,
+        checkpoint: Path | None,
     ) -> None:
         self.arguments, self.accelerator, self.evaluate_model = arguments, accelerator, evaluate
-        checkpoint = check_output_dir(accelerator, arguments)
         self.total_steps = total_steps(arguments, examples, accelerator)
         if tokenizer is not None:
             remember_tokenizer(model.config, tokenizer)
@@ -225,6 +233,7 @@ class _Run:
                 self.averaging.settle()
                 self.state.publish()
         finally:
+            self.batches.close()
             self.progress.close()
             if self.arguments.report_to != "none":
                 self.accelerator.end_training()

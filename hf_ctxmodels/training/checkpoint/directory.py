@@ -1,8 +1,8 @@
 """Checkpoint directories: written whole or not at all, verified before use.
 
 `<output_dir>/checkpoint-<step>/` appears by one rename, after every file in it has reached the disk. What a killed
-process left under a temporary name is removed at the next start. `manifest.json` in it, and beside the final model,
-holds every file's SHA-256.
+process left under a temporary name is removed at the next start (see `output_dir`). `manifest.json` in it, and beside
+the final model, holds every file's SHA-256.
 """
 
 import hashlib
@@ -16,7 +16,6 @@ from hf_ctxmodels.core.errors import CtxError
 
 MANIFEST_FILE = "manifest.json"
 _COMPLETE = re.compile(r"checkpoint-(\d+)")
-_UNFINISHED = (".writing", ".deleting")
 
 
 def checkpoint_path(output_dir: str | Path, step: int) -> Path:
@@ -35,15 +34,6 @@ def checkpoints(output_dir: str | Path) -> list[Path]:
     found = [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
     matches = [(match, path) for path in found if (match := _COMPLETE.fullmatch(path.name))]
     return [path for _, path in sorted((int(match.group(1)), path) for match, path in matches)]
-
-
-def remove_unfinished(output_dir: str | Path) -> list[Path]:
-    """Remove what a killed process left half-written or half-deleted, and return it."""
-    directory = Path(output_dir)
-    found = [path for path in directory.iterdir() if path.name.endswith(_UNFINISHED)] if directory.is_dir() else []
-    for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return found
 
 
 def commit(temporary: Path, final: Path) -> None:
@@ -67,7 +57,7 @@ def publish_files(temporary: Path, directory: Path) -> None:
 
 def prune(output_dir: str | Path, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints."""
-    for path in checkpoints(output_dir)[:-keep]:
+    for path in checkpoints(output_dir)[: -keep or None]:
         # Renamed first: a half-deleted directory must not look like a checkpoint.
         doomed = path.with_name(path.name + ".deleting")
         path.rename(doomed)

@@ -15,7 +15,7 @@ from hf_ctxmodels.data.sources import describe_content
 from hf_ctxmodels.training.arguments import LoopArguments
 
 MAY_CHANGE = (
-    *("output_dir", "resume", "logging_steps", "report_to"),
+    *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
     *("save_steps", "save_total_limit", "eval_steps", "dataloader_workers"),
 )
 """Flags of the loop that change no weight."""

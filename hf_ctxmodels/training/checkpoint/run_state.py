@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint import directory as checkpoints
 from hf_ctxmodels.training.checkpoint.identity import check_identity
@@ -35,35 +36,6 @@ _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _DEEPSPEED_FOLDER = "deepspeed"
 _STATE_FILE = "trainer_state.json"
-
-
-def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path | None:
-    """Clean the output directory of half-written files; the verified checkpoint to resume from, if any.
-
-    Raises:
-        CtxError: it cannot be made, it holds checkpoints and `resume` is not set, or the newest is damaged.
-    """
-    output_dir = Path(arguments.output_dir)
-    if accelerator.is_main_process:
-        try:
-            output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CtxError(
-                f"The output directory cannot be made: {error.strerror}.",
-                location=f"--output_dir {output_dir}",
-                hint="give a directory that may be written.",
-            ) from error
-        checkpoints.remove_unfinished(output_dir)
-    accelerator.wait_for_everyone()
-    if arguments.resume:
-        return checkpoints.latest_checkpoint(output_dir)
-    if existing := checkpoints.checkpoints(output_dir):
-        raise CtxError(
-            f"The output directory already holds the checkpoint of a run, {existing[-1].name}.",
-            location=str(output_dir),
-            hint="continue that run with --resume, or give another --output_dir, or delete this one.",
-        )
-    return None
 
 
 class RunState:
@@ -152,19 +124,22 @@ class RunState:
         """Write the checkpoint of the current step, unless it exists; delete those that are too old."""
         temporary = checkpoints.temporary_path(self.path)
         if self._accelerator.is_main_process and not self.path.exists():
-            temporary.mkdir()
+            with self._writing(temporary):
+                temporary.mkdir()
         self._accelerator.wait_for_everyone()
         if not temporary.exists():
             return
-        self._save_model(temporary)
-        self._save_optimizer(temporary)
-        save_random_state(temporary / self._random_file())
-        self._carried.save(temporary, self._accelerator.process_index)
+        with self._writing(temporary):
+            self._save_model(temporary)
+            self._save_optimizer(temporary)
+            save_random_state(temporary / self._random_file())
+            self._carried.save(temporary, self._accelerator.process_index)
+            if self._accelerator.is_main_process:
+                (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
+            self._accelerator.wait_for_everyone()
+            if self._accelerator.is_main_process:
+                checkpoints.commit(temporary, self.path)
         if self._accelerator.is_main_process:
-            (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
-        self._accelerator.wait_for_everyone()
-        if self._accelerator.is_main_process:
-            checkpoints.commit(temporary, self.path)
             checkpoints.prune(self._arguments.output_dir, self._arguments.save_total_limit)
         self._accelerator.wait_for_everyone()
 
@@ -174,13 +149,27 @@ class RunState:
         temporary = checkpoints.temporary_path(output_dir / "model")
         if self._accelerator.is_main_process:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
+            with self._writing(temporary):
+                temporary.mkdir()
         self._accelerator.wait_for_everyone()
-        self._save_model(temporary)
+        with self._writing(temporary):
+            self._save_model(temporary)
+            self._accelerator.wait_for_everyone()
+            if self._accelerator.is_main_process:
+                checkpoints.publish_files(temporary, output_dir)
         self._accelerator.wait_for_everyone()
-        if self._accelerator.is_main_process:
-            checkpoints.publish_files(temporary, output_dir)
-        self._accelerator.wait_for_everyone()
+
+    @contextmanager
+    def _writing(self, temporary: Path) -> Iterator[None]:
+        """Within, files are written to `temporary`; what an error of the disk leaves of it is removed."""
+        good = checkpoints.checkpoints(self._arguments.output_dir)
+        kept = f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was saved before"
+        try:
+            with writing(temporary, f"make room there and run the same command again with --resume; {kept}."):
+                yield
+        except CtxError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
     @property
     def _uses_deepspeed(self) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from hf_ctxmodels.core.outputs import writing
+
 LOG_FILE = "training_log.jsonl"
 
 
@@ -41,8 +43,9 @@ class Progress:
         if self._main:
             # After a crash the log may run ahead of the checkpoint: what is trained again is logged again.
             temporary = self._file.with_name(LOG_FILE + ".writing")
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in self.curve), encoding="utf-8")
-            os.replace(temporary, self._file)
+            with writing(self._file):
+                temporary.write_text("".join(json.dumps(record) + "\n" for record in self.curve), encoding="utf-8")
+                os.replace(temporary, self._file)
         # `disable=None` shows no bar where stderr is not a terminal.
         self._bar = tqdm(
             total=total_steps, initial=start_step, unit="step", disable=None if self._main else True, smoothing=0.05
@@ -58,7 +61,7 @@ class Progress:
         self.curve.append(entry)
         if not self._main:
             return
-        with self._file.open("a", encoding="utf-8") as file:
+        with writing(self._file), self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self._bar.disable:
             print("  ".join(f"{name} {value:.6g}" for name, value in entry.items()), file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.outputs import writing
 
 SUMMARY_FILE = "training_summary.json"
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -86,7 +87,8 @@ class TrainingSummary:
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""
         path = Path(directory) / SUMMARY_FILE
-        path.write_text(self.as_json(), encoding="utf-8")
+        with writing(path):
+            path.write_text(self.as_json(), encoding="utf-8")
         return path
 
     def as_json(self) -> str:
