@@ -151,7 +151,7 @@ def describe_embeddings(config: PreTrainedConfig) -> None:
     Raises:
         CtxError: That model cannot be opened.
     """
-    if isinstance(config, CtxCharacterConfig) and config.pretrained_embeddings and not config.static_size:
+    if isinstance(config, CtxCharacterConfig) and config.pretrained_embeddings and not config.pretrained_embedding_size:
         for name, value in CharacterPreTrainedModel.embedding_fields(config.pretrained_embeddings).items():
             setattr(config, name, value)
 

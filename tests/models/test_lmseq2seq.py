@@ -58,7 +58,7 @@ def with_part(model: torch.nn.Module, language: str, part: str) -> bool:
 class TestPair:
     @pytest.mark.parametrize("taken", [["embeddings", "layers", "softmax"], ["layers"], ["embeddings", "softmax"], []])
     def test_what_is_taken(self, pair: dict[str, Path], taken: list[str]) -> None:
-        model = CtxLmSeq2SeqForPreTraining.from_pretrained_pair(**pair, taken_parts=taken)
+        model = CtxLmSeq2SeqForPreTraining.from_pretrained_pair(**pair, pretrained_parts=taken)
         for language in TEXTS:
             for part in ("embeddings", "layers", "softmax"):
                 assert with_part(model, language, part) == (part in taken), f"{part} of {language}"
@@ -137,7 +137,7 @@ class TestPair:
         with pytest.raises(CtxError, match="Cannot open"):
             CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(tmp_path / "none", pair["target"])
         CtxUlmfitTokenizer.train(TEXTS["source"], 40, min_count=1).save_pretrained(tmp_path / "other")
-        with pytest.raises(CtxError, match="put together again"):
+        with pytest.raises(CtxError, match="decode to the exact text"):
             CtxLmSeq2SeqTokenizer.from_pretrained_pair(tmp_path / "other", pair["target"])
         with pytest.raises(CtxError, match="give both"):
             CtxLmSeq2SeqTokenizer.train(["a"], 9, source_model=str(pair["source"]))
@@ -257,7 +257,9 @@ class TestGenerate:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"pretrained_layers": 4}, {"taken_parts": ["attention"]}, {"hidden_size": 0}], ids=lambda w: next(iter(w))
+    "wrong",
+    [{"pretrained_layers": 4}, {"pretrained_parts": ["attention"]}, {"hidden_size": 0}],
+    ids=lambda w: next(iter(w)),
 )
 def test_configurations_that_are_none(wrong: dict) -> None:
     with pytest.raises(Exception, match=next(iter(wrong))):

@@ -5,12 +5,12 @@ import math
 import random
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import run_forked
 from transformers import AutoConfig, AutoModelForPreTraining, AutoTokenizer
 from zoo import TINY
 
@@ -211,8 +211,7 @@ def test_another_tokenizer_is_taken_when_told_so_and_remembered(folder, monkeypa
 def test_a_fault_in_a_stream_is_one_screen_and_ends_the_process(folder, workers) -> None:
     spoil_the_encoding(folder)
     flags = ["--max_steps", 1, "--max_length", 32, "--streaming", "--dataloader_workers", workers]
-    command = [sys.executable, SCRIPT, *continued_run(folder), *flags]
-    run = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100, check=False)
+    run = run_forked(SCRIPT, *continued_run(folder), *flags)
     assert run.returncode == 2
     message = run.stderr[run.stderr.index("CtxError: ") :]
     assert message.startswith("CtxError: Not UTF-8: byte 7 is 0xe9.\n  where:")

@@ -280,8 +280,8 @@ def test_refuses_to_overwrite_or_to_resume_another_run(workspace, problem, tmp_p
     run(new_model(workspace), problem, arguments(tmp_path))
     with pytest.raises(CtxError, match="already holds the checkpoint"):
         run(new_model(workspace), problem, arguments(tmp_path))
-    with pytest.raises(CtxError, match=r"learning_rate is 0.5, was 0.001"):
-        run(new_model(workspace), problem, arguments(tmp_path, learning_rate=0.5, resume=True))
+    with pytest.raises(CtxError, match=r"learning_rate is 0.5, was 0.001; seed is 8, was "):
+        run(new_model(workspace), problem, arguments(tmp_path, learning_rate=0.5, seed=8, resume=True))
 
 
 @pytest.fixture(scope="module")
