@@ -6,7 +6,6 @@ empty.
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.json_text import parse_json
 
 FILE_KINDS = (".txt", ".jsonl", ".parquet")
 
@@ -58,6 +58,10 @@ def read_lines(path: Path) -> Iterator[str]:
         raise CtxError(
             f"Not a whole gzip file: {error}.", location=str(path), hint="fetch it or pack it again."
         ) from error
+    except OSError as error:
+        raise CtxError(
+            f"The file cannot be read: {error.strerror or error}.", location=str(path), hint="see to its rights."
+        ) from error
 
 
 def read_text(file: str | Path) -> str:
@@ -82,10 +86,7 @@ def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
         if not line.strip():
             continue
         where = f"{file}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CtxError(f"Not JSON: {error}.", location=where, hint="write one JSON object a line.") from error
+        row = parse_json(line, location=where, hint="write one JSON object a line.")
         if not isinstance(row, dict):
             raise CtxError(
                 f"Expected a JSON object, got {type(row).__name__}.",

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.json_text import fits, read_json
 
 MANIFEST_FILE = "manifest.json"
 _COMPLETE = re.compile(r"checkpoint-(\d+)")
@@ -67,9 +68,11 @@ def prune(output_dir: str | Path, keep: int) -> None:
 def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
     """What is wrong with the files whose names have this ending, one line each; empty when all are as written."""
     try:
-        manifest: dict[str, str] = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{MANIFEST_FILE} cannot be read ({error})"]
+        manifest: dict[str, str] = read_json(checkpoint / MANIFEST_FILE)["sha256"]
+    except (CtxError, KeyError, TypeError) as error:
+        return [f"{MANIFEST_FILE} cannot be read ({error.what if isinstance(error, CtxError) else error})"]
+    if not fits(manifest, dict[str, str]):
+        return [f"{MANIFEST_FILE} does not name files with their digests"]
     damages = []
     for name, digest in manifest.items():
         if not name.endswith(ending):

@@ -9,21 +9,22 @@ from pathlib import Path
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from hf_ctxmodels.core.json_text import fits
 from hf_ctxmodels.core.outputs import writing
 
 LOG_FILE = "training_log.jsonl"
 
 
 def read_log(output_dir: str | Path, up_to_step: float = float("inf")) -> list[dict[str, float]]:
-    """The records of `training_log.jsonl` up to and including a step; a line cut off by a crash is left out."""
+    """The records of `training_log.jsonl` up to and including a step; a damaged line, as of a crash, is skipped."""
     file = Path(output_dir) / LOG_FILE
     records = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+    for line in file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if record["step"] <= up_to_step:
+        if fits(record, dict[str, float]) and record.get("step", float("inf")) <= up_to_step:
             records.append(record)
     return records
 

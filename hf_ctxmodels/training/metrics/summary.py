@@ -4,12 +4,14 @@ import dataclasses
 import json
 import shlex
 import sys
+import typing
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.json_text import read_json, require_fit
 from hf_ctxmodels.core.outputs import writing
 
 SUMMARY_FILE = "training_summary.json"
@@ -103,17 +105,14 @@ class TrainingSummary:
             CtxError: no such file, or it does not hold a summary.
         """
         path = Path(directory) / SUMMARY_FILE
-        try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
+        if not path.exists():
             raise CtxError(
                 f"The model has no {SUMMARY_FILE}.",
                 location=str(directory),
                 hint="train it with scripts/pretrain.py or scripts/finetune.py, which write one.",
-            ) from error
-        except (TypeError, ValueError) as error:
-            raise CtxError(
-                f"Not a training summary: {error}.",
-                location=str(path),
-                hint="train the model again to write a new one.",
-            ) from error
+            )
+        hint = "train the model again to write a new one."
+        fields = read_json(path, hint=hint)
+        require_fit(fields, typing.get_type_hints(cls), location=str(path), what="a training summary")
+        with boundary("Not a training summary", location=str(path), hint=hint):
+            return cls(**fields)
