@@ -8,6 +8,8 @@ from pathlib import Path
 
 from hf_ctxmodels import CtxElmoTokenizer
 from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.io.converted import check_output, save_converted
 from hf_ctxmodels.models.elmo.conversion_elmo import read_allennlp
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -25,6 +27,7 @@ class ConversionArguments:
             "help": "Words that the language model predicts, one a line, most frequent first; the encoder needs none."
         },
     )
+    overwrite: bool = flag(False, "Replace the model that --output holds.")
 
 
 def read_vocabulary(file: str) -> list[str]:
@@ -43,6 +46,7 @@ def read_vocabulary(file: str) -> list[str]:
 def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    check_output(arguments.output, arguments.overwrite)
     words = [] if arguments.vocabulary is None else read_vocabulary(arguments.vocabulary)
     model = read_allennlp(arguments.options, arguments.weights)
     # the models were trained on text that had been split into words
@@ -50,8 +54,7 @@ def main() -> None:
         words, split_punctuation=False, max_characters=model.config.max_characters_per_token
     )
     model.config.vocab_size = len(tokenizer)
-    for part in (model, tokenizer):
-        part.save_pretrained(arguments.output)
+    save_converted(model, tokenizer, arguments.output)
     number = sum(parameter.numel() for parameter in model.parameters())
     print(f"{number:,} parameters: {arguments.weights} -> {arguments.output}")
 

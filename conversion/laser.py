@@ -6,6 +6,8 @@ python conversion/laser.py --encoder bilstm.93langs.2018-12-26.pt --codes 93lang
 from dataclasses import dataclass, field
 
 from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.io.converted import check_output, save_converted
 from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_codes, read_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -17,14 +19,15 @@ class ConversionArguments:
     encoder: str = field(metadata={"help": "The encoder as it was released."})
     codes: str = field(metadata={"help": "Its BPE codes: two subwords and a count a line."})
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
+    overwrite: bool = flag(False, "Replace the model that --output holds.")
 
 
 def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    check_output(arguments.output, arguments.overwrite)
     parts = laser_of_encoder(read_encoder(arguments.encoder), read_codes(arguments.codes), arguments.encoder)
-    for part in parts:
-        part.save_pretrained(arguments.output)
+    save_converted(*parts, arguments.output)
     number = sum(parameter.numel() for parameter in parts[0].layers.parameters())
     print(f"{number:,} parameters on {len(parts[1]):,} subwords: {arguments.encoder} -> {arguments.output}")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.io.converted import check_output, save_converted
 from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_fastai, read_words, tokenizer_of_words
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -18,6 +19,7 @@ class ConversionArguments:
     weights: str = field(metadata={"help": "Weights (.pth) of a language model or of its encoder."})
     vocabulary: str = field(metadata={"help": "Its words by their ids (itos): .json, .txt with one a line, or .pkl."})
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
+    overwrite: bool = flag(False, "Replace the model that --output holds.")
     allow_pickle: bool = flag(
         False, "Open a .pkl: a pickle can name any program to run, so know where it comes from. Lists of words alone."
     )
@@ -26,6 +28,7 @@ class ConversionArguments:
 def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    check_output(arguments.output, arguments.overwrite)
     words = read_words(arguments.vocabulary, arguments.allow_pickle)
     model = read_fastai(arguments.weights)
     if len(words) != model.config.vocab_size:
@@ -36,8 +39,7 @@ def main() -> None:
         )
     tokenizer = tokenizer_of_words(words)
     model.config.pad_token_id, model.config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
-    for part in (model, tokenizer):
-        part.save_pretrained(arguments.output)
+    save_converted(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters: {arguments.weights} -> {arguments.output}")
 
 

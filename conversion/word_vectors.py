@@ -11,6 +11,8 @@ from transformers import AutoModel
 
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.outputs import check_new_file
+from hf_ctxmodels.io.converted import check_output, save_converted
 from hf_ctxmodels.io.word_files import READERS, WRITERS
 from hf_ctxmodels.io.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
@@ -34,6 +36,7 @@ class ConversionArguments:
     )
     family: str | None = flag(None, "With --read, the model's family.")
     lower_case: bool = flag(False, "With --read, lower-case text before words are looked up.")
+    overwrite: bool = flag(False, "Replace what --output holds.")
     allow_pickle: bool = flag(
         False, "Open a gensim file. It is a pickle, which runs the code it holds: only if you trust it."
     )
@@ -59,13 +62,14 @@ def main() -> None:
     if (arguments.read is None) == (arguments.write is None):
         raise CtxError("Nothing or too much to do.", hint="give exactly one of --read and --write.")
     if arguments.read is not None:
+        check_output(arguments.output, arguments.overwrite)
         vectors = read(arguments)
         vectors.lower_case = arguments.lower_case
         if arguments.family is None:
             raise CtxError("Whose model shall it be?", location="--family", hint="give --family.")
-        for part in vectors.to_model(arguments.family):
-            part.save_pretrained(arguments.output)
+        save_converted(*vectors.to_model(arguments.family), arguments.output)
     else:
+        check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
         model = load_model(arguments.input, AutoModel.__name__, load_config(arguments.input))
         vectors = WordVectors.of_model(model, load_tokenizer(arguments.input))
         Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from hf_ctxmodels.benchmarks import encoders, pretraining, recurrent, report, sharing, words
 from hf_ctxmodels.benchmarks.load import busy_core
+from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -48,6 +49,7 @@ class BenchmarkArguments:
 
     suite: str = field(default="encoders", metadata={"help": "Which suite to run.", "choices": list(SUITES)})
     output: str | None = field(default=None, metadata={"help": "Markdown file to write the table to."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace --output if it exists."})
     only: str | None = field(
         default=None, metadata={"help": "Run the cases with this in family and name, from a word on."}
     )
@@ -69,6 +71,8 @@ class BenchmarkArguments:
 def main() -> None:
     """Run the suite, printing the table as it grows."""
     (arguments,) = parse_arguments(BenchmarkArguments, description=__doc__)
+    if arguments.output is not None:
+        check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()

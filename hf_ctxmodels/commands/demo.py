@@ -24,6 +24,7 @@ from transformers import (
 
 from hf_ctxmodels.benchmarks.stages import run_stage
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.outputs import check_new_directory
 from hf_ctxmodels.data.tasks.demo import demo_rows
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -41,6 +42,7 @@ class DemoArguments:
     """Where, and how long."""
 
     output_dir: str = field(default="demo", metadata={"help": "Directory for everything the demo makes."})
+    overwrite: bool = field(default=False, metadata={"help": "Delete what an earlier demo has made there."})
     max_steps: int = field(default=1200, metadata={"help": "Pretraining steps of 16 rows."})
 
 
@@ -157,7 +159,9 @@ def main() -> None:
     """Run every stage and print the table."""
     (arguments,) = parse_arguments(DemoArguments, description=__doc__)
     begin, output = time.perf_counter(), Path(arguments.output_dir)
-    for made in ("tokenizer", "bert", "polarity"):
+    made_before = ("tokenizer", "bert", "polarity")
+    check_new_directory(output, made_before, flag="--output_dir", overwrite=arguments.overwrite)
+    for made in made_before:
         shutil.rmtree(output / made, ignore_errors=True)
     summary = pretrain(output, arguments.max_steps)
     accuracies = finetune(output)

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
 from hf_ctxmodels.data.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.data.tasks.base import Collator
@@ -23,6 +24,7 @@ from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.loading import (
     describe_embeddings,
     load_config,
@@ -36,6 +38,9 @@ from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.recipe import parse_arguments
+
+# Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
+COMPARED_ELSEWHERE = ("family", "config", "config_options", "model", "tokenizer", "predictions_file")
 
 
 @dataclass
@@ -160,6 +165,13 @@ def main() -> None:
     arguments, task_arguments, loop_arguments = parse_arguments(
         FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
     )
+    if arguments.predictions_file is not None:
+        check_new_file(
+            arguments.predictions_file,
+            flag="--predictions_file",
+            overwrite=loop_arguments.overwrite or loop_arguments.resume,
+            inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
+        )
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
@@ -188,15 +200,13 @@ def main() -> None:
         tokenizer=tokenizer,
         evaluate=evaluation,
         identity={
-            "task": arguments.task,
-            "train_file": arguments.train_file,
-            "train_examples": arguments.train_examples,
-            "unlabelled_file": arguments.unlabelled_file,
-            "config_options": arguments.config_options,
+            **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
         },
     )
 
+    if arguments.predictions_file is not None and not evaluation.predictions:  # nothing was left to train
+        evaluation(model.eval(), accelerator)
     if accelerator.is_main_process:
         main_metric = next(iter(baseline))
         result.metrics[f"baseline_{main_metric}"] = baseline[main_metric]

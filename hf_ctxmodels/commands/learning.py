@@ -27,6 +27,7 @@ from hf_ctxmodels.benchmarks.learning import (
 from hf_ctxmodels.benchmarks.stages import run_stage
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.outputs import check_new_directory
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.recipe import packaged_folder, parse_arguments
@@ -37,7 +38,8 @@ class LearningArguments:
     """What is to learn, from what."""
 
     family: str = field(metadata={"help": "Model family.", "choices": list(FAMILIES)})
-    output_dir: str = field(metadata={"help": "Directory for everything that is made; what it held is replaced."})
+    output_dir: str = field(metadata={"help": "Directory for everything that is made."})
+    overwrite: bool = flag(False, "Delete what an earlier run has made there.")
     pretraining: list[str] = flag(
         (), "Recipes of pretrain, each going on from the one before; by default <family>_learning*."
     )
@@ -112,7 +114,9 @@ def main() -> None:
         raise CtxError("Nothing is to be fine-tuned.", location=given, hint="give 1 or more of either.")
     output = Path(arguments.output_dir)
     made = [path for name in ("random", "stage") for path in output.glob(f"{name}-[0-9]*")]
-    for path in [*made, *(output / name for name in ("tokenizer", "pretrained", "finetuned"))]:
+    made += [output / name for name in ("tokenizer", "pretrained", "finetuned")]
+    check_new_directory(output, [path.name for path in made], flag="--output_dir", overwrite=arguments.overwrite)
+    for path in made:
         shutil.rmtree(path, ignore_errors=True)
     commands, flags = pretrain(arguments, output)
     summary = TrainingSummary.load(output / "pretrained")

@@ -1,8 +1,13 @@
-"""Publish a trained model: `hf-ctxmodels push --model runs/bert --repo_id org/name`."""
+"""Publish a trained model: `hf-ctxmodels push --model runs/bert --repo_id org/name`.
+
+The files are listed before they are pushed; with --dry_run they are only listed.
+"""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from hf_ctxmodels.hub import publish
+from hf_ctxmodels.hub.files import describe_files, repository_files
+from hf_ctxmodels.hub.publish import push_files
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -18,13 +23,19 @@ class PushArguments:
     token: str | None = field(
         default=None, metadata={"help": "Token that may write. Default: HF_TOKEN, or what `hf auth login` stored."}
     )
+    dry_run: bool = field(default=False, metadata={"help": "List the files that would be pushed, and stop."})
 
 
 def main() -> None:
-    """Push and print where it went."""
+    """List what is pushed, push it, and print where it went."""
     (arguments,) = parse_arguments(PushArguments, description=__doc__)
-    commit = publish(
-        arguments.model,
+    files = repository_files(Path(arguments.model), arguments.repo_id)
+    print(describe_files(files))
+    if arguments.dry_run:
+        print(f"{len(files)} files; nothing was pushed (--dry_run)")
+        return
+    commit = push_files(
+        files,
         arguments.repo_id,
         private=arguments.private,
         revision=arguments.revision,

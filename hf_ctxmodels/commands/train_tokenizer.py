@@ -14,6 +14,7 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.outputs import TOKENIZER_FILES, check_new_directory
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
 from hf_ctxmodels.data.multilingual import ResampledDocuments
@@ -30,6 +31,7 @@ class TokenizerArguments:
     family: str = field(metadata={"help": "Family whose tokenizer is trained.", "choices": sorted(FAMILIES)})
     vocab_size: int = field(metadata={"help": "Tokens in the vocabulary, special tokens included."})
     output_dir: str = field(metadata={"help": "Directory for the tokenizer's files."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace the tokenizer that --output_dir holds."})
     options: list[str] = field(
         default_factory=list,
         metadata={
@@ -100,6 +102,7 @@ def main() -> None:
     """Parse, train, save, print."""
     arguments, data = parse_arguments(TokenizerArguments, DataArguments, description=__doc__)
     tokenizer_class: Any = get_family(arguments.family).tokenizer
+    check_new_directory(arguments.output_dir, TOKENIZER_FILES, flag="--output_dir", overwrite=arguments.overwrite)
     options = training_options(tokenizer_class, arguments.options)
     training, held_out = data.load()
     texts = CountedTexts(training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha))

@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.inference import score_translations, translate
 from hf_ctxmodels.tokenizers.base import check_fit
@@ -25,6 +26,7 @@ class TranslationArguments:
     input: str = field(metadata={"help": "File with one text a line, plain or .gz."})
     references: str | None = flag(None, "File with the translation of each line, to score against.")
     output_file: str | None = flag(None, "Write the translations here, one a line.")
+    overwrite: bool = flag(False, "Replace --output_file if it exists.")
     num_beams: int = flag(1, "Width of the beam search; 1 is greedy.")
     length_penalty: float = flag(1.0, "Exponent of the length by which a beam's score is divided.")
     max_new_tokens: int = flag(60, "Longest translation in tokens.")
@@ -36,6 +38,9 @@ class TranslationArguments:
 def main() -> None:
     """Translate, write, print the score."""
     (arguments,) = parse_arguments(TranslationArguments, description=__doc__)
+    if arguments.output_file is not None:
+        inputs = (arguments.input, arguments.references)
+        check_new_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
     texts = [line.strip() for line in read_lines(Path(arguments.input))]

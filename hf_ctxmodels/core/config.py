@@ -49,6 +49,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: Ids of the tokenizer's special tokens; None where there is none.
         unpad: Compute without padding positions, where that is exact (without `output_attentions`). `False` computes
             them, as `transformers` does.
+        tokenizer_digest: The vocabulary that the model was trained with, written by training and conversion; see
+            `hf_ctxmodels.tokenizers.base.tokenizer_digest`. None is not checked.
 
     Raises:
         ValueError: An unknown keyword; the message has the nearest field names. Unknown keywords from a reference
@@ -60,6 +62,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     unpad: bool = True
+    tokenizer_digest: str | None = None
 
     # outputs that Trainer must not gather as predictions of rows
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "metrics"]
@@ -68,7 +71,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     head_dropout_field: ClassVar[str] = "classifier_dropout"
 
     # fields that the reference lacks; an export omits them
-    own_fields: ClassVar[tuple[str, ...]] = ("unpad",)
+    own_fields: ClassVar[tuple[str, ...]] = ("unpad", "tokenizer_digest")
     # reference field -> supported values; another value in a reference config.json is an error
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 

@@ -5,7 +5,6 @@ Files are read line by line or batch by batch. A document is a list of paragraph
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.json_text import parse_json
 
 FILE_KINDS = (".txt", ".jsonl", ".parquet")
 
@@ -56,6 +56,10 @@ def read_lines(path: Path) -> Iterator[str]:
         raise CtxError(
             f"The gzip file is damaged: {error}.", location=str(path), hint="fetch it or pack it again."
         ) from error
+    except OSError as error:
+        raise CtxError(
+            f"The file cannot be read: {error.strerror or error}.", location=str(path), hint="see to its rights."
+        ) from error
 
 
 def read_text(file: str | Path) -> str:
@@ -80,10 +84,7 @@ def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
         if not line.strip():
             continue
         where = f"{file}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CtxError(f"Not JSON: {error}.", location=where, hint="write one JSON object per line.") from error
+        row = parse_json(line, location=where, hint="write one JSON object per line.")
         if not isinstance(row, dict):
             raise CtxError(
                 f"Expected a JSON object, got {type(row).__name__}.",

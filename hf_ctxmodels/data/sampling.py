@@ -167,13 +167,15 @@ def training_loader(
         contiguous_rows: Rows of a step of contiguous text (see `ContiguousBatchSampler`); None to shuffle.
         batches_per_step: Micro-batches per optimizer step, for a `SampledMixture`.
     """
+    # A loader of persistent workers keeps its iterator, by which they can be ended.
+    background: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if isinstance(examples, ExampleStream):
         stream: EndlessStream = (
             ShuffledStream(examples, batch_size, seed, start_batch)
             if contiguous_rows is None
             else ContiguousStream(examples, batch_size, contiguous_rows, start_batch)
         )
-        return DataLoader(stream, batch_size=batch_size, collate_fn=collate, num_workers=workers)
+        return DataLoader(stream, batch_size=batch_size, collate_fn=collate, **background)
     sampler: Sampler[list[tuple[int, int]]]
     if isinstance(examples, Mixture):
         sampler = MixtureBatchSampler(examples, batch_size, seed, start_batch, batches_per_step)
@@ -181,4 +183,4 @@ def training_loader(
         sampler = EpochBatchSampler(len(examples), batch_size, seed, start_batch)
     else:
         sampler = ContiguousBatchSampler(len(examples), batch_size, contiguous_rows, seed, start_batch)
-    return DataLoader(examples, batch_sampler=sampler, collate_fn=collate, num_workers=workers)
+    return DataLoader(examples, batch_sampler=sampler, collate_fn=collate, **background)

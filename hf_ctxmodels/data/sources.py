@@ -1,5 +1,6 @@
 """Sources of documents: the demo text, local files, the Hub."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from glob import glob, has_magic
@@ -21,6 +22,8 @@ from hf_ctxmodels.data.tasks.readers import read_table
 
 NONE = "-"
 """The value for a data set without translations or language tag."""
+
+_DIGESTED_BYTES = 1 << 20  # at both ends of a file: corpora of gigabytes are told apart without reading them twice
 
 
 def load_documents(
@@ -76,6 +79,25 @@ def load_documents(
     else:
         name, read = ", ".join(name for name, _ in sources), partial(_one_by_one, [read for _, read in sources])
     return Documents(name, read, skip_empty, sources=tuple(sources))
+
+
+def describe_content(source: str) -> str:
+    """What a source of data is, wherever it lies: of files the name, the size and a digest of both ends of each; of any
+    other source what it is called."""
+    table, equals, columns = source.rpartition("=")
+    if equals and not Path(source).expanduser().exists():
+        return f"{describe_content(table)}={columns}"
+    path = Path(source).expanduser()
+    files = [path] if path.is_file() else sorted(filter(Path.is_file, map(Path, glob(str(path), recursive=True))))
+    if not files:
+        return source
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            digest.update(content.read(_DIGESTED_BYTES))
+            content.seek(max(content.tell(), file.stat().st_size - _DIGESTED_BYTES))
+            digest.update(content.read(_DIGESTED_BYTES))
+    return f"{path.name} ({sum(file.stat().st_size for file in files)} bytes, SHA-256 {digest.hexdigest()[:12]})"
 
 
 def _open(

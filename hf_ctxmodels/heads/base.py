@@ -126,7 +126,8 @@ class HeadModel(CtxPreTrainedModel):
     Attributes:
         encoder_class: The family's base model.
         pools: Whether the head uses `pooler_output`.
-        accepts_loss_kwargs: Whether Trainer may pass one `num_items_in_batch`: exact for heads with one term only.
+        accepts_loss_kwargs: Whether Trainer may pass one `num_items_in_batch`: exact for heads with one term only; for
+            others there is `hf_ctxmodels.training.trainer.CtxTrainer`.
         output_layer: Name of the linear map to the vocabulary's logits, such as "mlm_head.decoder"; None without one.
     """
 

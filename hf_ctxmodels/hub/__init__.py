@@ -1,4 +1,4 @@
-"""Publishing to a Hub: what is pushed (`publish`), the model card (`card`) and the stub for remote code (`stub`)."""
+"""Publishing: what belongs into a repository (`files`), the push (`publish`), the card (`card`), the stub (`stub`)."""
 
 from hf_ctxmodels.hub.card import loss_curve_png, model_card
 from hf_ctxmodels.hub.publish import publish

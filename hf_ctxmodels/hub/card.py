@@ -8,6 +8,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
+from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_name
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.spec import FamilySpec
@@ -28,12 +29,16 @@ _PIPELINES = {
 }
 
 
-def model_card(directory: Path, repo_id: str, *, curve_image: str | None = None) -> ModelCard:
+def model_card(
+    directory: Path, repo_id: str, summary: TrainingSummary | None = None, *, curve_image: str | None = None
+) -> ModelCard:
     """The card of the model in `directory`.
 
     Args:
-        directory: a saved model; `training_summary.json`, where present, tells how it was trained.
+        directory: a saved model.
         repo_id: where the card will stand, "org/name".
+        summary: how it was trained; by default what its `training_summary.json` says, if there is one. Absolute paths
+            are left out of the card.
         curve_image: file name of the loss curve in the repository; without one the card has a table.
 
     Returns:
@@ -41,7 +46,9 @@ def model_card(directory: Path, repo_id: str, *, curve_image: str | None = None)
     """
     config = AutoConfig.from_pretrained(directory)
     family = get_family(config)
-    summary = TrainingSummary.load(directory) if (directory / SUMMARY_FILE).exists() else None
+    if summary is None and (directory / SUMMARY_FILE).exists():
+        summary = TrainingSummary.load(directory)
+    summary = published_summary(summary) if summary is not None else None
     model_class, auto_class = auto_class_of(family, config)
     name = repo_id.split("/")[-1]
     return ModelCard.from_template(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from hf_ctxmodels.core.stub import Stub
+from hf_ctxmodels.hub.local_paths import without_local_paths
 from hf_ctxmodels.spec import FamilySpec
 
 
@@ -24,6 +25,8 @@ def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
     """
     stub: Stub = family.stub
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    # A field may name another model, by its local directory.
+    config = {name: without_local_paths(value) if isinstance(value, str) else value for name, value in config.items()}
     tokenizer = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     return {
         f"{stub.module}.py": stub.source.encode(),

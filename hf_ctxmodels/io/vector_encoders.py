@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.io.converted import check_output, save_converted
 from hf_ctxmodels.io.word_files import READERS
 from hf_ctxmodels.models._shared.torch_lstm import model_on_vectors, read_state_dict
 from hf_ctxmodels.registry import get_family
@@ -19,6 +20,7 @@ class VectorConversionArguments:
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
     read: str = field(default="glove", metadata={"help": "The form of that file.", "choices": list(READERS)})
     do_lower_case: bool = flag(False, "The vectors are those of lower-cased words.")
+    overwrite: bool = flag(False, "Replace the model that --output holds.")
 
 
 def convert(arguments: VectorConversionArguments, family: str, **fields: Any) -> str:
@@ -34,6 +36,7 @@ def convert(arguments: VectorConversionArguments, family: str, **fields: Any) ->
     Raises:
         CtxError: A file cannot be read, or they do not fit together.
     """
+    check_output(arguments.output, arguments.overwrite)
     found, row = READERS[arguments.read](arguments.vectors), get_family(family)
     kept = [place for place, word in enumerate(found.words) if word not in SPECIAL_TOKENS]
     words = [found.words[place] for place in kept]
@@ -43,8 +46,7 @@ def convert(arguments: VectorConversionArguments, family: str, **fields: Any) ->
         row.models["AutoModel"], read_state_dict(arguments.weights), found.matrix[kept], arguments.weights, **fields
     )
     tokenizer = row.tokenizer.from_words(words, do_lower_case=arguments.do_lower_case, split_punctuation=False, **marks)
-    for part in (model, tokenizer):
-        part.save_pretrained(arguments.output)
+    save_converted(model, tokenizer, arguments.output)
     number = sum(parameter.numel() for parameter in model.layers.parameters())
     marked = f", between {' and '.join(marks.values())}" if marks else ""
     return f"{number:,} parameters on {len(kept):,} vectors{marked}: {arguments.weights} -> {arguments.output}"

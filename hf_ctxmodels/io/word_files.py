@@ -18,6 +18,8 @@ from hf_ctxmodels.data.files import check_file, read_lines
 from hf_ctxmodels.io.word_vectors import WordVectors
 
 _LONGEST_WORD = 10_000  # bytes
+_ROWS = 1 << 16  # read at a time
+_LONGEST_COUNT, _WIDEST = 15, 100_000  # digits of a number of words; dimensions
 
 
 def read_word2vec_text(path: str | Path) -> WordVectors:
@@ -65,17 +67,29 @@ def read_word2vec_binary(path: str | Path) -> WordVectors:
     try:
         with _open(path, "rb") as file:
             count, width = _header(file.readline(1000).decode("utf-8", "replace"), path)
-            words, matrix = [], np.empty((count, width), dtype=np.float32)
-            for number in range(count):
-                words.append(_read_word(file, path, number))
-                numbers = file.read(4 * width)
-                if len(numbers) < 4 * width:
-                    raise _cut_short(path, number, count)
-                matrix[number] = np.frombuffer(numbers, dtype="<f4")
+            words, matrix = _read_vectors(file, path, count, width)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CtxError(f"Not a whole gzip file: {error}.", location=str(path), hint="fetch it again.") from error
     _require_finite(words, matrix, path)
     return _without_repetitions(words, matrix, path)
+
+
+def _read_vectors(file: IO[bytes], path: str | Path, count: int, width: int) -> tuple[list[str], np.ndarray]:
+    """Memory is reserved for what is there, not for what the first line says."""
+    if Path(path).suffix != ".gz" and count * (4 * width + 2) > Path(path).stat().st_size:
+        raise _cut_short(path, 0, count)
+    words: list[str] = []
+    blocks: list[np.ndarray] = []
+    while len(words) < count:
+        block = np.empty((min(_ROWS, count - len(words)), width), dtype=np.float32)
+        for row in block:
+            words.append(_read_word(file, path, len(words)))
+            numbers = file.read(4 * width)
+            if len(numbers) < 4 * width:
+                raise _cut_short(path, len(words) - 1, count)
+            row[:] = np.frombuffer(numbers, dtype="<f4")
+        blocks.append(block)
+    return words, np.concatenate(blocks)
 
 
 def write_word2vec_text(vectors: WordVectors, path: str | Path) -> None:
@@ -120,9 +134,10 @@ def _open(path: str | Path, mode: str) -> IO[Any]:
 def _header(line: str, path: str | Path) -> tuple[int, int]:
     """Number of words and of dimensions."""
     parts = line.split()
-    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+    plain = [part for part in parts if part.isascii() and part.isdigit() and len(part) <= _LONGEST_COUNT and int(part)]
+    if len(parts) != 2 or len(plain) != 2 or int(plain[1]) > _WIDEST:
         raise CtxError(
-            f"The first line is not the number of words and of dimensions: {line.strip()[:80]!r}.",
+            f"The first line is not the number of words and of dimensions, at most {_WIDEST:,}: {line.strip()[:80]!r}.",
             location=f"{path}, line 1",
             hint="a file without such a line is GloVe's: read it as glove.",
         )

@@ -1,9 +1,11 @@
 """The base of all tokenizers, and checks of their files and of their fit to a model."""
 
+import hashlib
 import json
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
@@ -11,6 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBa
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.stub import stub_of
+
+# Tokenizer -> its length and the digest it was found to have: large vocabularies take a second.
+_RECOGNISED: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str]] = WeakKeyDictionary()
 
 
 class CtxTokenizer(InstalledCode, TokenizersBackend):
@@ -103,14 +108,49 @@ def require_tokens(
         )
 
 
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> str:
+    """Which vocabulary a tokenizer has: "<size>:<SHA-256 of its tokens and their ids>".
+
+    Args:
+        size: Only so many tokens, those with the lowest ids; None for all. Tokens that were added later are above them.
+    """
+    numbered = sorted((number, token) for token, number in tokenizer.get_vocab().items())[:size]
+    lines = "".join(f"{number}\t{token}\n" for number, token in numbered)
+    return f"{len(numbered)}:{hashlib.sha256(lines.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def remember_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Note in a model's configuration which tokenizer its weights are made for; `check_fit` holds it against others."""
+    config.tokenizer_digest = tokenizer_digest(tokenizer)  # type: ignore[attr-defined]
+
+
+def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, location: str) -> None:
+    digest = getattr(config, "tokenizer_digest", None)
+    if digest is None:
+        return
+    state = (len(tokenizer), digest)
+    if _RECOGNISED.get(tokenizer) == state:
+        return
+    size = digest.partition(":")[0]
+    if not size.isdecimal() or tokenizer_digest(tokenizer, int(size)) != digest:
+        raise CtxError(
+            f"This is not the tokenizer that the model was trained with: the {size} tokens of that one had other names "
+            "or ids.",
+            location=location,
+            hint="put the files of that tokenizer there. To use this one all the same, give --config_options "
+            "tokenizer_digest=null where a script takes it, or delete tokenizer_digest from the model's config.json.",
+        )
+    _RECOGNISED[tokenizer] = state
+
+
 def check_fit(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str
 ) -> None:
     """Check that tokenizer, model and input length (0 for none) fit together.
 
     Raises:
-        CtxError: The tokenizer has more tokens than the model has embeddings, or inputs are longer than its positions
-            or too short for any text.
+        CtxError: The tokenizer has more tokens than the model has embeddings or is not the one that the model was
+            trained with, or inputs are longer than its positions or too short for any text.
     """
     vocabulary = getattr(config, "vocab_size", None)
     if vocabulary is not None and len(tokenizer) > vocabulary:
@@ -121,6 +161,7 @@ def check_fit(
             hint="use the tokenizer the model was trained with, a configuration with a larger vocab_size, or add "
             "embeddings: model.resize_token_embeddings(len(tokenizer)).",
         )
+    _check_vocabulary(tokenizer, config, location)
     special = tokenizer.num_special_tokens_to_add()
     if 0 < max_length <= special:
         raise CtxError(

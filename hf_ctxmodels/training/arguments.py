@@ -53,6 +53,7 @@ class LoopArguments:
     save_steps: int = flag(500, "Steps between two checkpoints; 0 saves at the end only.")
     save_total_limit: int = flag(2, "Newest checkpoints to keep.")
     resume: bool = flag(False, "Continue exactly from the newest checkpoint in --output_dir, if there is one.")
+    overwrite: bool = flag(False, "Delete the run and the model in --output_dir, and start a new run.")
     report_to: Literal["none", "tensorboard", "trackio"] = flag("none", "Experiment tracker.")
     dataloader_workers: int | None = flag(
         None,
@@ -77,6 +78,12 @@ class LoopArguments:
             self._require(name, at_least=1)
         for name in ("dataloader_workers", "seed", "lr_reference_targets"):
             self._require(name, at_least=0)
+        if self.resume and self.overwrite:
+            raise CtxError(
+                "A run is either continued or overwritten.",
+                location="--resume --overwrite",
+                hint="leave one of them out.",
+            )
         if self.optimizer == "nt-asgd" and not self.eval_steps:
             raise CtxError(
                 "nt-asgd needs evaluations during training.",

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
@@ -52,6 +52,33 @@ class IndexedCollator:
         return batch
 
 
+class TrainingBatches:
+    """Endless micro-batches; `close` ends the background processes that make them.
+
+    Workers outlive the first SIGTERM (see `ignore_signals`), so a process that ends without closing waits for them.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._batches = iter(loader)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """End the workers; further batches are not to be had."""
+        self._batches.close()
+        iterator = self._loader.base_dataloader._iterator
+        if iterator is None:
+            return
+        iterator._shutdown_workers()
+        for worker in iterator._workers:  # those that did not listen
+            worker.kill()
+
+
 def training_batches(
     accelerator: Accelerator,
     examples: Dataset | ExampleStream,
@@ -59,7 +86,7 @@ def training_batches(
     arguments: LoopArguments,
     start_batch: int,
     contiguous: bool = False,
-) -> Iterator[Batch]:
+) -> TrainingBatches:
     """Endless micro-batches of this process, beginning with number `start_batch` of the run.
 
     A micro-batch is drawn for all processes together and split among them, so that two processes with batch size 4 see
@@ -86,7 +113,7 @@ def training_batches(
     loader.generator = torch.Generator().manual_seed(arguments.seed)
     loader.worker_init_fn = ignore_signals
     loader.pin_memory = accelerator.device.type == "cuda"
-    return iter(accelerator.prepare_data_loader(loader))
+    return TrainingBatches(accelerator.prepare_data_loader(loader))
 
 
 def default_workers(accelerator: Accelerator) -> int:
@@ -116,21 +143,31 @@ def take(batches: Iterator[Batch], count: int) -> list[Batch]:
 def count_items(batches: Iterable[Batch], targets: Sequence[str]) -> torch.Tensor:
     """(len(targets) + 1,) int64: the number of targets per name, then of non-padding input tokens, over all `batches`.
 
-    All elements of floating-point targets count, and those of integer targets that are not -100; absent targets count
-    0. There is no synchronisation with the device.
+    All elements of floating-point targets count, those of integer targets that are not -100, and positions of answers
+    (`..._positions`) that are inside the sequence; absent targets count 0. There is no synchronisation with the device.
     """
+    batches = list(batches)
+    tokens = torch.stack([_count_tokens(batch) for batch in batches]).sum()
+    return torch.cat([count_targets(batches, targets), tokens[None]])
+
+
+def count_targets(batches: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[str]) -> torch.Tensor:
+    """Targets per name over all `batches`, as in `count_items`: an int64 tensor (len(targets),)."""
     return torch.stack([_count_batch(batch, targets) for batch in batches]).sum(dim=0)
 
 
-def _count_batch(batch: Batch, targets: Sequence[str]) -> torch.Tensor:
-    device = next(iter(batch.values())).device
-    counts = [_count_target(batch[name]) if name in batch else torch.zeros((), device=device) for name in targets]
-    return torch.stack([count.to(torch.int64) for count in [*counts, _count_tokens(batch)]])
+def _count_batch(batch: Mapping[str, torch.Tensor], targets: Sequence[str]) -> torch.Tensor:
+    nothing = torch.zeros((), dtype=torch.int64, device=next(iter(batch.values())).device)
+    return torch.stack([_count_target(batch, name) if name in batch else nothing for name in targets])
 
 
-def _count_target(target: torch.Tensor) -> torch.Tensor:
+def _count_target(batch: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    target = batch[name]
     if target.is_floating_point():
         return torch.tensor(target.numel(), device=target.device)
+    if name.endswith("_positions"):  # heads ignore those outside the sequence
+        width = batch["input_ids" if "input_ids" in batch else "inputs_embeds"].shape[1]
+        return ((target >= 0) & (target < width)).sum()
     return (target != IGNORED).sum()
 
 

@@ -1,6 +1,9 @@
 """Stopping on SIGTERM and SIGINT after the current step."""
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -21,6 +24,36 @@ class InterruptionError(CtxError):
             hint="run the same command with --resume to continue exactly.",
         )
         self.exit_code = 128 + received
+
+
+class LostProcessError(CtxError):
+    """Another process of the run ended, or did not answer within the time limit of its collective operations."""
+
+
+# What gloo and the store of torch.distributed say; NCCL raises a class of its own.
+_LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out", "timed out", "Broken pipe")
+
+
+@contextmanager
+def noticing_lost_processes(num_processes: int) -> Iterator[None]:
+    """Within, processes work together.
+
+    Raises:
+        LostProcessError: one of the others was killed or hangs.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        lost = isinstance(error, torch.distributed.DistError) or any(word in str(error) for word in _LOST)
+        if num_processes == 1 or not lost:
+            raise
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LostProcessError(
+            f"Another process of this run has ended or does not answer: {said}",
+            location=f"process {os.environ.get('RANK', '?')} of {num_processes}",
+            hint="see what that process said above (killed without a word: often the memory was full), then run the "
+            "same command with --resume.",
+        ) from error
 
 
 class SignalWatch:

@@ -17,16 +17,15 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.outputs import TOKENIZER_FILES
 from hf_ctxmodels.models._shared.character import CharacterPreTrainedModel
 from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
 
 _GET_AGAIN = "copy or download the file again; a checkpoint-<step> directory beside it may hold good weights."
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "vocab.txt", "vocab.json"),
-    *("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model"),
-)
+# Any of these holds a vocabulary.
+_TOKENIZER_FILES = tuple(name for name in TOKENIZER_FILES if name not in ("tokenizer_config.json", "merges.txt"))
 
 
 def load_config(

@@ -16,10 +16,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream
+from hf_ctxmodels.tokenizers.base import remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
-from hf_ctxmodels.training.checkpoint.run_state import RunState, check_output_dir
-from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch
+from hf_ctxmodels.training.checkpoint.identity import loop_identity, model_identity
+from hf_ctxmodels.training.checkpoint.output_dir import claimed_output_dir
+from hf_ctxmodels.training.checkpoint.run_state import RunState
+from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch, noticing_lost_processes
 from hf_ctxmodels.training.memory import keep_freed_memory
 from hf_ctxmodels.training.metrics.progress import Progress, Stopwatch
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_finite_weights
@@ -148,10 +151,17 @@ def train(
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
         NonFiniteError: The loss or gradient norm became NaN or infinite.
-        CtxError: The output directory or a checkpoint is unusable, or `contiguous` and the model has no state.
+        LostProcessError: Another process of the run was killed.
+        CtxError: The output directory or a checkpoint is unusable or cannot be written, another run is training there,
+            or `contiguous` and the model has no state.
     """
     identity = {**(identity or {}), **({"contiguous": True} if contiguous else {})}
-    return _Run(model, examples, collate, arguments, accelerator, tokenizer, evaluate, identity, contiguous).execute()
+    processes = noticing_lost_processes(accelerator.num_processes)
+    with processes, claimed_output_dir(accelerator, arguments, tokenizer) as checkpoint:
+        run = _Run(
+            model, examples, collate, arguments, accelerator, tokenizer, evaluate, identity, contiguous, checkpoint
+        )
+        return run.execute()
 
 
 class _Run:
@@ -168,11 +178,19 @@ class _Run:
         evaluate: Evaluate | None,
         identity: Mapping[str, Any],
         contiguous: bool,
+        checkpoint: Path | None,
     ) -> None:
         self.arguments, self.accelerator, self.evaluate_model = arguments, accelerator, evaluate
-        checkpoint = check_output_dir(accelerator, arguments)
         self.total_steps = total_steps(arguments, examples, accelerator)
-        self.state = RunState(accelerator, arguments, tokenizer, {"examples": _length(examples), **identity})
+        if tokenizer is not None:
+            remember_tokenizer(model.config, tokenizer)
+        same = {
+            "examples": _length(examples),
+            **loop_identity(arguments, accelerator, self.total_steps),
+            **model_identity(model),
+            **identity,
+        }
+        self.state = RunState(accelerator, arguments, tokenizer, same)
         if checkpoint is not None:
             self.state.load_weights(checkpoint, model)
         self.parameters = model.num_parameters()
@@ -215,6 +233,7 @@ class _Run:
                 self.averaging.settle()
                 self.state.publish()
         finally:
+            self.batches.close()
             self.progress.close()
             if self.arguments.report_to != "none":
                 self.accelerator.end_training()

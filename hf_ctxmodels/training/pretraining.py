@@ -16,6 +16,7 @@ from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.loading import (
     load_config,
     load_model,
@@ -31,6 +32,9 @@ from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 _BATCHES_FOR_RATES = 50
+# Flags of which a resumed run may have others, if the model's class, configuration and tokenizer and the objective with
+# its options are the same.
+_COMPARED_ELSEWHERE = ("family", "config", "config_options", "model", "tokenizer", "packing")
 
 
 @dataclass(kw_only=True)
@@ -73,7 +77,6 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     evaluate = None
     if held_out is not None:
         evaluate = LossEvaluation(held_out, objective.collate, loop_arguments.per_device_batch_size)
-    data_flags = {entry.name: getattr(arguments, entry.name) for entry in fields(DataArguments)}
     result = train(
         model,
         examples,
@@ -83,8 +86,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
         tokenizer=tokenizer,
         evaluate=evaluate,
         identity={
-            **data_flags,
-            "max_length": arguments.max_length,
+            **flags_identity(arguments, _COMPARED_ELSEWHERE, files=("dataset", "translations")),
             "objective": name,
             "objective_options": asdict(objective.options),
         },

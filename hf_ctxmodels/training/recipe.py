@@ -115,7 +115,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
         raise CtxError(
             f"The recipe cannot be read: {error}.", location=str(path), hint="give --recipe an existing YAML file."
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise CtxError(
             f"The recipe is not valid YAML: {error}.", location=str(path), hint="write one `flag: value` per line."
         ) from error

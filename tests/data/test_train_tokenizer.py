@@ -41,12 +41,12 @@ def test_a_vocabulary_is_trained_on_resampled_languages(tmp_path, monkeypatch, c
     for alpha, known in ((1.0, False), (0.0, True)):
         flags = ["--family", "bert", "--vocab_size", 150, "--options", "min_frequency=9", "--sampling_alpha", alpha]
         data = ["--dataset", tmp_path / "large.txt", tmp_path / "small.txt", "--validation_fraction", 0]
-        command = map(str, [SCRIPT, *flags, *data, "--output_dir", tmp_path / "out"])
+        command = map(str, [SCRIPT, *flags, *data, "--output_dir", tmp_path / f"out-{alpha}"])
         monkeypatch.setattr(sys, "argv", list(command))
         with pytest.raises(SystemExit) as stopped:
             runpy.run_path(str(SCRIPT), run_name="__main__")
         assert stopped.value.code == 0
-        tokens = AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab()
+        tokens = AutoTokenizer.from_pretrained(tmp_path / f"out-{alpha}").get_vocab()
         assert ("kaffe" in tokens) is known
     assert "large.txt" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ from hub_server import HubServer
 from saved_models import save_model
 from zoo import ARCHETYPE_FAMILIES, main_head
 
-from hf_ctxmodels.hub.publish import repository_files
+from hf_ctxmodels.hub.files import repository_files
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 

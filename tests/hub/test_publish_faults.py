@@ -2,6 +2,7 @@
 which."""
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,13 @@ import pytest
 from hub_repository import PICKLES, REPO, push_command
 from hub_server import ROOT, TOKEN, HubServer, environment_for
 from safetensors import safe_open
+from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.hub.publish import repository_files
+from hf_ctxmodels.hub.files import repository_files
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 OPEN_WITHOUT_PACKAGE = """
 import sys
@@ -176,6 +179,15 @@ def resized(directory: Path, name: str) -> None:
     (directory / name).write_text(json.dumps(config | {"vocab_size": config["vocab_size"] - 1}))
 
 
+def of_other_words(directory: Path, name: str) -> None:
+    """Two words of the vocabulary have each other's ids."""
+    content = json.loads((directory / name).read_text())
+    vocabulary = content["model"]["vocab"]
+    one, other = list(vocabulary)[-2:]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    (directory / name).write_text(json.dumps(content))
+
+
 def of_another_family(directory: Path, name: str) -> None:
     (directory / name).write_text('{"model_type": "bert"}')
 
@@ -193,6 +205,7 @@ def of_another_family(directory: Path, name: str) -> None:
         (truncated, "model.safetensors", "weights are damaged"),
         (renamed, "model.safetensors", "are missing"),
         (resized, "config.json", "vocabulary does not fit"),
+        (of_other_words, "tokenizer.json", "not the tokenizer that the model was trained with"),
         (with_pickle, "pytorch_model.bin", "never published"),
         (with_pickle, "optimizer.pt", "never published"),
         (of_another_family, "config.json", "no configuration of this package"),
@@ -204,6 +217,108 @@ def test_refuses_before_any_request(saved_model: Path, tmp_path: Path, damage, n
     with pytest.raises(CtxError, match=message) as raised:
         repository_files(directory, REPO)
     assert "to mend:" in str(raised.value)
+
+
+def index_of(directory: Path, *names: str) -> None:
+    weights = {f"weight{number}": name for number, name in enumerate(names)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "{tmp_path}/secret.safetensors", "gone.safetensors", "a.txt"]
+)
+def test_an_index_names_files_beside_it_alone(saved_model: Path, tmp_path: Path, name: str) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    for secret in (tmp_path / "secret.safetensors", directory / "a.txt"):
+        secret.write_text("secret")
+    (directory / "model.safetensors").rename(directory / "part.safetensors")
+    index_of(directory, "part.safetensors", name.format(tmp_path=tmp_path))
+    with pytest.raises(CtxError, match="The index names"):
+        repository_files(directory, REPO)
+
+
+def test_an_index_that_is_not_in_use_names_nothing(saved_model: Path, tmp_path: Path) -> None:
+    """`from_pretrained` reads model.safetensors, and no index where that is."""
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    (tmp_path / "secret.txt").write_text("secret")
+    (directory / "optimizer.safetensors").write_bytes(b"moments")
+    index_of(directory, "../secret.txt")
+    (directory / "stray.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": str(tmp_path / "secret.txt")}})
+    )
+    files = repository_files(directory, REPO)
+    assert [name for name in files if "safetensors" in name or "secret" in name] == ["model.safetensors"]
+
+
+def test_weights_in_parts_are_published_with_their_index(saved_model: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    AutoModelForPreTraining.from_pretrained(directory).save_pretrained(tmp_path / "parts", max_shard_size="50KB")
+    (directory / "model.safetensors").unlink()
+    for part in (tmp_path / "parts").glob("*safetensors*"):
+        shutil.copy(part, directory)
+    parts = {path.name for path in directory.glob("*safetensors*")}
+    assert len(parts) > 2
+    assert parts < {*repository_files(directory, REPO)}
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "README.md", "tokenizer.json"])
+def test_a_link_out_of_the_directory_is_not_followed(saved_model: Path, tmp_path: Path, name: str) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    outside = tmp_path / "outside"
+    shutil.copy(directory / name, outside) if (directory / name).exists() else outside.write_text("{}")
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(outside)
+    with pytest.raises(CtxError, match=f"{name} is a link out of the directory"):
+        repository_files(directory, REPO)
+
+
+def test_a_snapshot_of_the_hubs_cache_is_published(saved_model: Path, tmp_path: Path) -> None:
+    """Whose files are links to blobs beside it."""
+    snapshot, blobs = tmp_path / "snapshots" / "0123", tmp_path / "blobs"
+    shutil.copytree(saved_model, snapshot)
+    blobs.mkdir()
+    for path in snapshot.iterdir():
+        path.rename(blobs / path.name)
+        path.symlink_to(f"../../blobs/{path.name}")
+    assert "model.safetensors" in repository_files(snapshot, REPO)
+
+
+def test_a_card_that_is_not_utf_8_is_one_screen(saved_model: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    for content in ("# Modèle".encode("latin-1"), b"---\na: [\n---\n# Mine\n"):
+        (directory / "README.md").write_bytes(content)
+        with pytest.raises(CtxError, match="The card cannot be read"):
+            repository_files(directory, REPO)
+
+
+def test_no_local_path_is_published(saved_model: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    summary = TrainingSummary.load(directory)
+    summary.command = f"pretrain.py --dataset '{tmp_path}/my text.txt' --output_dir={tmp_path}/run --learning_rate 1e-4"
+    summary.dataset = f"{tmp_path}/one.txt, {tmp_path}/two.tsv=first,second,label, org/name"
+    summary.hyperparameters |= {"output_dir": str(tmp_path / "run")}
+    summary.save(directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"_name_or_path": str(tmp_path / "model")}))
+    files = repository_files(directory, REPO)
+    for name, content in files.items():
+        text = content if isinstance(content, bytes) else Path(content).read_bytes()
+        assert str(tmp_path).encode() not in text, name
+    published = json.loads(files["training_summary.json"])
+    assert published["command"] == "pretrain.py --dataset 'my text.txt' --output_dir=run --learning_rate 1e-4"
+    assert published["dataset"] == "one.txt, two.tsv=first,second,label, org/name"
+    assert "my text.txt" in files["README.md"].decode()
+
+
+def test_a_dry_run_lists_the_files_and_pushes_none(saved_model: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", [*push_command(saved_model, "zoo/dry", "--dry_run")])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ROOT / "scripts" / "push_to_hub.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert f"{(saved_model / 'model.safetensors').stat().st_size:,}  model.safetensors" in shown
+    assert {line.split()[1] for line in shown.splitlines()[:-1]} == {*repository_files(saved_model, REPO)}
+    assert "nothing was pushed" in shown
 
 
 def test_checkpoints_and_trainer_arguments_stay_at_home(saved_model: Path, tmp_path: Path) -> None:

@@ -240,6 +240,25 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(own_checkpoint, tmp_
     assert whole == resumed
 
 
+def test_resuming_takes_the_same_data_from_elsewhere_and_no_other(own_checkpoint, tmp_path, monkeypatch, capsys):
+    files = classification_files(tmp_path)
+    flags = ["--model", own_checkpoint, "--task", "sequence-classification", "--max_length", "24", "--max_steps", "1"]
+    flags += ["--output_dir", tmp_path / "out"]
+    assert finetune(monkeypatch, *flags, *files) == 0
+    (tmp_path / "moved").mkdir()
+    moved = [each.replace(str(tmp_path), str(tmp_path / "moved")) for each in files]
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    assert finetune(monkeypatch, *flags, *moved, "--resume", "--predictions_file", tmp_path / "predictions.jsonl") == 0
+    changed = ["--config_options", "hidden_dropout_prob=0.25"]
+    assert finetune(monkeypatch, *flags, *moved, "--resume", *changed) == 2
+    assert "config.hidden_dropout_prob is 0.25, was" in capsys.readouterr().err
+    train_file = tmp_path / "moved" / "train.tsv"
+    train_file.write_text(train_file.read_text().replace(GOOD[0], GOOD[1]))
+    assert finetune(monkeypatch, *flags, *moved, "--resume") == 2
+    assert "train_file is" in capsys.readouterr().err
+
+
 def _remove_tokenizer(model: Path) -> None:
     for file in model.glob("tokenizer*"):
         file.unlink()

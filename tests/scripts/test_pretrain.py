@@ -16,6 +16,7 @@ from zoo import TINY
 
 from hf_ctxmodels import CtxUlmfitTokenizer
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.tokenizers.base import tokenizer_digest
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain.py"
@@ -130,8 +131,22 @@ def grow_the_vocabulary(folder: Path) -> None:
     tokenizer.save_pretrained(folder / "model")
 
 
+def exchange_the_tokenizer(folder: Path) -> None:
+    """Another one with as many tokens: every id is valid, and means another word."""
+    text = "".join(f"{word[::-1]} " * 9 for word in WORDS)
+    tokenizer = FAMILY.tokenizer.train([text], vocab_size=80, min_frequency=1)
+    tokenizer.add_tokens([f"more{number}" for number in range(80 - len(tokenizer))])
+    tokenizer.save_pretrained(folder / "model")
+
+
+def forget_the_tokenizer(folder: Path) -> None:
+    config = json.loads((folder / "model" / "config.json").read_text())
+    (folder / "model" / "config.json").write_text(json.dumps(config | {"tokenizer_digest": None}))
+
+
 def number_a_token_too_high(folder: Path) -> None:
     """As many tokens as embeddings, but one id is past the last of them."""
+    forget_the_tokenizer(folder)
     file = folder / "model" / "tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["vocab"]["cat"] = 5000
@@ -159,6 +174,7 @@ def pass_over(folder: Path) -> None:
         (flip_the_header_of_foreign_weights, (), "weights of the encoder are missing"),
         (remove_the_tokenizer, (), "The directory holds no tokenizer"),
         (grow_the_vocabulary, (), "The vocabulary does not fit the model"),
+        (exchange_the_tokenizer, (), "not the tokenizer that the model was trained with"),
         (number_a_token_too_high, (), "is 5000, outside [0, vocab_size="),
         (pass_over, ("--max_length", 65), "over the model's limit of 64 positions"),
         (empty_the_text, (), "The data set is empty"),
@@ -181,6 +197,14 @@ def test_a_fault_is_one_screen(damage, flags, says, folder, monkeypatch, capsys)
     assert "to mend:" in message
     assert len(message.splitlines()) < 15
     assert not (folder / "out" / "model.safetensors").exists()
+
+
+def test_another_tokenizer_is_taken_when_told_so_and_remembered(folder, monkeypatch) -> None:
+    exchange_the_tokenizer(folder)
+    flags = [*continued_run(folder), "--max_steps", 1, "--config_options", "tokenizer_digest=null"]
+    assert pretrain(monkeypatch, *flags) == 0
+    before, after = (AutoConfig.from_pretrained(folder / name).tokenizer_digest for name in ("model", "out"))
+    assert before != after == tokenizer_digest(AutoTokenizer.from_pretrained(folder / "out"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -241,6 +265,19 @@ def test_languages_are_sampled_and_exactly_so_after_a_stop(folder, monkeypatch, 
     assert files[0] == files[1]
     assert pretrain(monkeypatch, *flags, "--output_dir", folder / "proportional", "--sampling_alpha", 1) == 0
     assert (folder / "proportional" / "model.safetensors").read_bytes() != files[0]
+
+
+def test_a_resumed_run_has_the_same_model_and_data(folder, monkeypatch, capsys) -> None:
+    flags = (*new_run(folder), "--max_steps", 1)
+    assert pretrain(monkeypatch, *flags) == 0
+    for changed in ("--config_options", "hidden_dropout_prob=0.25"), ("--validation_fraction", 0.5):
+        assert pretrain(monkeypatch, *flags, "--resume", *changed) == 2
+        assert f"{changed[-1]}".removeprefix("hidden_dropout_prob=") + ", was" in capsys.readouterr().err
+    (folder / "elsewhere").mkdir()
+    (folder / "text.txt").rename(folder / "elsewhere" / "text.txt")
+    (folder / "model").rename(folder / "renamed")
+    moved = ("--dataset", folder / "elsewhere" / "text.txt", "--tokenizer", folder / "renamed")
+    assert pretrain(monkeypatch, *flags, "--resume", *moved) == 0
 
 
 def test_one_language_is_not_sampled(folder, monkeypatch, capsys) -> None:

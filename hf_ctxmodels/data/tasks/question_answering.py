@@ -1,6 +1,5 @@
 """Extractive question answering: a question and a context -> the span that answers it (SQuAD 1.1 and 2.0)."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,17 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.json_text import parse_json
 from hf_ctxmodels.data.files import file_kind, read_text
 from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task
 
 MAX_QUESTION_TOKENS = 64  # longer questions are cut, as in BERT's own SQuAD runs (Devlin et al. 2019, released code)
+_SQUAD_HINT = (
+    'write {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": '
+    '[{"text": ..., "answer_start": ...}]}]}]}]}.'
+)
 
 
 @dataclass(frozen=True)
@@ -55,28 +59,26 @@ def read_squad(file: str) -> list[Question]:
     Raises CtxError for text that is not SQuAD's JSON, two questions of one id, or an answer not at its offset.
     """
     questions: list[Question] = []
-    try:
-        articles = json.loads(read_text(file))["data"]
-        for article in articles:
+    whole = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
+    with boundary("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
+        for article in whole["data"]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
                     answers = () if entry.get("is_impossible") else entry["answers"]
                     spans = tuple((int(answer["answer_start"]), str(answer["text"])) for answer in answers)
                     where = f"{file}, question {entry['id']!r}"
-                    questions.append(Question(str(entry["id"]), entry["question"], paragraph["context"], spans, where))
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, CtxError):
-            raise
-        raise CtxError(
-            f"Not SQuAD's JSON: {type(error).__name__} {error}.",
-            location=file,
-            hint='write {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": '
-            '[{"text": ..., "answer_start": ...}]}]}]}]}.',
-        ) from error
+                    texts = [_text(found) for found in (entry["question"], paragraph["context"])]
+                    questions.append(Question(str(entry["id"]), *texts, spans, where))
     if not questions:
         raise CtxError("No questions.", location=file, hint="give a file with at least one question.")
     _check(questions)
     return questions
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text is {str(value)[:80]!r}")
+    return value
 
 
 def _check(questions: list[Question]) -> None:

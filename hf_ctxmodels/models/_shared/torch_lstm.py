@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, boundary
 
 _PARTS = {"input_weight": "weight_ih", "state_weight": "weight_hh", "bias": "bias_ih", "state_bias": "bias_hh"}
 _DIRECTIONS = ("", "_reverse")
@@ -22,14 +21,9 @@ def read_torch_file(file: str | Path) -> Any:
     Raises:
         CtxError: It cannot be read, or holds other objects.
     """
-    try:
+    hint = "give the released file, or a state dict: torch.save(model.state_dict(), ...)."
+    with boundary("Cannot read the weights", location=str(file), hint=hint):
         return torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, UnpicklingError, EOFError) as error:
-        raise CtxError(
-            f"Cannot read the weights: {str(error).splitlines()[0] if str(error) else error!r}",
-            location=str(file),
-            hint="give the released file, or a state dict: torch.save(model.state_dict(), ...).",
-        ) from error
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """The files of released ELMo models (AllenNLP's options.json and HDF5 weights) -> configuration and weights."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.json_text import read_json
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
 
@@ -23,7 +23,7 @@ def config_of_options(options: Mapping[str, Any], where: str | None = None) -> C
     Raises:
         CtxError: An entry is missing, or has an unsupported value.
     """
-    try:
+    with boundary("These are no ELMo options", location=where, hint="give the model's options.json."):
         lstm, cnn = options["lstm"], options["char_cnn"]
         if cnn["n_characters"] not in _CHARACTERS:
             raise CtxError(
@@ -42,10 +42,6 @@ def config_of_options(options: Mapping[str, Any], where: str | None = None) -> C
             cell_clip=lstm.get("cell_clip"),
             projection_clip=lstm.get("proj_clip"),
         )
-    except (KeyError, TypeError) as error:
-        raise CtxError(
-            f"These are no ELMo options: {error} is missing.", location=where, hint="give the model's options.json."
-        ) from error
 
 
 def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmoModel:
@@ -54,10 +50,7 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
     Raises:
         CtxError: A file is missing or damaged, the two do not match, or h5py is not installed.
     """
-    try:
-        options = json.loads(Path(options_file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CtxError(f"Cannot read the options: {error}.", location=str(options_file)) from error
+    options = read_json(options_file, hint="give the model's options.json.")
     model = CtxElmoModel(config_of_options(options, str(options_file)))
     weights = _arrays(weights_file)
     given = model.state_dict()

@@ -10,7 +10,7 @@ from typing import IO, Any, NoReturn
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, boundary
 from hf_ctxmodels.models._shared.torch_lstm import read_torch_file
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM
@@ -105,7 +105,7 @@ def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
         CtxError: The file is missing or damaged, holds something else, or is a pickle and `allow_pickle` is False.
     """
     path = Path(file)
-    try:
+    with boundary("Cannot read the words", location=str(file), hint="give a list of words."):
         if path.suffix in (".pkl", ".pickle"):
             if not allow_pickle:
                 raise CtxError(
@@ -119,8 +119,6 @@ def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
             words = json.loads(path.read_text(encoding="utf-8"))
         else:
             words = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise CtxError(f"Cannot read the words: {error}.", location=str(file), hint="give a list of words.") from error
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise CtxError(
             "The file holds no list of words.", location=str(file), hint="give itos, the words in the order of ids."

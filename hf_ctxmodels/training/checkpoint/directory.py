@@ -1,7 +1,8 @@
 """Checkpoint directories, written atomically and verified before use.
 
 `<output_dir>/checkpoint-<step>/` is renamed from a temporary name after all of its files are on disk; unfinished
-directories are removed at the next start. `manifest.json`, also beside the final model, has every file's SHA-256.
+directories are removed at the next start (see `output_dir`). `manifest.json`, also beside the final model, has every
+file's SHA-256.
 """
 
 import hashlib
@@ -12,10 +13,10 @@ import shutil
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.json_text import fits, read_json
 
 MANIFEST_FILE = "manifest.json"
 _COMPLETE = re.compile(r"checkpoint-(\d+)")
-_UNFINISHED = (".writing", ".deleting")
 
 
 def checkpoint_path(output_dir: str | Path, step: int) -> Path:
@@ -34,15 +35,6 @@ def checkpoints(output_dir: str | Path) -> list[Path]:
     found = [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
     matches = [(match, path) for path in found if (match := _COMPLETE.fullmatch(path.name))]
     return [path for _, path in sorted((int(match.group(1)), path) for match, path in matches)]
-
-
-def remove_unfinished(output_dir: str | Path) -> list[Path]:
-    """Remove unfinished files and directories of a killed process, and return their paths."""
-    directory = Path(output_dir)
-    found = [path for path in directory.iterdir() if path.name.endswith(_UNFINISHED)] if directory.is_dir() else []
-    for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return found
 
 
 def commit(temporary: Path, final: Path) -> None:
@@ -66,7 +58,7 @@ def publish_files(temporary: Path, directory: Path) -> None:
 
 def prune(output_dir: str | Path, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints."""
-    for path in checkpoints(output_dir)[:-keep]:
+    for path in checkpoints(output_dir)[: -keep or None]:
         # renamed first: a partly deleted directory must not look like a checkpoint
         doomed = path.with_name(path.name + ".deleting")
         path.rename(doomed)
@@ -76,9 +68,11 @@ def prune(output_dir: str | Path, keep: int) -> None:
 def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
     """The damages of the files with this ending, one line each; empty if there are none."""
     try:
-        manifest: dict[str, str] = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{MANIFEST_FILE} cannot be read ({error})"]
+        manifest: dict[str, str] = read_json(checkpoint / MANIFEST_FILE)["sha256"]
+    except (CtxError, KeyError, TypeError) as error:
+        return [f"{MANIFEST_FILE} cannot be read ({error.what if isinstance(error, CtxError) else error})"]
+    if not fits(manifest, dict[str, str]):
+        return [f"{MANIFEST_FILE} does not name files with their digests"]
     damages = []
     for name, digest in manifest.items():
         if not name.endswith(ending):

@@ -17,8 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint import directory as checkpoints
+from hf_ctxmodels.training.checkpoint.identity import check_identity
 from hf_ctxmodels.training.checkpoint.optimizer_state import (
     load_optimizer_tensors,
     load_random_state,
@@ -34,48 +36,6 @@ _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _DEEPSPEED_FOLDER = "deepspeed"
 _STATE_FILE = "trainer_state.json"
-_SAME_ON_RESUME = (
-    "seed",
-    "gradient_accumulation_steps",
-    "optimizer",
-    "learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "lr_scheduler",
-    "warmup_steps",
-    "max_grad_norm",
-)
-
-
-def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path | None:
-    """Remove unfinished files from the output directory; returns the verified checkpoint to resume from, if any.
-
-    Raises:
-        CtxError: The directory cannot be created, it has checkpoints without `resume`, or the newest is damaged.
-    """
-    output_dir = Path(arguments.output_dir)
-    if accelerator.is_main_process:
-        try:
-            output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CtxError(
-                f"The output directory cannot be created: {error.strerror}.",
-                location=f"--output_dir {output_dir}",
-                hint="give a writable directory.",
-            ) from error
-        checkpoints.remove_unfinished(output_dir)
-    accelerator.wait_for_everyone()
-    if arguments.resume:
-        return checkpoints.latest_checkpoint(output_dir)
-    if existing := checkpoints.checkpoints(output_dir):
-        raise CtxError(
-            f"The output directory already has a checkpoint, {existing[-1].name}.",
-            location=str(output_dir),
-            hint="continue that run with --resume, give another --output_dir, or delete this one.",
-        )
-    return None
 
 
 class RunState:
@@ -95,15 +55,14 @@ class RunState:
         tokenizer: PreTrainedTokenizerBase | None,
         identity: Mapping[str, Any],
     ) -> None:
+        """`identity` is what must be equal when the run is resumed, as JSON values; see `checkpoint.identity`."""
         self._accelerator = accelerator
         self._arguments = arguments
         self._tokenizer = tokenizer
         self.step = self.tokens = 0
         self.metrics: dict[str, float] = {}
-        same = {name: getattr(arguments, name) for name in _SAME_ON_RESUME}
-        micro_batch = arguments.per_device_batch_size * accelerator.num_processes
         # through JSON, for comparison with a checkpoint
-        self._identity = json.loads(json.dumps({**same, "global_micro_batch": micro_batch, **identity}))
+        self._identity = json.loads(json.dumps(identity))
         self.model_class = ""
 
     @property
@@ -114,7 +73,7 @@ class RunState:
     def load_weights(self, checkpoint: Path, model: PreTrainedModel) -> None:
         """Load a checkpoint's weights into the bare model, before it is wrapped or sharded."""
         state = self._read(checkpoint)
-        self._check_identity(checkpoint, state["identity"])
+        check_identity(checkpoint, self._identity, state["identity"])
         safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
 
     def attach(
@@ -164,19 +123,22 @@ class RunState:
         """Write the checkpoint of the current step, unless it exists; delete old ones."""
         temporary = checkpoints.temporary_path(self.path)
         if self._accelerator.is_main_process and not self.path.exists():
-            temporary.mkdir()
+            with self._writing(temporary):
+                temporary.mkdir()
         self._accelerator.wait_for_everyone()
         if not temporary.exists():
             return
-        self._save_model(temporary)
-        self._save_optimizer(temporary)
-        save_random_state(temporary / self._random_file())
-        self._carried.save(temporary, self._accelerator.process_index)
+        with self._writing(temporary):
+            self._save_model(temporary)
+            self._save_optimizer(temporary)
+            save_random_state(temporary / self._random_file())
+            self._carried.save(temporary, self._accelerator.process_index)
+            if self._accelerator.is_main_process:
+                (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
+            self._accelerator.wait_for_everyone()
+            if self._accelerator.is_main_process:
+                checkpoints.commit(temporary, self.path)
         if self._accelerator.is_main_process:
-            (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
-        self._accelerator.wait_for_everyone()
-        if self._accelerator.is_main_process:
-            checkpoints.commit(temporary, self.path)
             checkpoints.prune(self._arguments.output_dir, self._arguments.save_total_limit)
         self._accelerator.wait_for_everyone()
 
@@ -186,13 +148,27 @@ class RunState:
         temporary = checkpoints.temporary_path(output_dir / "model")
         if self._accelerator.is_main_process:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
+            with self._writing(temporary):
+                temporary.mkdir()
         self._accelerator.wait_for_everyone()
-        self._save_model(temporary)
+        with self._writing(temporary):
+            self._save_model(temporary)
+            self._accelerator.wait_for_everyone()
+            if self._accelerator.is_main_process:
+                checkpoints.publish_files(temporary, output_dir)
         self._accelerator.wait_for_everyone()
-        if self._accelerator.is_main_process:
-            checkpoints.publish_files(temporary, output_dir)
-        self._accelerator.wait_for_everyone()
+
+    @contextmanager
+    def _writing(self, temporary: Path) -> Iterator[None]:
+        """Within, files are written to `temporary`; what an error of the disk leaves of it is removed."""
+        good = checkpoints.checkpoints(self._arguments.output_dir)
+        kept = f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was saved before"
+        try:
+            with writing(temporary, f"make room there and run the same command again with --resume; {kept}."):
+                yield
+        except CtxError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
     @property
     def _uses_deepspeed(self) -> bool:
@@ -235,20 +211,6 @@ class RunState:
 
     def _read(self, checkpoint: Path) -> dict[str, Any]:
         return json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8"))
-
-    def _check_identity(self, checkpoint: Path, saved: dict[str, Any]) -> None:
-        differing = [
-            f"{name} is {self._identity.get(name)}, was {saved.get(name)}"
-            for name in sorted({*self._identity, *saved})
-            if self._identity.get(name) != saved.get(name)
-        ]
-        if differing:
-            raise CtxError(
-                f"The checkpoint belongs to another run: {'; '.join(differing)}.",
-                location=str(checkpoint),
-                hint="resume with the values of that run, or give another --output_dir; to start a new run from these "
-                "weights, give them as --model.",
-            )
 
 
 @contextmanager

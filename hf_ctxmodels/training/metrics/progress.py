@@ -9,19 +9,22 @@ from pathlib import Path
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from hf_ctxmodels.core.json_text import fits
+from hf_ctxmodels.core.outputs import writing
+
 LOG_FILE = "training_log.jsonl"
 
 
 def read_log(output_dir: str | Path, up_to_step: float = float("inf")) -> list[dict[str, float]]:
-    """The records of `training_log.jsonl` up to and including a step; incomplete lines are ignored."""
+    """The records of `training_log.jsonl` up to and including a step; damaged lines are ignored."""
     file = Path(output_dir) / LOG_FILE
     records = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+    for line in file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if record["step"] <= up_to_step:
+        if fits(record, dict[str, float]) and record.get("step", float("inf")) <= up_to_step:
             records.append(record)
     return records
 
@@ -41,8 +44,9 @@ class Progress:
         if self._main:
             # after a crash the log may be ahead of the checkpoint
             temporary = self._file.with_name(LOG_FILE + ".writing")
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in self.curve), encoding="utf-8")
-            os.replace(temporary, self._file)
+            with writing(self._file):
+                temporary.write_text("".join(json.dumps(record) + "\n" for record in self.curve), encoding="utf-8")
+                os.replace(temporary, self._file)
         # `disable=None` shows no bar if stderr is no terminal
         self._bar = tqdm(
             total=total_steps, initial=start_step, unit="step", disable=None if self._main else True, smoothing=0.05
@@ -58,7 +62,7 @@ class Progress:
         self.curve.append(entry)
         if not self._main:
             return
-        with self._file.open("a", encoding="utf-8") as file:
+        with writing(self._file), self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self._bar.disable:
             print("  ".join(f"{name} {value:.6g}" for name, value in entry.items()), file=sys.stderr, flush=True)

@@ -4,12 +4,15 @@ import dataclasses
 import json
 import shlex
 import sys
+import typing
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.json_text import read_json, require_fit
+from hf_ctxmodels.core.outputs import writing
 
 SUMMARY_FILE = "training_summary.json"
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -84,8 +87,13 @@ class TrainingSummary:
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""
         path = Path(directory) / SUMMARY_FILE
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        with writing(path):
+            path.write_text(self.as_json(), encoding="utf-8")
         return path
+
+    def as_json(self) -> str:
+        """The content of `training_summary.json`."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
@@ -95,17 +103,14 @@ class TrainingSummary:
             CtxError: The file is missing, or no summary.
         """
         path = Path(directory) / SUMMARY_FILE
-        try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
+        if not path.exists():
             raise CtxError(
                 f"The model has no {SUMMARY_FILE}.",
                 location=str(directory),
                 hint="train it with `hf-ctxmodels pretrain` or `finetune`, which write one.",
-            ) from error
-        except (TypeError, ValueError) as error:
-            raise CtxError(
-                f"Not a training summary: {error}.",
-                location=str(path),
-                hint="train the model again to write a new one.",
-            ) from error
+            )
+        hint = "train the model again to write a new one."
+        fields = read_json(path, hint=hint)
+        require_fit(fields, typing.get_type_hints(cls), location=str(path), what="a training summary")
+        with boundary("Not a training summary", location=str(path), hint=hint):
+            return cls(**fields)

@@ -1,0 +1,77 @@
+"""JSON that somebody else wrote: read, checked, or refused by a `CtxError`."""
+
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from hf_ctxmodels.core.errors import CtxError, boundary
+
+
+def parse_json(text: str, *, location: str, hint: str = "write JSON.") -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        CtxError: It is no JSON, is nested too deeply, has a number of thousands of digits, or has a string with half of
+            a surrogate pair, which is no character and cannot be written anywhere.
+    """
+    with boundary("Not JSON that can be read", location=location, hint=hint):
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def read_json(file: str | Path, *, hint: str = "write JSON.") -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        CtxError: It cannot be opened, is not UTF-8, or as `parse_json`.
+    """
+    with boundary("The file cannot be read", location=str(file), hint=hint):
+        text = Path(file).read_text(encoding="utf-8")
+    return parse_json(text, location=str(file), hint=hint)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value is of a type as annotations write it: `int`, `dict[str, float]`, `list[str] | None`.
+
+    An integer is a float too; a bool is no number.
+    """
+    if hint is Any:
+        return True
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, each) for each in arguments)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(each, arguments[1]) for each in value.values())
+    if origin is list:
+        return isinstance(value, list) and all(fits(each, arguments[0]) for each in value)
+    if hint is float:
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    return type(value) is hint or (hint in (None, type(None)) and value is None)
+
+
+def require_fit(value: Any, hint: Any, *, location: str, what: str) -> None:
+    """Raise CtxError unless a value is of a type (see `fits`).
+
+    Args:
+        value: From JSON.
+        hint: A type, or a mapping of the keys of an object to their types; others are refused.
+        location: The file.
+        what: What it is said to be.
+    """
+    if not isinstance(hint, dict):
+        wrong = [] if fits(value, hint) else [f"{type(value).__name__}, expected {hint}"]
+    elif isinstance(value, dict):
+        unknown = [f"an unknown entry {name!r}" for name in value if name not in hint]
+        wrong = unknown or [
+            f"{name} is {str(entry)[:80]!r}, expected {hint[name]}"
+            for name, entry in value.items()
+            if not fits(entry, hint[name])
+        ]
+    else:
+        wrong = [f"{type(value).__name__}, expected an object"]
+    if wrong:
+        raise CtxError(f"Not {what}: {wrong[0]}.", location=location, hint="copy the file again, or write it anew.")

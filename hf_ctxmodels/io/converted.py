@@ -1,0 +1,23 @@
+"""Where the conversions of foreign files leave a model and its tokenizer."""
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.outputs import MODEL_FILES, TOKENIZER_FILES, check_new_directory, writing
+from hf_ctxmodels.tokenizers.base import remember_tokenizer
+
+
+def check_output(directory: str, overwrite: bool) -> None:
+    """Before anything is read: the directory holds no model yet, or one that may be replaced.
+
+    Raises:
+        CtxError: it holds one.
+    """
+    check_new_directory(directory, (*MODEL_FILES, *TOKENIZER_FILES), flag="--output", overwrite=overwrite)
+
+
+def save_converted(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
+    """Save both; the model remembers the tokenizer."""
+    remember_tokenizer(model.config, tokenizer)
+    with writing(directory):
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)

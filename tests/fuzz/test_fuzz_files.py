@@ -1,0 +1,187 @@
+"""Damaged files of every kind that is read: a result, or one screen that names the file."""
+
+import gzip
+import json
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutations import COUNTS, as_json, damaged_bytes, damaged_json, each_seed, one_screen
+
+from hf_ctxmodels.data import load_documents
+from hf_ctxmodels.data.tasks import TASKS, TaskArguments
+from hf_ctxmodels.data.tasks.question_answering import read_squad
+from hf_ctxmodels.data.tasks.readers import read_conll, read_conllu, read_table
+from hf_ctxmodels.io.word_files import READERS
+from hf_ctxmodels.models.elmo.conversion_elmo import config_of_options
+from hf_ctxmodels.models.laser.conversion_laser import read_codes
+from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_words
+from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
+from hf_ctxmodels.training.metrics.progress import LOG_FILE, read_log
+from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.recipe import recipe_flags
+
+RECORDS = [{"text": "The cat sat.\nA dog ran.", "label": 1}, {"text": "It was é.", "label": 0}]
+JSONL = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
+SQUAD = {
+    "data": [
+        {
+            "paragraphs": [
+                {
+                    "context": "The cat sat on the mat.",
+                    "qas": [
+                        {"id": "1", "question": "Who sat?", "answers": [{"text": "cat", "answer_start": 4}]},
+                        {"id": "2", "question": "Who ran?", "is_impossible": True, "answers": []},
+                    ],
+                }
+            ]
+        }
+    ]
+}
+CONLLU = "".join(f"{number}\t{word}\t_\tNOUN\t_\t_\t0\t_\t_\t_\n" for number, word in enumerate(["a", "cat"], start=1))
+SUMMARY = {
+    "task": "pretraining",
+    "model_class": "M",
+    "model_type": "m",
+    "dataset": "demo",
+    "seed": 1,
+    "parameters": 9,
+    "steps": 2,
+    "global_batch_size": 4,
+    "metrics": {"eval_loss": 1.5},
+    "curve": [{"step": 1, "loss": 2.0}],
+}
+OPTIONS = {
+    "lstm": {
+        "dim": 8,
+        "projection_dim": 4,
+        "n_layers": 2,
+        "use_skip_connections": True,
+        "cell_clip": 3,
+        "proj_clip": 3,
+    },
+    "char_cnn": {
+        "n_characters": 262,
+        "max_characters_per_token": 50,
+        "embedding": {"dim": 4},
+        "activation": "relu",
+        "filters": [[1, 4], [2, 8]],
+        "n_highway": 1,
+    },
+}
+
+
+def documents(path: Path) -> None:
+    """Read all text, and count it as training would."""
+    for document in load_documents(str(path), skip_empty=True):
+        " ".join(document).encode()
+
+
+def table(path: Path) -> None:
+    for row in read_table(path, ["text", "label"]):
+        str(row.values["text"]).encode()
+
+
+def sequence_task(path: Path) -> None:
+    task = TASKS["sequence-classification"](TaskArguments(text_columns="text"))
+    task.read(str(path), "train")
+
+
+def regression_task(path: Path) -> None:
+    task = TASKS["regression"](TaskArguments(text_columns="text"))
+    task.read(str(path), "train")
+
+
+FILES: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
+    "documents.txt": ("a.txt", b"The cat sat.\nA dog ran.\n\nIt was \xc3\xa9.\n", documents),
+    "documents.jsonl": ("a.jsonl", JSONL, documents),
+    "documents.jsonl.gz": ("a.jsonl.gz", gzip.compress(JSONL), documents),
+    "table.jsonl": ("a.jsonl", JSONL, table),
+    "table.csv": ("a.csv", b'text,label\n"The cat, it sat.",1\nIt was,0\n', table),
+    "table.tsv.gz": ("a.tsv.gz", gzip.compress(b"text\tlabel\nThe cat\t1\nIt was\t0\n"), table),
+    "classification.jsonl": ("a.jsonl", JSONL, sequence_task),
+    "regression.jsonl": ("a.jsonl", JSONL, regression_task),
+    "squad": ("a.json", json.dumps(SQUAD).encode(), lambda path: read_squad(str(path))),
+    "conll": ("a.conll", b"EU\tB-ORG\nrejects\tO\n\nBlack\tO\n", read_conll),
+    "conllu": ("a.conllu", CONLLU.encode(), read_conllu),
+    "word2vec-text": ("a.txt", b"2 3\ncat 1 2 3\ndog 4 5 6\n", READERS["word2vec-text"]),
+    "word2vec-binary": (
+        "a.bin",
+        b"2 3\ncat " + struct.pack("<3f", 1, 2, 3) + b"\ndog " + struct.pack("<3f", 4, 5, 6) + b"\n",
+        READERS["word2vec-binary"],
+    ),
+    "glove": ("a.txt", b"cat 1 2 3\ndog 4 5 6\n", READERS["glove"]),
+    "recipe": (
+        "a.yaml",
+        b"family: bert\nmax_steps: 10\nobjective_options:\n  a: 1\n",
+        lambda path: recipe_flags(path, {"family", "max_steps", "objective_options"}),
+    ),
+    "log": (LOG_FILE, b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.0}\n', lambda path: read_log(path.parent, 5)),
+    "manifest": (MANIFEST_FILE, b'{"sha256": {"a": "00", "b": "11"}}', lambda path: damaged_files(path.parent)),
+    "summary": (SUMMARY_FILE, json.dumps(SUMMARY).encode(), lambda path: TrainingSummary.load(path.parent)),
+    "words.json": ("a.json", b'["the", "cat", "xxunk"]', read_words),
+    "words.txt": ("a.txt", b"the\ncat\n", read_words),
+    "codes": ("a.fcodes", b"t h 10\nth e</w> 9\n", read_codes),
+}
+JSON_FILES: dict[str, tuple[Any, Callable[[Path], Any]]] = {
+    **{name: (json.loads(FILES[name][1]), FILES[name][2]) for name in ("squad", "manifest", "summary", "words.json")},
+}
+JSON_LINES = {name: FILES[name] for name in FILES if ".jsonl" in name and ".gz" not in name}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_bytes(name: str, count: int, tmp_path: Path) -> None:
+    file_name, content, read = FILES[name]
+    path = tmp_path / file_name
+
+    def check(rng: random.Random) -> None:
+        path.write_bytes(damaged_bytes(content, rng))
+        with one_screen(path.read_bytes()[:300]):
+            read(path)
+
+    read_whole = [path.write_bytes(content), read(path)]
+    assert read_whole
+    each_seed(count, check)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_other_values_in_json(name: str, count: int, tmp_path: Path) -> None:
+    value, read = JSON_FILES[name]
+    path = tmp_path / FILES[name][0]
+
+    def check(rng: random.Random) -> None:
+        path.write_text(as_json(damaged_json(value, rng)))
+        with one_screen(path.read_text()[:300]):
+            read(path)
+
+    each_seed(count, check)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", JSON_LINES)
+def test_other_values_in_lines_of_json(name: str, count: int, tmp_path: Path) -> None:
+    file_name, _, read = JSON_LINES[name]
+    path = tmp_path / file_name
+
+    def check(rng: random.Random) -> None:
+        path.write_text("".join(as_json(damaged_json(record, rng)) + "\n" for record in RECORDS))
+        with one_screen(path.read_text()[:300]):
+            read(path)
+
+    each_seed(count, check)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_other_values_in_elmos_options(count: int) -> None:
+    def check(rng: random.Random) -> None:
+        options = damaged_json(OPTIONS, rng)
+        with one_screen("options"):
+            config_of_options(options)
+
+    config_of_options(OPTIONS)
+    each_seed(count, check)

@@ -1,0 +1,73 @@
+"""No script replaces what is there, unless it is told to: it says so before it reads anything."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTES = "mine"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, script: str, flags: str) -> int:
+    monkeypatch.setattr(sys, "argv", [script, *flags.split()])
+    monkeypatch.syspath_prepend(str((ROOT / script).parent))
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    return stopped.value.code
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "held"),
+    [
+        ("conversion/cove.py", "--weights w --vectors v --output {out}", "config.json"),
+        ("conversion/elmo.py", "--options o --weights w --output {out}", "model.safetensors"),
+        ("conversion/infersent.py", "--weights w --vectors v --output {out}", "tokenizer.json"),
+        ("conversion/laser.py", "--encoder e --codes c --output {out}", "config.json"),
+        ("conversion/ulmfit.py", "--weights w --vocabulary v --output {out}", "config.json"),
+        ("conversion/word_vectors.py", "--read glove --family glove --input i --output {out}", "config.json"),
+        ("conversion/word_vectors.py", "--write glove --input i --output {out}/v.txt", "v.txt"),
+        ("scripts/train_tokenizer.py", "--family bert --dataset d --vocab_size 9 --output_dir {out}", "tokenizer.json"),
+        ("scripts/translate.py", "--model m --input i --output_file {out}/t.txt", "t.txt"),
+        ("scripts/learning.py", "--family bert --output_dir {out}", "tokenizer"),
+        ("scripts/demo.py", "--output_dir {out}", "bert"),
+        ("scripts/benchmark.py", "--output {out}/b.md --only nothing", "b.md"),
+        (
+            "scripts/finetune.py",
+            "--model m --task regression --train_file a --validation_file b --output_dir o --predictions_file {out}/p",
+            "p",
+        ),
+    ],
+)
+def test_what_is_there_stays(script, flags, held, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / held).write_text(NOTES)
+    assert run(monkeypatch, script, flags.format(out=out)) == 2
+    error = capsys.readouterr().err
+    assert "--overwrite" in error
+    assert str(out) in error
+    assert (out / held).read_text() == NOTES
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("scripts/translate.py", "--model m --input {file} --output_file {file} --overwrite"),
+        ("scripts/translate.py", "--model m --input i --references {file} --output_file {file} --overwrite"),
+        (
+            "scripts/finetune.py",
+            "--model m --task regression --train_file {file} --validation_file b --output_dir o --overwrite "
+            "--predictions_file {file}",
+        ),
+    ],
+)
+def test_an_input_stays_whatever_is_said(script, flags, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "text").write_text(NOTES)
+    (tmp_path / "other").hardlink_to(tmp_path / "text")
+    flags = flags.replace("{file}", str(tmp_path / "text"), 1).replace("{file}", str(tmp_path / "other"))
+    assert run(monkeypatch, script, flags) == 2
+    assert "one of the files that are read" in capsys.readouterr().err
+    assert (tmp_path / "text").read_text() == NOTES
