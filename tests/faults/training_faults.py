@@ -49,7 +49,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "a pickle is published",
-        "hf_ctxmodels/hub/publish.py",
+        "hf_ctxmodels/hub/files.py",
         '_PICKLES = {".bin", ',
         "_PICKLES = {",
         ("tests/hub/test_publish_faults.py",),
@@ -105,7 +105,7 @@ TRAINING_FAULTS = [
     Fault(
         "the oldest checkpoints are kept",
         "hf_ctxmodels/training/checkpoint/directory.py",
-        "checkpoints(output_dir)[:-keep]",
+        "checkpoints(output_dir)[: -keep or None]",
         "checkpoints(output_dir)[keep:]",
         ("tests/training/test_parts.py",),
         "checkpoints",
@@ -136,11 +136,11 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "another seed may resume a run",
-        "hf_ctxmodels/training/checkpoint/run_state.py",
-        '    "seed",\n',
-        "",
+        "hf_ctxmodels/training/checkpoint/identity.py",
+        '("output_dir", "resume", "overwrite", ',
+        '("output_dir", "resume", "overwrite", "seed", ',
         ("tests/training/test_loop.py",),
-        "another_run",
+        "other_flags",
     ),
     Fault(
         "a checkpoint lacks since when weights are averaged",
