@@ -63,6 +63,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         elif unknown:
             raise ValueError(self._unknown_message(unknown))
         super().__post_init__(**{key: value for key, value in kwargs.items() if key not in unknown})
+        if self.id2label is not None and self.label2id is None:  # zero-shot classification looks a label up in it
+            self.label2id = {label: number for number, label in self.id2label.items()}
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
