@@ -14,6 +14,7 @@ from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.stub import stub_of
 
+_NEW_TOKENS = "_new_tokens"  # the keyword by which `from_pretrained` names the special tokens that its caller gave
 # Tokenizer -> its length and the digest it was found to have: large vocabularies take a second.
 _RECOGNISED: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str]] = WeakKeyDictionary()
 
@@ -38,13 +39,21 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.pop("auto_map", None)  # of the directory it was read from; what is saved gets that of this class
+        kwargs.pop(_NEW_TOKENS, None)
         super().__init__(**kwargs)
         if self.templates is not None:
             self.set_template(*self.templates)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *inputs: Any, **kwargs: Any) -> Self:
-        """Open a directory or Hub id, as every tokenizer does; a damaged file raises a `CtxError`."""
+        """Open a directory or Hub id, as every tokenizer does; a damaged file raises a `CtxError`.
+
+        A special token that is given here (`pad_token="[PAD]"`) and is not in the vocabulary is added to it, except
+        `unk_token`: the model of the vocabulary itself gives that one.
+        """
+        named = set(cls.SPECIAL_TOKENS_ATTRIBUTES) - {"unk_token"}
+        if new := [str(value) for name, value in kwargs.items() if name in named and value is not None]:
+            kwargs[_NEW_TOKENS] = new
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *inputs, **kwargs)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -90,15 +99,16 @@ def word_like(token: str | AddedToken) -> AddedToken:
 def require_tokens(
     vocab: list[str] | dict[str, int], tokens: list[str], kwargs: dict[str, Any], file: str | None
 ) -> None:
-    """Raise a `CtxError` when one of the special `tokens` is neither in the vocabulary nor added to it.
+    """Raise a `CtxError` when one of the special `tokens` is not in the vocabulary, nor added to it, nor to be added.
 
     Args:
         vocab: The vocabulary.
         tokens: The special tokens the tokenizer cannot work without.
-        kwargs: The tokenizer's arguments; `added_tokens_decoder` holds tokens that were added to the vocabulary.
+        kwargs: The tokenizer's arguments; `added_tokens_decoder` holds tokens that were added to the vocabulary, and
+            what the caller of `from_pretrained` gave will be.
         file: The file of the vocabulary, for the message.
     """
-    known = set(vocab) | {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
+    known = {*vocab, *map(str, kwargs.get("added_tokens_decoder", {}).values()), *kwargs.get(_NEW_TOKENS, ())}
     missing = [token for token in tokens if token not in known]
     if missing:
         raise CtxError(

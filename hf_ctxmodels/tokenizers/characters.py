@@ -231,5 +231,7 @@ def _sequences(text: Any, pair: Any, split: bool) -> tuple[Any, ...]:
     """The one or two texts of a row: strings, or lists of words."""
     if pair is not None:
         return text, pair
-    is_pair = isinstance(text, tuple) and len(text) == 2 if not split else bool(text) and not isinstance(text[0], str)
+    is_pair = isinstance(text, list | tuple) and bool(text)
+    if split:  # into words, which are strings
+        is_pair = is_pair and not isinstance(text[0], str)
     return tuple(text) if is_pair else (text,)

@@ -61,9 +61,12 @@ def test_one_text_and_pairs(tokenizer: CtxElmoTokenizer) -> None:
     assert tokenizer.words_of(single.input_ids) == ["<S>", "The", "cat", "</S>"]
     pair = tokenizer("The cat", "it sat")
     assert tokenizer.words_of(pair.input_ids) == ["<S>", "The", "cat", "</S>", "<S>", "it", "sat", "</S>"]
-    assert torch.equal(
-        tokenizer(["The cat"], ["it sat"], return_tensors="pt").input_ids[0], torch.tensor(pair.input_ids)
-    )
+    rows = (([["The cat", "it sat"]],), ([("The cat", "it sat")],), (["The cat"], ["it sat"]))
+    for arguments in rows:
+        assert tokenizer(*arguments).input_ids == [pair.input_ids]
+        assert torch.equal(tokenizer(*arguments, return_tensors="pt").input_ids[0], torch.tensor(pair.input_ids))
+    given = [[["The", "cat"], ["it", "sat"]]]
+    assert tokenizer(given, is_split_into_words=True).input_ids == [pair.input_ids]
 
 
 def test_padding_afterwards_is_padding_at_once(tokenizer: CtxElmoTokenizer) -> None:

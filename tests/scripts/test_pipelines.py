@@ -76,6 +76,19 @@ def test_text_classification(saved):
     assert pipeline("text-classification", model=directory)(pair)["label"] == labels[int(expected.argmax())]
 
 
+@families_with("AutoModelForSequenceClassification")
+def test_zero_shot_classification(saved):
+    """A classifier of pairs says which hypothesis a text entails; the pipeline gives the pair as a list."""
+    labels = {0: "contradiction", 1: "neutral", 2: "entailment"}
+    directory, model, tokenizer = saved("AutoModelForSequenceClassification", id2label=labels)
+    classifier = pipeline("zero-shot-classification", model=directory)
+    topics, template = ["garden", "bridge"], "nobody saw a {}"
+    result = classifier(TEXTS[0], candidate_labels=topics, hypothesis_template=template)
+    entailed = [outputs(model, tokenizer, TEXTS[0], template.format(topic)).logits[0, 2] for topic in topics]
+    expected = dict(zip(topics, torch.stack(entailed).softmax(0).tolist()))
+    assert result["scores"] == pytest.approx([expected[label] for label in result["labels"]], abs=1e-5)
+
+
 @families_with("AutoModelForTokenClassification")
 def test_token_classification(saved):
     labels = {0: "O", 1: "B-X", 2: "I-X"}
