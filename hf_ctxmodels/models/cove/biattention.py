@@ -41,7 +41,7 @@ class Biattention(nn.Module):
         Args:
             states: (rows, length, input).
             tokens: (rows, length) bool, False at padding positions.
-            second: (rows, length) bool, True at words of the second text.
+            second: (rows, length) bool, True at words of the second text, and at padding positions within it.
             unpad: Leave padding positions out of the LSTMs, or carry the state over them: equal, but slower.
 
         Returns:
