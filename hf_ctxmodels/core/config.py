@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -45,6 +45,10 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: Ids of the tokenizer's special tokens; None where there is none.
         unpad: Run the encoder on the real tokens alone where that is exact (no attention weights asked for).
             `False` computes on padding too, as `transformers` does.
+        return_logits_with_labels: Whether language models given labels return the logits of all positions beside the
+            loss, which cost their part of the vocabulary's matrix product and (batch, length, vocabulary) numbers;
+            False computes those at labelled positions alone. None returns them in evaluation without gradients, as
+            Trainer evaluates: its metrics need them.
 
     Raises:
         ValueError: A keyword that is no field of the configuration, with the nearest field names. Keywords read from a
@@ -56,6 +60,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     unpad: bool = True
+    return_logits_with_labels: bool | None = None
 
     # What Trainer leaves out of the predictions it gathers: counts are no outputs of a row.
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "metrics"]
@@ -64,7 +69,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     head_dropout_field: ClassVar[str] = "classifier_dropout"
 
     # Fields the reference has not; an export leaves them out.
-    own_fields: ClassVar[tuple[str, ...]] = ("unpad",)
+    own_fields: ClassVar[tuple[str, ...]] = ("unpad", "return_logits_with_labels")
     # Reference field -> the values this family computes; any other value in a reference config.json is an error.
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -123,6 +128,11 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         """Dropout rate before a task head."""
         rate = getattr(self, self.head_dropout_field)
         return self.hidden_dropout_prob if rate is None else rate
+
+    def recorded_outputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """`output_hidden_states` and `output_attentions` of a call, or this configuration's where they are None."""
+        names = ("output_hidden_states", "output_attentions")
+        return {name: getattr(self, name) if given.get(name) is None else given[name] for name in names}
 
     def reference_name(self, field: str) -> str:
         """What the reference calls a field of this configuration: the name that `attribute_map` reads it by."""

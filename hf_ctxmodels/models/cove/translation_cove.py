@@ -8,6 +8,7 @@ from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import CtxCoveHeadModel, CtxCoveModel, CtxCoveModelOutput
 
@@ -57,11 +58,12 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
         attention_mask: Tensor | None,
         cache: RecurrentCache,
         languages: Tensor | None,
-    ) -> tuple[Tensor, RecurrentCache | None]:
+        record: bool = False,
+    ) -> Decoded:
         """See `ForConditionalGeneration.decode`."""
         states = encoded.last_hidden_state
         assert states is not None
         memory, tokens = states[..., self.config.embedding_size :], token_mask(states, attention_mask)
         if target_mask is None:
-            return self.decoder(ids, memory, tokens, cache)
-        return self.decoder.target_states(ids, target_mask, memory, tokens, cache), None
+            return self.decoder(ids, memory, tokens, cache, record)
+        return Decoded(self.decoder.target_states(ids, target_mask, memory, tokens, cache))

@@ -41,8 +41,9 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: mlm_loss + discriminator_weight x rtd_loss (section 2).
-        logits: Without `labels`, the discriminator's on the input as it is: (batch, length), positive where a token
-            looks replaced; of a task over the vocabulary (batch, length, vocabulary).
+        logits: The discriminator's on what it reads (`corrupted_ids`; without `labels` the input as it is): (batch,
+            length), positive where a token looks replaced; of a task over the vocabulary (batch, length, vocabulary).
+            With `labels`, see `returns_logits`.
         mlm_loss: The generator's cross-entropy in nats, detached.
         rtd_loss: The discriminator's, detached and without its weight.
         corrupted_ids: (batch, length) the discriminator's input: the generator's tokens at the masked positions.
@@ -122,6 +123,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         token_labels: Tensor | None = None,
         sampling_seed: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        return_logits_with_labels: bool | None = None,
         **kwargs: Any,
     ) -> CtxElectraForPreTrainingOutput:
         """The losses of both where `labels` are given; without, the discriminator's logits on the input as it is.
@@ -131,6 +133,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             token_labels: (batch, length) original ids of all tokens, -100 at padding: the discriminator's loss is over
                 these. None takes the labels, and the input where there is none.
             sampling_seed: (batch,) int64, the seed of each row's samples. None derives it from the row's masked tokens.
+            return_logits_with_labels: See `returns_logits`.
             kwargs: What the discriminator's encoder takes.
         """
         inputs = {
@@ -142,9 +145,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if labels is None:
             outputs = self.encode(input_ids=input_ids, inputs_embeds=inputs_embeds, **inputs, **kwargs)
             return CtxElectraForPreTrainingOutput(
-                logits=self.get_submodule(self.discriminator_task.head_name)(outputs.last_hidden_state),
-                hidden_states=outputs.hidden_states,
-                attentions=outputs.attentions,
+                logits=self._logits(outputs), hidden_states=outputs.hidden_states, attentions=outputs.attentions
             )
         if input_ids is None or inputs_embeds is not None:
             raise CtxError("The generator replaces tokens: with labels, give input_ids, not inputs_embeds.")
@@ -153,15 +154,16 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if token_labels is None:
             token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
         name, targets = ("labels", labels) if self.discriminator_task.masked_only else ("token_labels", token_labels)
-        output_mask = targets != IGNORED
-        outputs = self.encode(input_ids=filled.input_ids, output_mask=output_mask, **inputs, **kwargs)
-        read_ids, original_ids = filled.input_ids[output_mask], token_labels[output_mask]
-        total, metrics = self.discriminator_task.loss(self, outputs.last_hidden_state, read_ids, original_ids)
+        read, everywhere = targets != IGNORED, self.returns_logits(return_logits_with_labels)
+        outputs = self.encode(input_ids=filled.input_ids, output_mask=None if everywhere else read, **inputs, **kwargs)
+        states = outputs.last_hidden_state[read] if everywhere else outputs.last_hidden_state
+        total, metrics = self.discriminator_task.loss(self, states, filled.input_ids[read], token_labels[read])
         mlm_loss = mean_over_targets(filled.loss, labels, "labels", num_items_in_batch)
         rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
         weighted = self.config.discriminator_weight * rtd_loss
         return CtxElectraForPreTrainingOutput(
             loss=weighted if self.config.freeze_generator else mlm_loss + weighted,
+            logits=self._logits(outputs) if everywhere else None,
             mlm_loss=mlm_loss.detach(),
             rtd_loss=rtd_loss.detach(),
             corrupted_ids=filled.input_ids,
@@ -169,6 +171,9 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _logits(self, outputs: Any) -> Tensor:
+        return self.get_submodule(self.discriminator_task.head_name)(outputs.last_hidden_state)
 
     def _generate(
         self, input_ids: Tensor, labels: Tensor, sampling_seed: Tensor | None, inputs: dict[str, Tensor | None]

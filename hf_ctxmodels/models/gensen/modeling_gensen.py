@@ -21,6 +21,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
@@ -135,21 +136,26 @@ class CtxGenSenForPreTraining(
         attention_mask: Tensor | None,
         cache: RecurrentCache,
         languages: Tensor | None,
-    ) -> tuple[Tensor, RecurrentCache]:
+        record: bool = False,
+    ) -> tuple[Tensor, Decoded]:
         """See `ForConditionalGeneration.predict`; each row by its own decoder."""
         numbers, unpad = self._decoder_numbers(ids, languages), self._chooses_rows(ids)
-        found: list[tuple[Tensor, Tensor]] = []
+        found: list[tuple[Tensor, ...]] = []
         places = []
         for number, decoder in self._numbered():
             rows = (numbers == number).nonzero()[:, 0] if unpad else torch.arange(len(ids), device=ids.device)
             if unpad and not len(rows):
                 continue
-            states, after = decoder(ids[rows], encoded.pooler_output[rows], cache.select(rows), unpad=unpad)
-            found.append((decoder.prediction(states), *after.states[0]))
+            given = (ids[rows], encoded.pooler_output[rows], cache.select(rows))
+            part = decoder(*given, unpad=unpad, record=record)
+            assert part.cache is not None
+            layers = part.hidden_states or ()
+            found.append((decoder.prediction(part.states), part.states, *part.cache.states[0], *layers))
             places.append(rows + (0 if unpad else number * len(ids)))
-        logits, hidden = (torch.cat(parts) for parts in zip(*found, strict=True))
         order = torch.cat(places).argsort() if unpad else numbers * len(ids) + places[0]
-        return logits[order], RecurrentCache([(hidden[order],)], after.seen_tokens)
+        logits, states, hidden, *recorded = (torch.cat(parts)[order] for parts in zip(*found, strict=True))
+        after = RecurrentCache([(hidden,)], cache.seen_tokens + ids.shape[1])
+        return logits, Decoded(states, after, tuple(recorded) if record else None)
 
     def written_loss(
         self,
@@ -170,7 +176,7 @@ class CtxGenSenForPreTraining(
             mine = numbers == number
             if not self._chooses_rows(ids):
                 there = target_mask & mine[:, None]
-                states = decoder(ids, vectors, cache, unpad=False)[0][there]
+                states = decoder(ids, vectors, cache, unpad=False).states[there]
                 total = total + decoder.summed_loss(states, labels[there])
             elif bool((target_mask & mine[:, None]).any()):
                 vector = vectors[mine]
@@ -203,6 +209,7 @@ class CtxGenSenForPreTraining(
         past_key_values: Any = None,
         use_cache: bool = False,
         num_items_in_batch: heads.ItemCounts = None,
+        return_logits_with_labels: bool | None = None,
         **kwargs: Any,
     ) -> CtxGenSenForPreTrainingOutput:
         """The losses of the targets that are given, else logits. Other arguments as in
@@ -219,11 +226,12 @@ class CtxGenSenForPreTraining(
         if encoder_outputs is None:
             given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **given, **kwargs)
-        found = CtxGenSenForPreTrainingOutput(hidden_states=encoder_outputs.hidden_states)
+        found = CtxGenSenForPreTrainingOutput(encoder_hidden_states=encoder_outputs.hidden_states)
         if not len(self.decoders):
             if _asks(labels):
                 raise CtxError("The model writes no text: config.written_tasks is empty.", hint="leave labels out.")
-            target_languages = None
+            target_languages, return_logits_with_labels = None, False
+            kwargs |= {"output_hidden_states": False, "output_attentions": False}
         if labels is not None or decoder_input_ids is not None:
             written = super().forward(
                 attention_mask=attention_mask,
@@ -234,6 +242,7 @@ class CtxGenSenForPreTraining(
                 past_key_values=past_key_values,
                 use_cache=use_cache,
                 num_items_in_batch=num_items_in_batch,
+                return_logits_with_labels=return_logits_with_labels,
                 **{**kwargs, "return_dict": True},
             )
             found = CtxGenSenForPreTrainingOutput(**written)

@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
@@ -75,14 +76,15 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         attention_mask: Tensor | None,
         cache: RecurrentCache,
         languages: Tensor | None,
-    ) -> tuple[Tensor, RecurrentCache | None]:
+        record: bool = False,
+    ) -> Decoded:
         """See `ForConditionalGeneration.decode`."""
         if languages is None:
             languages = ids.new_zeros(len(ids))
         vectors = self.decoder.step_vectors(encoded.pooler_output, languages)
         if target_mask is None:
-            return self.decoder(ids, vectors, cache, unpad=self.config.unpad and not is_traced(ids))
-        return self.decoder.target_states(ids, target_mask, vectors, cache), None
+            return self.decoder(ids, vectors, cache, unpad=self.config.unpad and not is_traced(ids), record=record)
+        return Decoded(self.decoder.target_states(ids, target_mask, vectors, cache))
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):

@@ -24,6 +24,7 @@ from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.models._shared.lstm_language_model import (
     LSTMForCausalLM,
@@ -231,7 +232,8 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         attention_mask: Tensor | None,
         cache: RecurrentCache,
         languages: Tensor | None,
-    ) -> tuple[Tensor, RecurrentCache]:
+        record: bool = False,
+    ) -> Decoded:
         """See `ForConditionalGeneration.decode`."""
         outputs = self.decoder(
             input_ids=ids,
@@ -245,14 +247,16 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         keys = memory[..., -self.config.hidden_size :]
         padding = ~token_mask(keys, attention_mask)
         values = memory if self.config.multi_layer_attention else keys
-        joined = torch.cat([attend(self.query(hidden), keys, values, padding), hidden.to(keys.dtype)], -1)
+        context, weights = attend(self.query(hidden), keys, values, padding)
+        joined = torch.cat([context, hidden.to(keys.dtype)], -1)
         first = outputs.hidden_states[self.config.pretrained_layers]
         if target_mask is not None:
             joined, first = joined[target_mask], first[target_mask]
         states = self.combine(self.dropout(joined)).tanh()
         if self.config.residual:
             states = states + first
-        return self.dropout(states), outputs.past_key_values
+        recorded = ((*outputs.hidden_states[:-1], states), (weights[:, None],)) if record else ()
+        return Decoded(self.dropout(states), outputs.past_key_values, *recorded)
 
 
 def _open(source: str | PathLike[str]) -> Any:
