@@ -1,4 +1,4 @@
-"""What the families' conversion tables are made of: parts they share, and conversions transformers does not ship."""
+"""Shared parts of the families' weight conversions, and conversion operations that transformers lacks."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming
 
-# Names of the first releases; read, never written.
+# names of the first releases, for loading only
 LEGACY_NORM_NAMES = [
     WeightRenaming(r"LayerNorm\.gamma", r"LayerNorm.weight"),
     WeightRenaming(r"LayerNorm\.beta", r"LayerNorm.bias"),
@@ -14,18 +14,18 @@ LEGACY_NORM_NAMES = [
 
 
 class FirstFound(ConversionOps):
-    """Several reference names of one parameter: the first that a file holds is read; all are written."""
+    """Several reference names of one parameter: the first one in a file is loaded; all are saved."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Tensor]:
-        """Keep the tensor of the first source that is there."""
+        """The tensor of the first source in the file."""
         found = next(input_dict[source] for source in source_patterns if source in input_dict)
         return {target_patterns[0]: _single(found)}
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Write the tensor under every name."""
+        """Save the tensor under every name."""
         return _Repeated()
 
 
@@ -35,13 +35,13 @@ class _Repeated(ConversionOps):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Tensor]:
-        """Copy the tensor for every target: safetensors refuses shared memory."""
+        """A copy for every target: safetensors refuses shared memory."""
         (found,) = input_dict.values()
         return {target: _single(found).clone() for target in target_patterns}
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Read the first."""
+        """Load the first."""
         return FirstFound()
 
 
@@ -54,15 +54,11 @@ POST_NORM_RENAMINGS = [
     WeightRenaming(r"output\.dense\.", r"feed_forward.down_proj."),
     WeightRenaming(r"output\.LayerNorm\.", r"feed_forward_norm."),
 ]
-"""Names in the encoder of BERT's heirs, reference layout -> `hf_ctxmodels.models._shared.transformer_encoder`."""
+"""Names in BERT-like encoders, reference layout -> `hf_ctxmodels.models._shared.transformer_encoder`."""
 
 
 def fused_projections(attention: str) -> list[WeightConverter]:
-    """Queries, keys and values, three matrices there -> one here.
-
-    Args:
-        attention: Where the three stand in the reference's names.
-    """
+    """Three matrices of queries, keys and values in the reference -> one here; `attention` is their prefix there."""
     return [
         WeightConverter(
             [f"{attention}.{part}.{kind}" for part in ("query", "key", "value")],
@@ -74,10 +70,10 @@ def fused_projections(attention: str) -> list[WeightConverter]:
 
 
 class _EachTensor(ConversionOps):
-    """Rearranges every tensor by itself, under its own name or the only target's."""
+    """Rearranges every tensor separately, under its own name or the only target's."""
 
     def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """One tensor, given the configuration's number of heads."""
+        """Rearrange a tensor, given the number of attention heads."""
         raise NotImplementedError
 
     def convert(
@@ -89,7 +85,7 @@ class _EachTensor(ConversionOps):
         config: PreTrainedConfig,
         **kwargs: Any,
     ) -> dict[str, Tensor]:
-        """Rearrange each; several keep their names for the operation that joins or parted them."""
+        """Rearrange each tensor; several keep their names for a following operation."""
         heads = config.num_attention_heads
         tensors = {name: self.rearrange(_single(found), heads) for name, found in input_dict.items()}
         if len(tensors) == 1 and len(target_patterns) == 1:
@@ -98,7 +94,7 @@ class _EachTensor(ConversionOps):
 
 
 class MergeOutputHeads(_EachTensor):
-    """(in, heads, head_dim) -> (heads * head_dim, in): a projection to heads as the weight of a linear map."""
+    """(in, heads, head_dim) -> (heads * head_dim, in), the weight of a linear map."""
 
     def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
         """Flatten and transpose."""
@@ -106,12 +102,12 @@ class MergeOutputHeads(_EachTensor):
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Split the output into heads again."""
+        """Split the output into heads."""
         return _SplitOutputs()
 
 
 class MergeInputHeads(_EachTensor):
-    """(out, heads, head_dim) -> (out, heads * head_dim): a projection from heads as the weight of a linear map."""
+    """(out, heads, head_dim) -> (out, heads * head_dim), the weight of a linear map."""
 
     def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
         """Flatten."""
@@ -119,7 +115,7 @@ class MergeInputHeads(_EachTensor):
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Split the input into heads again."""
+        """Split the input into heads."""
         return _SplitInputs()
 
 

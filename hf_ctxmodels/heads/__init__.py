@@ -1,4 +1,4 @@
-"""Heads, written once; a family binds each to its encoder in two lines (see `HeadModel`)."""
+"""Generic heads; a family binds each to its encoder in two lines (see `HeadModel`)."""
 
 from hf_ctxmodels.heads.base import (
     IGNORED,
@@ -22,12 +22,13 @@ from hf_ctxmodels.heads.downstream import (
     sequence_loss,
 )
 from hf_ctxmodels.heads.masked_lm import ForMaskedLM, ForMaskedLMWithPair
-from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, ForConditionalGeneration
+from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, DecoderInputs, ForConditionalGeneration
 from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEncoder, pair_features
 
 __all__ = [
     "IGNORED",
     "ConditionalGenerationOutput",
+    "DecoderInputs",
     "ForCausalLM",
     "ForConditionalGeneration",
     "ForMaskedLM",

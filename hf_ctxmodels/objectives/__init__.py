@@ -1,4 +1,4 @@
-"""Pretraining objectives: how rows are made of documents, what is corrupted in them and what is predicted."""
+"""Pretraining objectives: rows made of documents, their corruption and their targets."""
 
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.baseline import BaselinePolicy

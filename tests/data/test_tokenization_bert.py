@@ -2,16 +2,14 @@
 
 import gzip
 import json
-import os
 import pickle
 import random
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forked import run_forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertTokenizer
@@ -107,6 +105,15 @@ def test_saved_and_opened_by_the_auto_class(documents, tmp_path, lower):
     assert BertTokenizer.from_pretrained(tmp_path)(texts).input_ids == trained(texts).input_ids
 
 
+def test_each_text_of_a_pair_has_its_segment(documents):
+    tokenizer = CtxBertTokenizer.train([" ".join(document) for document in documents], 200)
+    texts = ["the bridge", "a small garden"]
+    first, second = (tokenizer.tokenize(text) for text in texts)
+    encoded = tokenizer(*texts)
+    assert encoded.tokens() == ["[CLS]", *first, "[SEP]", *second, "[SEP]"]
+    assert encoded.token_type_ids == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+
+
 def test_training_learns_words_and_keeps_case_when_asked(documents):
     texts = [" ".join(document) for document in documents]
     uncased, cased = (CtxBertTokenizer.train(texts, 200, do_lower_case=lower) for lower in (True, False))
@@ -119,25 +126,19 @@ def test_training_learns_words_and_keeps_case_when_asked(documents):
     assert uncased.unk_token_id not in uncased(texts)["input_ids"][0]
 
 
-def test_training_gives_the_same_vocabulary_in_every_process():
+def test_training_gives_the_same_vocabulary_in_every_process(tmp_path):
     """The trainer's hash maps are seeded anew in each process; ties between merges must not show it."""
     rng = random.Random(0)
     texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
     program = (
         "import json, sys; from hf_ctxmodels import CtxBertTokenizer;"
-        "print(json.dumps(CtxBertTokenizer.train(json.load(sys.stdin), 500).get_vocab()))"
+        "print(json.dumps(CtxBertTokenizer.train(json.load(open(sys.argv[1])), 500).get_vocab()))"
     )
     # Another number of threads, too: this process has one (see tests/conftest.py).
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true"}
-    output = subprocess.run(
-        [sys.executable, "-c", program],
-        input=json.dumps(texts),
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    ).stdout
-    assert json.loads(output) == CtxBertTokenizer.train(iter(texts), 500).get_vocab()
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    done = run_forked("-c", program, tmp_path / "texts.json", TOKENIZERS_PARALLELISM="true")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == CtxBertTokenizer.train(iter(texts), 500).get_vocab()
 
 
 def test_the_most_frequent_characters_are_kept():

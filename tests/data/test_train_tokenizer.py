@@ -1,11 +1,11 @@
 """scripts/train_tokenizer.py as a user runs it."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import run_forked
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.data import DataArguments
@@ -23,7 +23,7 @@ def test_a_tokenizer_is_trained_from_a_recipe_and_flags(tmp_path, documents):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"family: bert\ndataset: {text}\nvocab_size: 90\noptions:\n  do_lower_case: false\n")
     flags = ["--recipe", recipe, "--vocab_size", "150", "--output_dir", tmp_path / "out"]
-    done = subprocess.run([sys.executable, SCRIPT, *flags], capture_output=True, text=True, check=False)
+    done = run_forked(SCRIPT, *flags)
     assert done.returncode == 0, done.stderr
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert 90 < len(tokenizer) <= 150, "the flag overrides the recipe"

@@ -1,12 +1,11 @@
 """Files of word vectors, both ways, with gensim as the judge; and damaged ones."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forked import run_forked
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
@@ -112,7 +111,7 @@ def test_a_model_of_a_file(family: str, tmp_path: Path) -> None:
     WRITERS["word2vec-binary"](VECTORS, tmp_path / "vectors.bin")
 
     def run(*flags: object) -> str:
-        done = subprocess.run([sys.executable, SCRIPT, *map(str, flags)], capture_output=True, text=True)
+        done = run_forked(SCRIPT, *flags)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -145,17 +144,15 @@ def test_a_pickle_needs_permission(tmp_path: Path) -> None:
         "--output",
         tmp_path / "model",
     ]
-    refused = subprocess.run([sys.executable, SCRIPT, *map(str, flags)], capture_output=True, text=True)
+    refused = run_forked(SCRIPT, *flags)
     assert refused.returncode == 2
     assert "pickle" in refused.stderr
-    allowed = subprocess.run(
-        [sys.executable, SCRIPT, *map(str, flags), "--allow_pickle"], capture_output=True, text=True
-    )
+    allowed = run_forked(SCRIPT, *flags, "--allow_pickle")
     assert allowed.returncode == 0, allowed.stderr
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 8
 
 
 def test_other_families_have_no_fixed_vectors() -> None:
     other = next(name for name in FAMILIES if name not in STATIC)
-    with pytest.raises(CtxError, match="no fixed vector"):
+    with pytest.raises(CtxError, match="no static word embedding"):
         VECTORS.to_model(other)

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from hub_repository import metadata_errors
 from huggingface_hub import ModelCard
-from zoo import main_head
+from zoo import ARCHETYPE_FAMILIES, main_head
 
 from hf_ctxmodels.hub import loss_curve_png, model_card
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 REPO = "zoo/tiny-model"
+
+# What no family has a part in is tried on a few.
+some_families = pytest.mark.parametrize("family", ARCHETYPE_FAMILIES, indirect=True, ids=lambda family: family.name)
 
 
 def test_card_is_filled_from_the_run(saved_model: Path, family: FamilySpec) -> None:
@@ -47,12 +50,14 @@ def test_card_metadata_passes_the_rules(saved_model: Path, family: FamilySpec) -
     assert read_again.data.pipeline_tag == expected
 
 
+@some_families
 def test_curve_is_an_image_where_there_is_one(saved_model: Path) -> None:
     text = str(model_card(saved_model, REPO, curve_image="loss_curve.png"))
     assert "![Training loss by step](loss_curve.png)" in text
     assert "| step | loss |" not in text
 
 
+@some_families
 def test_loss_curve_png(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = TrainingSummary.load(saved_model)
     assert loss_curve_png(summary).startswith(b"\x89PNG")
@@ -62,6 +67,7 @@ def test_loss_curve_png(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert loss_curve_png(TrainingSummary.load(saved_model)) is None
 
 
+@some_families
 def test_long_curve_is_thinned_with_both_ends(saved_model: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(saved_model, tmp_path / "model")
     summary = TrainingSummary.load(directory)
@@ -74,6 +80,7 @@ def test_long_curve_is_thinned_with_both_ends(saved_model: Path, tmp_path: Path)
     assert rows[-1] == "| 1000 | 1 |"
 
 
+@some_families
 def test_card_without_a_run_says_so_and_counts_the_weights(saved_model: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(saved_model, tmp_path / "model")
     parameters = TrainingSummary.load(directory).parameters

@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
 from hub_repository import PICKLES, REPO, metadata_errors, push_command
 from hub_server import HubServer
 from saved_models import save_model
-from zoo import main_head
+from zoo import ARCHETYPE_FAMILIES, main_head
 
 from hf_ctxmodels.hub.publish import repository_files
 from hf_ctxmodels.registry import FAMILIES
@@ -65,9 +66,14 @@ for repo, again, head in json.loads(sys.argv[1]):
 """
 
 
-def test_push_pull_and_remote_code(run, hub: HubServer, tmp_path: Path) -> None:
-    """Every family in one test of three processes, whose imports take longer than all that they do."""
-    saved = {family.name: save_model(family, tmp_path / f"tiny-{family.name}") for family in FAMILIES.values()}
+@pytest.mark.parametrize(
+    "families",
+    [ARCHETYPE_FAMILIES, pytest.param(list(FAMILIES.values()), marks=pytest.mark.slow)],
+    ids=["archetypes", "all"],
+)
+def test_push_pull_and_remote_code(families: list[FamilySpec], run, hub: HubServer, tmp_path: Path) -> None:
+    """Several families in one test of three processes, whose imports take long."""
+    saved = {family.name: save_model(family, tmp_path / f"tiny-{family.name}") for family in families}
     repos = {name: f"zoo/{directory.name}" for name, directory in saved.items()}
     pushed = run("-c", PUSH, json.dumps([push_command(saved[name], repo) for name, repo in repos.items()]))
     assert pushed.returncode == 0, pushed.stderr

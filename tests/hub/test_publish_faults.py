@@ -36,13 +36,52 @@ def family(request: pytest.FixtureRequest) -> FamilySpec:
     return FAMILIES[request.param]
 
 
+# Runs several scripts, each in a process forked from this one when the package is imported.
+FORKING = """
+import json, os, runpy, sys
+sys.path.insert(0, "scripts")
+import push_to_hub
+for name, command in json.loads(sys.argv[1]).items():
+    if not os.fork():
+        for stream, number in (("output", 1), ("errors", 2)):
+            os.dup2(os.open(os.path.join(sys.argv[2], f"{name}.{stream}"), os.O_WRONLY | os.O_CREAT), number)
+        sys.argv = command
+        runpy.run_path(command[0], run_name="__main__")
+        sys.exit()
+    with open(os.path.join(sys.argv[2], f"{name}.code"), "w") as file:
+        print(os.waitstatus_to_exitcode(os.wait()[1]), file=file)
+"""
+
+
 @pytest.fixture(scope="module")
-def published(run, saved_model: Path) -> str:
+def pushes(run, saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """name -> (exit code, output, errors) of `push_to_hub.py` to a new repository, by a wrong token, to a branch."""
+    folder = tmp_path_factory.mktemp("pushes")
+    commands = {
+        "new": push_command(saved_model, f"zoo/{saved_model.name}"),
+        "refused": push_command(saved_model, "zoo/refused", "--token", "hf_wrong"),
+        "private": push_command(
+            saved_model, "zoo/private", "--private", "--revision", "trial", "--commit_message", "a trial"
+        ),
+    }
+    ran = run("-c", FORKING, json.dumps(commands), str(folder))
+    assert ran.returncode == 0, ran.stderr
+    return {
+        name: (
+            int((folder / f"{name}.code").read_text()),
+            *((folder / f"{name}.{stream}").read_text() for stream in ("output", "errors")),
+        )
+        for name in commands
+    }
+
+
+@pytest.fixture(scope="module")
+def published(pushes: dict[str, tuple[int, str, str]], saved_model: Path) -> str:
     """The name of a repository that holds `saved_model`."""
     repo_id = f"zoo/{saved_model.name}"
-    pushed = run(*push_command(saved_model, repo_id))
-    assert pushed.returncode == 0, pushed.stderr
-    assert repo_id in pushed.stdout
+    code, output, errors = pushes["new"]
+    assert code == 0, errors
+    assert repo_id in output
     return repo_id
 
 
@@ -52,12 +91,13 @@ def test_without_the_package_the_error_names_it(run, published: str) -> None:
     assert "pip install hf_ctxmodels" in failed.stderr
 
 
-def test_wrong_token_is_refused_and_changes_nothing(run, hub: HubServer, saved_model: Path) -> None:
-    failed = run(*push_command(saved_model, "zoo/refused", "--token", "hf_wrong"), token=None)
-    assert failed.returncode == 2
-    assert "refused the token" in failed.stderr
-    assert "--token" in failed.stderr
-    assert "Traceback" not in failed.stderr
+def test_wrong_token_is_refused_and_changes_nothing(pushes: dict[str, tuple[int, str, str]], hub: HubServer) -> None:
+    """Though the environment holds the right one."""
+    code, _, errors = pushes["refused"]
+    assert code == 2
+    assert "refused the token" in errors
+    assert "--token" in errors
+    assert "Traceback" not in errors
     assert "zoo/refused" not in hub.repositories
 
 
@@ -99,10 +139,10 @@ def test_killed_upload_leaves_the_repository_as_it_was(
     assert hub.files(published)["model.safetensors"] == bytes(flipped)
 
 
-def test_private_branch(run, hub: HubServer, saved_model: Path) -> None:
+def test_private_branch(pushes: dict[str, tuple[int, str, str]], hub: HubServer) -> None:
     repo = "zoo/private"
-    pushed = run(*push_command(saved_model, repo, "--private", "--revision", "trial", "--commit_message", "a trial"))
-    assert pushed.returncode == 0, pushed.stderr
+    code, _, errors = pushes["private"]
+    assert code == 0, errors
     assert "model.safetensors" in hub.files(repo, "trial")
     assert set(hub.files(repo)) == {".gitattributes"}
     with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -151,7 +191,7 @@ def of_another_family(directory: Path, name: str) -> None:
         (truncated, "tokenizer.json", "damaged"),
         (truncated, "tokenizer_config.json", "damaged"),
         (truncated, "model.safetensors", "weights are damaged"),
-        (renamed, "model.safetensors", "not in the file"),
+        (renamed, "model.safetensors", "are missing"),
         (resized, "config.json", "vocabulary does not fit"),
         (with_pickle, "pytorch_model.bin", "never published"),
         (with_pickle, "optimizer.pt", "never published"),

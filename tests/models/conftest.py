@@ -46,6 +46,12 @@ def tied_head(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
+@pytest.fixture(params=[case for case in BASES if case.attends], ids=str)
+def attentive(request: pytest.FixtureRequest) -> Case:
+    """Every family's encoder that has attention."""
+    return request.param
+
+
 @pytest.fixture(params=BASES, ids=str)
 def base(request: pytest.FixtureRequest) -> Case:
     """Every family's encoder."""

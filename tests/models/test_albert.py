@@ -1,12 +1,11 @@
 """What is ALBERT's own: every way of sharing parameters, through everything that is done with a model."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from forked import ForkedProcess
 from safetensors import safe_open
 from transformers import PreTrainedModel
 from zoo import Case, assert_close, assert_same_outputs, gradients, make_batch, make_targets
@@ -145,10 +144,7 @@ def distributed_batch() -> dict:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROCESS]
-    both = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True) for rank in (0, 1)
-    ]
+    both = [ForkedProcess("-c", PROCESS, rank, tmp_path) for rank in (0, 1)]
     errors = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
     for number, sharing in enumerate(DISTRIBUTED):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from zoo import BASES, CHOICES, HEADS, TINY, Batch, Case, assert_same_outputs, make_batch, make_targets
+from zoo import BASES, CHOICES, HEADS, TINY, Batch, Case, assert_same_outputs, each_forward, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 
@@ -11,6 +11,13 @@ SPAN_HEADS = [case for case in HEADS if "start_positions" in case.model_class.lo
 VOCABULARY_HEADS = [case for case in HEADS if case.predicts_where_labelled and not case.writes]
 CHOICE_HEADS = [case for case in HEADS if case.has_choices]
 COUNTING = [case for case in BASES if case.counts_positions]
+# Of the tensors beside the ids, those that an encoder takes.
+ROWS_OF_TOKENS = [
+    (case, name)
+    for case in BASES
+    for name in ("attention_mask", "token_type_ids", "position_ids")
+    if name in make_batch(case, side="left")
+]
 SEGMENT_LIMITED = [case for case in BASES if getattr(case.config(), "type_vocab_size", 0)]
 
 
@@ -122,11 +129,9 @@ class TestInput:
         shape = (*shape, *[TINY["max_characters_per_token"]] * len(base.id_axes))
         assert_refused(base, {"input_ids": torch.zeros(shape, dtype=torch.long)}, "empty")
 
-    @pytest.mark.parametrize("name", ["attention_mask", "token_type_ids", "position_ids"])
+    @pytest.mark.parametrize(("base", "name"), ROWS_OF_TOKENS, ids=str)
     def test_tensor_of_another_shape(self, base: Case, name: str) -> None:
         batch = make_batch(base, side="left")
-        if name not in batch:
-            pytest.skip(f"{base} takes no {name}")
         for other in (batch[name][..., :-1], batch[name][:2]):
             assert_refused(base, batch | {name: other}, name, str(tuple(other.flatten(0, -2).shape)))
 
@@ -138,6 +143,7 @@ class TestInput:
         )
         assert_refused(base, batch, name, "(2, 12)", "(4, 12)")
 
+    @each_forward
     def test_heads_refuse_what_their_encoder_refuses(self, head: Case) -> None:
         assert_refused(head, {}, "input_ids", "inputs_embeds")
         assert_refused(head, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
@@ -156,6 +162,7 @@ class TestInput:
 
 
 class TestTargets:
+    @each_forward
     def test_label_out_of_range_or_of_another_batch(self, head: Case) -> None:
         batch = make_batch(head)
         targets = make_targets(head, batch)
@@ -186,7 +193,7 @@ class TestTargets:
     def test_vocabulary_label_on_padding(self, case: Case, unpad: bool) -> None:
         batch = make_batch(case)
         targets = make_targets(case, batch)
-        targets["labels"][2, 5 + case.looks_ahead] = 7
+        targets["labels"][2, 5 + case.shifts_labels] = 7
         assert_refused(case, batch | targets, "1 of the labels", "padding", "[2, 5]", unpad=unpad)
 
     @pytest.mark.parametrize("case", SPAN_HEADS, ids=str)

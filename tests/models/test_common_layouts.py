@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import masking_utils
 from transformers.integrations.flex_attention import WrappedFlexAttention
 from zoo import (
+    ARCHETYPE_FAMILIES,
     BASES,
     CASES,
     LENGTHS,
@@ -19,6 +20,7 @@ from zoo import (
     assert_same_gradients,
     assert_same_outputs,
     at_tokens,
+    each_forward,
     gradients,
     make_batch,
     make_targets,
@@ -40,6 +42,11 @@ FAST_PATHS = ["padded", "unpadded"]
 PATHS_OF_ENCODERS = [(base, path) for base in BASES for path in PATHS if base.attends or path != "padded"]
 ATTENDING = [base for base in BASES if base.attends]
 FAST_PATHS_OF_ENCODERS = [(base, path) for base, path in PATHS_OF_ENCODERS if path != "eager"]
+
+# Tracing the backward pass takes four seconds each: one encoder of each kind is quick.
+TRAINED_COMPILED = [
+    pytest.param(base, marks=() if base.family in ARCHETYPE_FAMILIES else pytest.mark.slow) for base in BASES
+]
 
 
 @pytest.fixture
@@ -96,6 +103,7 @@ class TestAttentionPaths:
     def test_gradients_of_the_encoder(self, base: Case, path: str, side: str) -> None:
         _assert_same_objective(base, path, side)
 
+    @each_forward
     def test_losses_and_gradients(self, head: Case) -> None:
         """Paths are the encoder's: a head is tested on the one that differs most from the plain formula."""
         _assert_same_objective(head, "unpadded", "left")
@@ -117,16 +125,16 @@ class TestAttentionPaths:
             got = base.model(attention="flex_attention")(**batch)
             assert_same_outputs(got, base.model(**PATHS["eager"])(**batch), batch["attention_mask"])
 
-    def test_the_unpadded_path_is_taken_where_it_is_exact(self, base: Case, packed_layouts: list[PackedLayout]) -> None:
-        if not base.attends:
-            pytest.skip(f"{base} has no attention")
-        batch = make_batch(base)
-        model = base.model()
+    def test_the_unpadded_path_is_taken_where_it_is_exact(
+        self, attentive: Case, packed_layouts: list[PackedLayout]
+    ) -> None:
+        batch = make_batch(attentive)
+        model = attentive.model()
         model(**batch)
         assert [layout.num_tokens for layout in packed_layouts] == [sum(LENGTHS)]
         model(**batch, output_attentions=True)
-        base.model(unpad=False)(**batch)
-        base.model(attention="eager")(**batch)
+        attentive.model(unpad=False)(**batch)
+        attentive.model(attention="eager")(**batch)
         assert len(packed_layouts) == 1
 
     @pytest.mark.parametrize(("base", "path"), FAST_PATHS_OF_ENCODERS, ids=str)
@@ -265,23 +273,20 @@ class TestRecordedOutputs:
         for got, output_mask in zip(model(**batch).hidden_states, expected, strict=True):
             assert torch.equal(got, output_mask)
 
-    def test_selected_hidden_states(self, base: Case) -> None:
-        if not base.attends:
-            pytest.skip(f"{base} has no layers to select from")
-        model = base.model()
-        batch = make_batch(base)
+    def test_selected_hidden_states(self, attentive: Case) -> None:
+        model = attentive.model()
+        batch = make_batch(attentive)
         every = model(**batch, output_hidden_states=True).hidden_states
-        selected = model(**batch, output_hidden_states=[1]).hidden_states
-        assert torch.equal(selected[1], every[1])
-        assert selected[0] is None
+        for number in (1, -2):
+            selected = model(**batch, output_hidden_states=[number]).hidden_states
+            assert torch.equal(selected[number], every[number])
+            assert sum(states is not None for states in selected) == 1
 
-    def test_attention_weights_with_eager(self, base: Case) -> None:
-        if not base.attends:
-            pytest.skip(f"{base} has no attention")
-        batch = make_batch(base)
+    def test_attention_weights_with_eager(self, attentive: Case) -> None:
+        batch = make_batch(attentive)
         mask = batch["attention_mask"].flatten(0, -2)
-        config = base.config()
-        weights = base.model(attention="eager")(**batch, output_attentions=True).attentions
+        config = attentive.config()
+        weights = attentive.model(attention="eager")(**batch, output_attentions=True).attentions
         assert len(weights) == config.num_hidden_layers
         for layer in weights:
             assert layer.shape == (mask.shape[0], config.num_attention_heads, mask.shape[1], mask.shape[1])
@@ -450,6 +455,7 @@ class TestCompile:
         expected = gradients(model, objective(case, model, batch))
         assert_same_gradients(gradients(model, objective(case, compiled, batch)), expected)
 
+    @pytest.mark.parametrize("base", TRAINED_COMPILED, ids=str)
     def test_training_step_of_the_encoder(self, base: Case) -> None:
         self._train_one_step(base)
 

@@ -315,10 +315,10 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("fields", "says"),
         [
-            ({"generator_size": 1.5}, "wider than the discriminator"),
-            ({"generator_overrides": {"hidden_size": 64}}, "wider than the discriminator"),
-            ({"generator_size": 0}, "no width"),
-            ({"freeze_generator": True}, "would freeze what the discriminator shares"),
+            ({"generator_size": 1.5}, "exceeds the discriminator's"),
+            ({"generator_overrides": {"hidden_size": 64}}, "exceeds the discriminator's"),
+            ({"generator_size": 0}, "must be above 0"),
+            ({"freeze_generator": True}, "would freeze shared weights"),
             ({"tie_generator": "some"}, "tie_generator"),
             ({"hidden_size": 30}, "not a multiple"),
         ],
@@ -354,10 +354,10 @@ class TestErrors:
         [
             ({"vocab_size": 50}, {}, "vocabulary of 50 tokens, the discriminator one of 61"),
             ({"vocab_size": 50}, {"tie_generator": "none"}, "vocabulary of 50 tokens"),
-            ({"hidden_size": 64}, {}, "wider than the discriminator"),
-            ({}, {"tie_generator": "embeddings"}, "hold different weights"),
+            ({"hidden_size": 64}, {}, "exceeds the discriminator's"),
+            ({}, {"tie_generator": "embeddings"}, "differs between"),
             ({}, {"tie_generator": "half"}, "tie_generator"),
-            ({"embedding_size": 8}, {"tie_generator": "embeddings"}, "hold different weights"),
+            ({"embedding_size": 8}, {"tie_generator": "embeddings"}, "differs between"),
         ],
     )
     def test_halves_that_do_not_fit(self, fields: dict, options: dict, says: str, tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ class TestErrors:
     def test_embeddings_cannot_be_replaced(self) -> None:
         batch = labelled_batch()
         del batch["input_ids"]
-        with pytest.raises(CtxError, match="give input_ids, not inputs_embeds"):
+        with pytest.raises(CtxError, match="not inputs_embeds"):
             CASE.model()(inputs_embeds=torch.zeros(4, 12, TINY["embedding_size"]), **batch)
 
     def test_seeds_of_another_batch(self) -> None:

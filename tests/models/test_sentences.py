@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from zoo import tiny_config
+from zoo import ARCHETYPE_FAMILIES, tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.models._shared.sentence_encoder import SentenceEncoder, encode_sentences
@@ -14,6 +14,7 @@ from hf_ctxmodels.spec import FamilySpec
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge", "the old sailor"]
 ENCODERS = [family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], SentenceEncoder)]
+some_families = pytest.mark.parametrize("opened", ARCHETYPE_FAMILIES, indirect=True, ids=lambda family: family.name)
 Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase, str]
 
 
@@ -38,16 +39,16 @@ def one_by_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> to
     return torch.stack([state.mean(0) for state in states])
 
 
-@pytest.mark.parametrize("batch_size", [3])
-def test_means_in_order_whatever_the_batches(opened: Opened, batch_size: int) -> None:
+def test_means_in_order_whatever_the_batches(opened: Opened) -> None:
     model, tokenizer, _ = opened
-    got = encode_sentences(model.train(), tokenizer, TEXTS, pooling="mean", batch_size=batch_size)
+    got = encode_sentences(model.train(), tokenizer, TEXTS, pooling="mean", batch_size=3)
     assert model.training, "the model is left as it was"
     torch.testing.assert_close(got, one_by_one(model.eval(), tokenizer), atol=1e-5, rtol=1e-5)
     unit = encode_sentences(model, tokenizer, TEXTS, pooling="mean", normalize=True)
     torch.testing.assert_close(unit, got / got.norm(dim=1, keepdim=True), atol=1e-5, rtol=1e-5)
 
 
+@some_families
 def test_no_sentence(opened: Opened) -> None:
     model, tokenizer, _ = opened
     some = encode_sentences(model, tokenizer, TEXTS[:1], pooling="mean+max")
@@ -65,6 +66,7 @@ def test_what_the_model_pools_itself(opened: Opened) -> None:
         torch.testing.assert_close(encode_sentences(model, tokenizer, TEXTS)[:1], pooled, atol=1e-5, rtol=1e-5)
 
 
+@some_families
 def test_bad_input(opened: Opened) -> None:
     model, tokenizer, folder = opened
     with pytest.raises(CtxError, match="single text"):

@@ -228,7 +228,7 @@ def test_an_id_outside_the_vocabulary_is_named(tokenizer, wrong):
         ({"probability": 0.0}, "probability of 0.0"),
         ({"probability": 1.5}, "probability of 1.5"),
         ({"mask_share": -0.1}, "mask_share=-0.1"),
-        ({"mask_share": 0.8, "random_share": 0.3}, "no shares of one whole"),
+        ({"mask_share": 0.8, "random_share": 0.3}, "not shares of a whole"),
         ({"max_predictions": 0}, "max_predictions=0"),
     ],
 )

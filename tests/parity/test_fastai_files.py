@@ -2,13 +2,12 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from forked import run_forked
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -84,7 +83,7 @@ def test_script(tmp_path: Path) -> None:
     (tmp_path / "itos.json").write_text(json.dumps(ITOS))
     script = Path(__file__).resolve().parents[2] / "conversion" / "ulmfit.py"
     flags = ["--weights", tmp_path / "model.pth", "--vocabulary", tmp_path / "itos.json", "--output", tmp_path / "out"]
-    done = subprocess.run([sys.executable, script, *map(str, flags)], capture_output=True, text=True, check=False)
+    done = run_forked(script, *flags)
     assert done.returncode == 0, done.stderr
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()

@@ -1,11 +1,11 @@
 """`evaluate_sentences.py` on a model whose answers are known."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import run_forked
 
 from hf_ctxmodels.io.word_vectors import WordVectors
 
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*flags: object) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, SCRIPT, *map(str, flags)], capture_output=True, text=True, check=False)
+    return run_forked(SCRIPT, *flags)
 
 
 def test_four_kinds_of_tests(checkpoint: Path, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """`evaluate_words.py` on vectors whose answers are known."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import run_forked
 
 from hf_ctxmodels.io.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
@@ -25,7 +25,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def run(*flags: object) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, SCRIPT, *map(str, flags)], capture_output=True, text=True, check=False)
+    return run_forked(SCRIPT, *flags)
 
 
 def test_tests_and_words(checkpoint: Path, tmp_path: Path) -> None:

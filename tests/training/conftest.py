@@ -1,15 +1,13 @@
 """A small training problem: text, tokenizer and configuration on disk, and the same in memory."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState
+from forked import ForkedProcess
 
 from hf_ctxmodels.registry import FAMILIES
 
@@ -41,23 +39,14 @@ class Workspace:
         }
         return [str(part) for name, value in fixed.items() for part in (f"--{name}", value)] + [str(x) for x in more]
 
-    def start(self, *command: object) -> subprocess.Popen:
-        """Start `python <command>` as a user does."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def start(self, *command: object) -> ForkedProcess:
+        """Start `python <command>` in a process of its own."""
+        return ForkedProcess(*command, cwd=ROOT, OMP_NUM_THREADS="1")
 
     def pretrain(self, *flags: object) -> tuple[int, str]:
         """Run `scripts/pretrain.py` to its end: exit code and stderr."""
         process = self.start("scripts/pretrain.py", *flags)
-        _, errors = process.communicate(timeout=600)
+        _, errors = process.communicate()
         return process.returncode, errors
 
 
@@ -109,12 +98,6 @@ def any_workspace(request: pytest.FixtureRequest) -> Workspace:
 def pair_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Two encoders in one model, of which one reads what the other draws."""
     return make_workspace(tmp_path_factory.mktemp("pair"), "electra")
-
-
-@pytest.fixture(params=["workspace", "contiguous_workspace", "pair_workspace"])
-def every_workspace(request: pytest.FixtureRequest) -> Workspace:
-    """These, and a pair of models."""
-    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import Trainer, TrainingArguments
-from zoo import HEADS, Case, learnable_batch
+from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -21,6 +21,9 @@ from hf_ctxmodels.training.optim.discriminative_lr import (
 from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler, slanted_triangle
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
+some_classifiers = pytest.mark.parametrize(
+    "case", [case for case in CLASSIFIERS if case.family in ARCHETYPE_FAMILIES], ids=str
+)
 
 
 @pytest.fixture(params=CLASSIFIERS, ids=str)
@@ -59,6 +62,7 @@ def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
     assert len(layer_groups(model)) == 1
 
 
+@some_classifiers
 def test_a_bare_encoder_has_groups_as_well(case: Case) -> None:
     base = case.model().base_model
     groups = layer_groups(base)
@@ -121,6 +125,7 @@ def test_layers_are_unfrozen_from_the_head_down(case: Case) -> None:
         GradualUnfreezing(model, -1)
 
 
+@some_classifiers
 def test_the_trainer_unfreezes(case: Case, tmp_path: Path) -> None:
     batch, _ = learnable_batch(case, 16, seed=1)
     rows = [{name: tensor[index] for name, tensor in batch.items()} for index in range(16)]

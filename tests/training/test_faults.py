@@ -4,11 +4,11 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from forked import ForkedProcess
 from safetensors.torch import load_file
 
 STEPS = 12
@@ -38,7 +38,7 @@ def losses(output_dir: Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
 
 
-def wait_for(path: Path, process: subprocess.Popen) -> None:
+def wait_for(path: Path, process: ForkedProcess) -> None:
     deadline = time.monotonic() + 100
     while not path.exists():
         assert process.poll() is None, process.communicate()[1]
@@ -66,7 +66,7 @@ def test_killed_at_random_and_while_saving_then_resumed(any_workspace, tmp_path)
     process.communicate()
 
     process = any_workspace.start("-c", KILLED_WHILE_SAVING, *flags, "--resume")
-    process.communicate(timeout=600)
+    process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert list(broken.glob("checkpoint-*.writing"))
 
@@ -87,7 +87,7 @@ def test_sigterm_to_the_whole_group_saves_and_resumes_a_stream(any_workspace, tm
     process = any_workspace.start("scripts/pretrain.py", *flags)
     wait_for(broken / "checkpoint-3", process)
     os.killpg(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=600)
+    _, errors = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert "SIGTERM" in errors
     assert "--resume" in errors
@@ -128,34 +128,53 @@ def test_training_that_diverges_stops_and_keeps_good_weights(workspace, tmp_path
         assert all(tensor.isfinite().all() for tensor in load_file(checkpoint / "model.safetensors").values())
 
 
+# Two processes that meet in a file, as `accelerate launch` starts two, but forked when everything is imported.
+TWO_FORKED = """
+import sys
+sys.path.insert(0, "scripts")
+import pretrain
+from accelerate import debug_launcher
+debug_launcher(pretrain.main, num_processes=2)
+"""
+
+
 def _launch(workspace, config: str, *flags: object) -> str:
-    process = workspace.start(
-        "-m", "accelerate.commands.launch", "--config_file", f"scripts/accelerate/{config}", *flags
-    )
-    try:
-        _, errors = process.communicate(timeout=600)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    command = ["-c", TWO_FORKED]
+    if config != "forked":
+        config_file = f"scripts/accelerate/{config}"
+        command = ["-m", "accelerate.commands.launch", "--config_file", config_file, "--num_processes", 2]
+        command += ["--mixed_precision", "no", "scripts/pretrain.py"]
+    process = workspace.start(*command, *flags)
+    _, errors = process.communicate()
     assert process.returncode == 0, errors
     return errors
 
 
-@pytest.mark.parametrize("config", ["ddp_cpu.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.slow)])
-def test_two_processes_equal_one(every_workspace, tmp_path, config):
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("workspace", "ddp_cpu.yaml"),
+        ("contiguous_workspace", "forked"),
+        ("pair_workspace", "forked"),
+        pytest.param("workspace", "fsdp2.yaml", marks=pytest.mark.slow),
+        pytest.param("contiguous_workspace", "fsdp2.yaml", marks=pytest.mark.slow),
+        pytest.param("pair_workspace", "fsdp2.yaml", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_equal_one(request, tmp_path, name, config):
     """The same global batch on one process and on two, which are stopped and resumed half-way."""
+    workspace = request.getfixturevalue(name)
     one, two = tmp_path / "one", tmp_path / "two"
     common = ["--gradient_accumulation_steps", 2, "--eval_steps", 4, "--validation_fraction", 0.1]
-    if config == "fsdp2.yaml" and every_workspace.family == "electra":
+    if config == "fsdp2.yaml" and workspace.family == "electra":
         common += ["--config_options", "tie_generator=none"]  # torch shards no weight that two groups of modules share
-    flags = every_workspace.flags(one, *common, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
-    code, errors = every_workspace.pretrain(*flags)
+    flags = workspace.flags(one, *common, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
+    code, errors = workspace.pretrain(*flags)
     assert code == 0, errors
 
-    flags = every_workspace.flags(two, *common, "--per_device_batch_size", 2, config="exact.json")
-    launch = (config, "--num_processes", 2, "--mixed_precision", "no", "scripts/pretrain.py", *flags)
-    _launch(every_workspace, *launch, "--max_steps", 4)
-    assert "Resuming from" in _launch(every_workspace, *launch, "--max_steps", 8, "--resume")
+    flags = workspace.flags(two, *common, "--per_device_batch_size", 2, config="exact.json")
+    _launch(workspace, config, *flags, "--max_steps", 4)
+    assert "Resuming from" in _launch(workspace, config, *flags, "--max_steps", 8, "--resume")
 
     for expected, actual in zip(losses(one), losses(two), strict=True):
         assert actual == pytest.approx(expected, rel=1e-5)

@@ -6,6 +6,7 @@ target that no head before it had (`hf_ctxmodels.spec.Target`) is made in `targe
 
 from zoo.batches import LENGTHS, STEPS, make_batch
 from zoo.cases import (
+    ARCHETYPE_FAMILIES,
     ARCHETYPES,
     BASES,
     CASES,
@@ -16,12 +17,14 @@ from zoo.cases import (
     MASK,
     PAD,
     PEERED,
+    REPRESENTATIVES,
     TIED_HEADS,
     TINY,
     TOKEN_HEADS,
     UNKNOWN,
     Batch,
     Case,
+    each_forward,
     main_head,
     randomised,
     tiny_config,
@@ -35,10 +38,12 @@ from zoo.compare import (
     objective,
     tensors_of,
 )
+from zoo.low_rank import LowRank
 from zoo.targets import learnable_batch, make_targets
 
 __all__ = [
     "ARCHETYPES",
+    "ARCHETYPE_FAMILIES",
     "BASES",
     "CASES",
     "CHOICES",
@@ -49,6 +54,7 @@ __all__ = [
     "MASK",
     "PAD",
     "PEERED",
+    "REPRESENTATIVES",
     "STEPS",
     "TIED_HEADS",
     "TINY",
@@ -56,10 +62,12 @@ __all__ = [
     "UNKNOWN",
     "Batch",
     "Case",
+    "LowRank",
     "assert_close",
     "assert_same_gradients",
     "assert_same_outputs",
     "at_tokens",
+    "each_forward",
     "gradients",
     "learnable_batch",
     "main_head",

@@ -4,6 +4,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -155,7 +156,7 @@ class Case:
     @property
     def compared_targets(self) -> list[str]:
         """Targets that the logits are compared with."""
-        return [name for name, kind in self.targets.items() if kind is not Target.AGREEMENT]
+        return [name for name, kind in self.targets.items() if kind is not Target.CONSISTENCY]
 
     def _kind_of(self, name: str) -> Target:
         of_tokens = {"AutoModelForTokenClassification": Target.TOKEN_CLASS, "AutoModelForPreTraining": Target.REPLACED}
@@ -166,7 +167,7 @@ class Case:
         if name != "labels":
             raise NotImplementedError(f"{self} wants the target {name!r}: say of what in its traits.targets.")
         if self.predicts_where_labelled:
-            return Target.WRITTEN if self.writes else Target.TOKEN_ID
+            return Target.DECODER_TOKEN if self.writes else Target.TOKEN_ID
         return of_tokens.get(self.auto_name, Target.ROW_CLASS)
 
     def loss_weight(self, component: str) -> float:
@@ -192,7 +193,7 @@ class Case:
     @property
     def teaches_itself(self) -> bool:
         """Whether a term of the loss compares two predictions of the model: it is small, and rounding weighs."""
-        return Target.AGREEMENT in self.targets.values()
+        return Target.CONSISTENCY in self.targets.values()
 
     @property
     def normalises_batches(self) -> bool:
@@ -220,13 +221,13 @@ class Case:
         return 2 if getattr(self.model_class, "label_axes", ()) else 1
 
     @property
-    def looks_ahead(self) -> bool:
+    def shifts_labels(self) -> bool:
         """Whether a word's label is the target of the word before it."""
-        return getattr(self.model_class, "looks_ahead", False)
+        return getattr(self.model_class, "shifts_labels", False)
 
     def ahead(self, targets: Tensor) -> Tensor:
         """(batch, length) the target of each word -> labels as the head takes them."""
-        return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.looks_ahead else targets
+        return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.shifts_labels else targets
 
     def spell(self, words: Tensor) -> Tensor:
         """What stands for these integers in `input_ids`: themselves, or the characters of each."""
@@ -301,8 +302,35 @@ def _characters(words: Tensor, width: int) -> Tensor:
     return spelled * (words != PAD)[..., None]
 
 
-CASES = [Case(family, auto_name) for family in FAMILIES.values() for auto_name in family.models]
-CASES += [Case(family, auto_name, False) for family in FAMILIES.values() for auto_name in family.peers]
+def main_head(family: FamilySpec) -> str:
+    """The Auto class of what a family is first trained as: its language model, or its first head where it has none."""
+    heads = [name for name in family.models if name != "AutoModel"]
+    return "AutoModelForPreTraining" if "AutoModelForPreTraining" in heads else heads[0]
+
+
+def _cases() -> list[Case]:
+    """One for each model class, under the last Auto class that makes it: the first may be the general one."""
+    classes = {family.models[name]: (family, name) for family in FAMILIES.values() for name in family.models}
+    made = [Case(*row) for row in classes.values()]
+    return made + [Case(family, name, False) for family in FAMILIES.values() for name in family.peers]
+
+
+def _representatives(heads: list[Case]) -> list[Case]:
+    """The first head of each forward over each kind of encoder, and every head that pretrains its family.
+
+    Heads bound to several families share their forward: what is a property of the head alone is tried on these.
+    """
+    chosen: dict[Any, Case] = {}
+    for case in heads:
+        forward = inspect.unwrap(case.model_class.forward)
+        chosen.setdefault((forward, case.attends, case.recurs), case)
+    first = {id(case) for case in chosen.values()}
+    return [
+        case for case in heads if id(case) in first or case.model_class is case.family.models[main_head(case.family)]
+    ]
+
+
+CASES = _cases()
 PEERED = [case for case in CASES if case.has_peer]
 BASES = [case for case in CASES if case.is_base]
 HEADS = [case for case in CASES if not case.is_base]
@@ -318,13 +346,8 @@ _KINDS = {
     "glove-AutoModelForPreTraining",
 }
 ARCHETYPES = [case for case in HEADS if str(case) in _KINDS]
+ARCHETYPE_FAMILIES = list({case.family.name: case.family for case in ARCHETYPES}.values())
 TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
-
-
-def main_head(family: FamilySpec) -> str:
-    """The Auto class of what a family is first trained as: its language model, or its first head where it has none."""
-    heads = [name for name in family.models if name != "AutoModel"]
-    return "AutoModelForPreTraining" if "AutoModelForPreTraining" in heads else heads[0]
 
 
 def tiny_config(family: FamilySpec, **changes: Any) -> PreTrainedConfig:
@@ -343,3 +366,9 @@ def randomised(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
+
+
+# At the end: tiny models show what the encoders are.
+REPRESENTATIVES = _representatives(HEADS)
+# For what a shared forward decides alone: `head` is each of these, not every class that is bound to it.
+each_forward = pytest.mark.parametrize("head", REPRESENTATIVES, ids=str)

@@ -32,9 +32,9 @@ class AttentionalDecoder(nn.Module):
         vocab_size: Number of target tokens.
         embedding_size: Width of their embeddings.
         hidden_size: Width of the hidden states, the encoder's and the decoder's.
-        layers: LSTM layers.
+        layers: Number of LSTM layers.
         dropout: Rate on the input of every layer, and on the output.
-        attends: False leaves the attention out: h~ = tanh(W2 h + b2).
+        attends: False for no attention: h~ = tanh(W2 h + b2).
     """
 
     def __init__(
@@ -57,24 +57,22 @@ class AttentionalDecoder(nn.Module):
         self.dropout = Dropout(dropout)
 
     def start(self, hidden: Tensor, cell: Tensor) -> RecurrentCache:
-        """The cache before the first token, of (rows, layers, hidden) final hidden and cell states of the encoder.
-
-        Its states are those of the layers, (rows, hidden) each, and h~ in the end.
-        """
+        """The cache before the first token, from (rows, layers, hidden) final encoder states: the (rows, hidden) states
+        of the layers, and h~."""
         states = zip(hidden.unbind(1), cell.unbind(1), strict=True)
         return RecurrentCache([*states, (torch.zeros_like(hidden[:, 0]),)])
 
     def forward(
         self, ids: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache, record: bool = False
     ) -> Decoded:
-        """Read tokens.
+        """Run over target tokens.
 
         Args:
             ids: (rows, steps) target ids, each the token before the one to be predicted.
             memory: (rows, length, hidden) the encoder's states.
             tokens: (rows, length) bool, False at padding positions of the source.
-            cache: State after the tokens before.
-            record: Keep the `hidden_states`, of which the last are h~, and the `cross_attentions`.
+            cache: State after the previous tokens.
+            record: Return `hidden_states`, the last of which are h~, and `cross_attentions`.
 
         Returns:
             (rows, steps, hidden) h~ of every step, and the state after the last.
@@ -101,7 +99,7 @@ class AttentionalDecoder(nn.Module):
         lengths = ((numbers + 1) * target_mask).amax(1)
         order = lengths.argsort(descending=True, stable=True)
         counts = (lengths[:, None] > numbers[: max(1, int(lengths.max()))]).sum(0).tolist()
-        counts[0] = len(ids)  # so that there is an output even without any target
+        counts[0] = len(ids)  # so that there is an output without targets
         outputs, _ = self._steps(ids[order], counts, memory[order], tokens[order], cache.select(order), None)
         firsts = torch.tensor([0, *counts[:-1]], device=ids.device).cumsum(0)
         rows, steps = target_mask.nonzero(as_tuple=True)
@@ -116,8 +114,8 @@ class AttentionalDecoder(nn.Module):
         cache: RecurrentCache,
         recorded: list[_Step] | None,
     ) -> tuple[list[Tensor], RecurrentCache]:
-        """(count, hidden) h~ of every step, of the first `counts` rows, which never grow from step to step; steps are
-        appended to `recorded`."""
+        """(count, hidden) h~ of every step, for the first `counts` rows, a non-increasing number; steps are appended to
+        `recorded`."""
         embeddings = self.dropout(self.embeddings(ids[:, : len(counts)]))
         padding = ~tokens
         *states, (adjusted,) = cache.states
@@ -151,7 +149,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tu
         queries: (rows, steps, width).
         keys: (rows, length, width).
         values: (rows, length, value width).
-        padding: (rows, length) bool, True where nothing is attended to.
+        padding: (rows, length) bool, True at padding.
 
     Returns:
         (rows, steps, value width), and (rows, steps, length) the weights.
@@ -163,7 +161,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tu
 
 @torch.no_grad()
 def reset_cell(cell: nn.LSTMCell) -> None:
-    """torch's initialisation of an LSTM cell with a forget gate's bias of one; loaded weights stay."""
+    """torch's initialisation of an LSTM cell, with a forget bias of one; loaded weights are kept."""
     bound = cell.hidden_size**-0.5
     for weight in (cell.weight_ih, cell.weight_hh):
         init.uniform_(weight, -bound, bound)

@@ -15,11 +15,11 @@ class CtxAlbertConfig(CtxTransformerConfig):
         vocab_size: Number of SentencePiece tokens.
         embedding_size: Width of the embedding tables, E in the paper; projected to `hidden_size`.
         hidden_size: Width of the residual stream, H in the paper; a multiple of `num_attention_heads`.
-        num_hidden_layers: Number of depths.
-        num_hidden_groups: Groups of consecutive depths within which parameters are shared; must divide
-            `num_hidden_layers`. As many groups as depths share nothing.
+        num_hidden_layers: Number of layers in depth.
+        num_hidden_groups: Number of groups of consecutive layers that share parameters; must divide
+            `num_hidden_layers`. With as many groups as layers nothing is shared.
         inner_group_num: Layers applied at each depth, each with its own parameters.
-        parameter_sharing: What the depths of a group share: "all", "attention" or "ffn" (each with its LayerNorm), or
+        parameter_sharing: Parameters that a group shares: "all", "attention" or "ffn" (each with its LayerNorm), or
             "none" (Lan et al. 2019, table 4).
         num_attention_heads: Attention heads per layer.
         intermediate_size: Width of the feed-forward layer.
@@ -66,7 +66,7 @@ class CtxAlbertConfig(CtxTransformerConfig):
         "position_embedding_type": ("absolute", None),
         "is_decoder": (False,),
         "add_cross_attention": (False,),
-        # in the files of the first release
+        # fields of the first release
         "down_scale_factor": (1,),
         "gap_size": (0,),
         "net_structure_type": (0,),
@@ -74,14 +74,12 @@ class CtxAlbertConfig(CtxTransformerConfig):
     }
 
     def validate_architecture(self) -> None:
-        """Check that the groups divide the layers, too (called at construction)."""
+        """Also check that the groups divide the layers (called at construction)."""
         super().validate_architecture()
         layers, groups = self.num_hidden_layers, self.num_hidden_groups
         if groups < 1 or layers % groups:
-            fitting = ", ".join(str(number) for number in range(1, layers + 1) if layers % number == 0)
+            divisors = ", ".join(str(number) for number in range(1, layers + 1) if layers % number == 0)
             raise ValueError(
-                f"num_hidden_groups={groups} does not divide num_hidden_layers={layers} into groups of equal size; "
-                f"choose one of {fitting}."
+                f"num_hidden_groups={groups} does not divide num_hidden_layers={layers}; choose one of {divisors}."
             )
-        if self.inner_group_num < 1:
-            raise ValueError(f"inner_group_num={self.inner_group_num}; each depth applies at least one layer.")
+        self.require_positive("inner_group_num")

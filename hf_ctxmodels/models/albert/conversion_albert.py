@@ -20,7 +20,7 @@ _RENAMINGS = [
     WeightRenaming(r"predictions\.decoder\.weight", r"mlm_head.decoder.weight"),
     WeightRenaming(r"sop_classifier\.classifier\.", r"sop_head."),
 ]
-# The reference decodes with decoder.bias; files of tied models may hold it under its other name alone.
+# one parameter with two names; files of tied models may hold one of them
 _DECODER_BIAS = WeightConverter(
     ["predictions.decoder.bias", "predictions.bias"], "mlm_head.decoder.bias", [FirstFound()]
 )

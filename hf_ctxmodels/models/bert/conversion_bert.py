@@ -11,7 +11,7 @@ _RENAMINGS = [
     WeightRenaming(r"cls\.predictions\.decoder\.weight", r"mlm_head.decoder.weight"),
     WeightRenaming(r"cls\.seq_relationship\.", r"nsp_head."),
 ]
-# The reference decodes with decoder.bias; files of tied models may hold it under its other name alone.
+# one parameter with two names; files of tied models may hold one of them
 _DECODER_BIAS = WeightConverter(
     ["cls.predictions.decoder.bias", "cls.predictions.bias"], "mlm_head.decoder.bias", [FirstFound()]
 )

@@ -39,7 +39,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        tiny={"written_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
+        tiny={"decoder_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
         targets={"relation_labels": Target.PAIR_CLASS},
     ),
 )

@@ -42,7 +42,7 @@ SPEC = FamilySpec(
     objectives={"translation+lm": TranslationWithLanguageModels, "translation": Translation},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.WRITTEN}),
+    traits=Traits(targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.DECODER_TOKEN}),
 )
 
 __all__ = [

@@ -10,7 +10,7 @@ ROBERTA_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^lm_head\.layer_norm\.", r"mlm_head.norm."),
     WeightRenaming(r"^lm_head\.decoder\.weight", r"mlm_head.decoder.weight"),
     *fused_projections("attention.self"),
-    # One parameter under two names there, of which a file of a tied model holds one.
+    # one parameter with two names; files of tied models hold one of them
     WeightConverter(["^lm_head.decoder.bias", "^lm_head.bias"], "mlm_head.decoder.bias", [FirstFound()]),
 ]
 ROBERTA_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *ROBERTA_EXPORT]
