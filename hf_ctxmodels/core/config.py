@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
@@ -49,6 +49,10 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: Ids of the tokenizer's special tokens; None where there is none.
         unpad: Compute without padding positions, where that is exact (without `output_attentions`). `False` computes
             them, as `transformers` does.
+        return_logits_with_labels: Whether language models given labels return the logits of all positions beside the
+            loss, at the cost of the last layer and the product with the vocabulary's matrix at every position, and of
+            (batch, length, vocabulary) numbers; False computes those at labelled positions only. None returns them in
+            evaluation without gradients, as in Trainer's, whose metrics read them.
         tokenizer_digest: The vocabulary that the model was trained with, written by training and conversion; see
             `hf_ctxmodels.tokenizers.base.tokenizer_digest`. None is not checked.
 
@@ -62,6 +66,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     unpad: bool = True
+    return_logits_with_labels: bool | None = None
     tokenizer_digest: str | None = None
 
     # outputs that Trainer must not gather as predictions of rows
@@ -71,7 +76,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     head_dropout_field: ClassVar[str] = "classifier_dropout"
 
     # fields that the reference lacks; an export omits them
-    own_fields: ClassVar[tuple[str, ...]] = ("unpad", "tokenizer_digest")
+    own_fields: ClassVar[tuple[str, ...]] = ("unpad", "return_logits_with_labels", "tokenizer_digest")
     # reference field -> supported values; another value in a reference config.json is an error
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -156,6 +161,11 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         """Dropout rate before a task head."""
         rate = getattr(self, self.head_dropout_field)
         return self.hidden_dropout_prob if rate is None else rate
+
+    def recorded_outputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """`output_hidden_states` and `output_attentions` of a call, or this configuration's where they are None."""
+        names = ("output_hidden_states", "output_attentions")
+        return {name: getattr(self, name) if given.get(name) is None else given[name] for name in names}
 
     def require_positive(self, *names: str) -> None:
         """Raise ValueError unless the fields of these names are 1 or more."""

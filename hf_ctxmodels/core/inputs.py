@@ -1,11 +1,15 @@
 """Checks of model inputs, and default positions and sequence numbers."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from hf_ctxmodels.core.errors import CtxError
+
+_ID_TYPES = (torch.int64, torch.int32)  # those that torch.nn.Embedding takes
 
 
 def check_encoder_input(
@@ -17,6 +21,8 @@ def check_encoder_input(
     limit: int,
     limit_name: str = "vocab_size",
     id_axes: tuple[str, ...] = (),
+    width: int | None = None,
+    takes_ready_masks: bool = False,
     sequence_ids: Tensor | None = None,
     output_mask: Tensor | None = None,
     aligned: Mapping[str, Tensor | None] | None = None,
@@ -25,20 +31,25 @@ def check_encoder_input(
 
     Args:
         input_ids: (batch, length, *id_axes), or None with `inputs_embeds` (batch, length, hidden).
-        attention_mask: (batch, length) or a ready 4-D mask.
+        attention_mask: (batch, length), 1 or True at tokens, 0 or False at padding; with `takes_ready_masks` also a
+            mask of the attention function: (batch, heads, queries, keys), bool or added to the scores, or a
+            `BlockMask`.
         max_length: Longest sequence of the model; None for no limit.
         limit, limit_name: The configuration's field, by value and name, that all ids are below.
         id_axes: Names of the axes of a single token's ids.
+        width: Of embeddings; None does not check it.
         sequence_ids: (batch, length), 0 at padding.
         output_mask: (batch, length) bool, the positions whose outputs are computed.
         aligned: Other (batch, length) tensors by argument name.
 
     Returns:
-        The ids, or the embeddings (batch, length, hidden).
+        The ids, or the embeddings (batch, length, hidden), with zeros at padding positions: values there that are not
+        finite would spread in the padded layout.
 
     Raises:
         CtxError: An argument is wrong; the message has its value and the expected one.
     """
+    check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
     given = _ids_or_embeddings(input_ids, inputs_embeds, id_axes)
     length = given.shape[1]
     if max_length is not None and length > max_length:
@@ -47,14 +58,47 @@ def check_encoder_input(
             "max_position_embeddings).",
             hint=f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows.",
         )
-    padding_mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
+    if width is not None and inputs_embeds is not None and inputs_embeds.shape[2] != width:
+        raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
+    padding_mask = _padding_mask(attention_mask, given.shape[0], length, takes_ready_masks)
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
-    _check_shapes({**(aligned or {}), **masks, "output_mask": output_mask}, given.shape[0], length)
+    _check_aligned({**(aligned or {}), **masks, "output_mask": output_mask}, given.shape[0], length)
+    check_padding_mask(padding_mask)
+    _check_sequence_ids(sequence_ids)
     if input_ids is not None:
         check_ids("input_ids", input_ids, limit, limit_name)
     if output_mask is not None:
         _check_output_mask(output_mask, masks)
-    return given
+    return given if input_ids is not None else _without_padding(given, masks)
+
+
+def check_tensors(**given: Any) -> None:
+    """Raise CtxError if one of the arguments is neither a tensor nor None, naming it."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise CtxError(
+                f"{name} is a {type(value).__name__}, expected a torch.Tensor.",
+                hint='let the tokenizer make tensors (return_tensors="pt"), or use torch.as_tensor.',
+            )
+
+
+def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
+    """Raise if a (batch, length) mask is not made of 1 and 0, or True and False. Skipped while a graph is being traced.
+
+    Raises:
+        CtxError: The first other value, and where it stands.
+    """
+    if mask is None or mask.dtype == torch.bool or is_traced(mask):
+        return
+    valid = (mask == 0) | (mask == 1)
+    if bool(valid.all()):
+        return
+    place = (~valid).nonzero()[0].tolist()
+    raise CtxError(
+        f"{name}{place} is {mask[tuple(place)].item()}; it must be 1 (or True) at tokens and 0 (or False) at padding.",
+        hint="of a mask that is added to scores, 0 at tokens and -inf or a large negative number at padding, give "
+        "mask == 0.",
+    )
 
 
 def _ids_or_embeddings(input_ids: Tensor | None, inputs_embeds: Tensor | None, id_axes: tuple[str, ...]) -> Tensor:
@@ -66,14 +110,61 @@ def _ids_or_embeddings(input_ids: Tensor | None, inputs_embeds: Tensor | None, i
         raise CtxError(f"input_ids must be ({axes}), inputs_embeds (batch, length, hidden); got {tuple(given.shape)}.")
     if not given.shape[0] or not given.shape[1]:
         raise CtxError(f"The batch is empty: shape {tuple(given.shape)}. Drop empty batches and texts without tokens.")
+    if inputs_embeds is not None and not inputs_embeds.is_floating_point():
+        raise CtxError(f"inputs_embeds is {inputs_embeds.dtype}, expected floating-point vectors; ids are input_ids.")
     return given
 
 
-def _check_shapes(aligned: Mapping[str, Tensor | None], batch_size: int, length: int) -> None:
+def _padding_mask(attention_mask: Any, batch_size: int, length: int, takes_ready_masks: bool) -> Tensor | None:
+    """The mask if it is one of padding; None if it is ready for the attention function.
+
+    Raises:
+        CtxError: It is neither.
+    """
+    if attention_mask is None or (takes_ready_masks and isinstance(attention_mask, BlockMask)):
+        return None
+    check_tensors(attention_mask=attention_mask)
+    shape = tuple(attention_mask.shape)
+    if len(shape) == 2:
+        return attention_mask
+    expected = f"({batch_size}, {length}), 1 at tokens and 0 at padding"
+    if takes_ready_masks:
+        expected += f", or ({batch_size}, heads or 1, {length}, {length}), bool or what is added to the scores"
+        fits = len(shape) == 4 and shape[0] in (1, batch_size) and shape[2] in (1, length) and shape[3] >= length
+        if fits and (attention_mask.is_floating_point() or attention_mask.dtype == torch.bool):
+            return None
+    raise CtxError(f"attention_mask is {shape} of {attention_mask.dtype}; it must be (batch, length) = {expected}.")
+
+
+def _check_aligned(aligned: Mapping[str, Tensor | None], batch_size: int, length: int) -> None:
+    check_tensors(**aligned)
     for name, tensor in aligned.items():
+        if tensor is None:
+            continue
         shapes = [(batch_size, length), (1, length)] if name == "position_ids" else [(batch_size, length)]
-        if tensor is not None and tuple(tensor.shape) not in shapes:
+        if tuple(tensor.shape) not in shapes:
             raise CtxError(f"{name} is {tuple(tensor.shape)}, but the input is ({batch_size}, {length}).")
+        if name == "output_mask" and tensor.dtype != torch.bool:
+            raise CtxError(f"output_mask is {tensor.dtype}, expected bool.")
+        if name != "attention_mask" and tensor.is_floating_point():
+            raise CtxError(f"{name} is {tensor.dtype}, expected integers.")
+
+
+def _check_sequence_ids(sequence_ids: Tensor | None) -> None:
+    if sequence_ids is None or is_traced(sequence_ids) or int(sequence_ids.min()) >= 0:
+        return
+    place = (sequence_ids < 0).nonzero()[0].tolist()
+    raise CtxError(
+        f"sequence_ids{place} is {int(sequence_ids[tuple(place)])}; it must be 0 at padding and 1 or more at tokens."
+    )
+
+
+def _without_padding(embeddings: Tensor, masks: Mapping[str, Tensor | None]) -> Tensor:
+    """(batch, length, hidden), zeros where one of the masks is 0."""
+    for mask in masks.values():
+        if mask is not None:
+            embeddings = embeddings.masked_fill((mask == 0)[..., None], 0)
+    return embeddings
 
 
 def _check_output_mask(output_mask: Tensor, masks: Mapping[str, Tensor | None]) -> None:
@@ -88,8 +179,14 @@ def _check_output_mask(output_mask: Tensor, masks: Mapping[str, Tensor | None]) 
 
 
 def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> None:
-    """Raise CtxError for the first id outside [0, limit). Skipped while a graph is being traced."""
-    if ids is None or is_traced(ids):
+    """Raise CtxError for ids of a type other than int64 and int32, and for the first id outside [0, limit). While a
+    graph is being traced, the type alone is checked."""
+    check_tensors(**{name: ids})
+    if ids is None:
+        return
+    if ids.dtype not in _ID_TYPES:
+        raise CtxError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32.", hint=f"give {name}.long().")
+    if is_traced(ids):
         return
     low, high = torch.aminmax(ids)
     if int(low) >= 0 and int(high) < limit:

@@ -25,6 +25,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     Attributes:
         id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
         id_limit: The configuration's field that every id is below.
+        takes_ready_masks: Whether `attention_mask` may be a 4-D mask of the attention function.
         loss_targets: The `forward` arguments a head's loss is computed from, one per term. Every head divides a term's
             sum by the number of its targets; `num_items_in_batch` may give these numbers for a larger batch.
         reference_model_type: `model_type` of the reference implementation in transformers; None where there is none.
@@ -41,6 +42,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
     id_axes: ClassVar[tuple[str, ...]] = ()  # of a token's own, behind (batch, length)
     id_limit: ClassVar[str] = "vocab_size"
+    takes_ready_masks: ClassVar[bool] = False
     loss_targets: ClassVar[tuple[str, ...]] = ()
     reference_model_type: ClassVar[str | None] = None
     reference_architecture: ClassVar[str | None] = None
@@ -140,6 +142,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         attention_mask: Tensor | None,
         max_length: int | None,
         *,
+        width: int | None = None,
         sequence_ids: Tensor | None = None,
         output_mask: Tensor | None = None,
         **aligned: Tensor | None,
@@ -153,6 +156,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             limit=getattr(self.config, self.id_limit),
             limit_name=self.id_limit,
             id_axes=self.id_axes,
+            width=width,
+            takes_ready_masks=self.takes_ready_masks,
             sequence_ids=sequence_ids,
             output_mask=output_mask,
             aligned=aligned,
@@ -167,18 +172,13 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         /,
         **aligned: Tensor | None,
     ) -> Tensor:
-        """`check_encoder_input` of encoders without attention: any length, and a mask of two dimensions.
+        """`check_encoder_input` of encoders without attention: any length.
 
         Args:
             width: Of embeddings; None for `config.embedding_size`.
 
         Raises:
-            CtxError: As there, or a mask that is not (batch, length), or embeddings of another width.
+            CtxError: As there.
         """
-        given = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, **aligned)
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
         width = getattr(self.config, "embedding_size", None) if width is None else width
-        if inputs_embeds is not None and inputs_embeds.shape[2] != width:
-            raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
-        return given
+        return self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, width=width, **aligned)

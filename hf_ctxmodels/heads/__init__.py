@@ -9,6 +9,7 @@ from hf_ctxmodels.heads.base import (
     check_token_labels,
     cross_entropy_over_targets,
     language_modeling_loss,
+    loss_of_logits,
     mean_over_targets,
 )
 from hf_ctxmodels.heads.causal_lm import ForCausalLM, next_token_targets
@@ -45,6 +46,7 @@ __all__ = [
     "check_token_labels",
     "cross_entropy_over_targets",
     "language_modeling_loss",
+    "loss_of_logits",
     "mean_over_targets",
     "next_token_targets",
     "pair_features",

@@ -94,6 +94,23 @@ def language_modeling_loss(
     return mean_over_targets(total, labels, name, counts)
 
 
+def loss_of_logits(logits: Tensor, labels: Tensor, counts: ItemCounts, name: str = "labels") -> Tensor:
+    """`language_modeling_loss` where the logits of all positions are there.
+
+    Args:
+        logits: (..., vocabulary).
+        labels: (...) token ids.
+        counts, name: As in `mean_over_targets`.
+
+    Raises:
+        CtxError: A label outside the vocabulary.
+    """
+    check_token_labels(labels, logits.shape[-1], name)
+    targets = labels != IGNORED
+    total = F.cross_entropy(logits[targets].float(), labels[targets], reduction="sum")
+    return mean_over_targets(total, labels, name, counts)
+
+
 def check_token_labels(labels: Tensor, vocab_size: int, name: str = "labels") -> None:
     """Raise CtxError if a label that is not -100 is outside the vocabulary. Skipped while compiling."""
     if torch.compiler.is_compiling():
@@ -163,6 +180,17 @@ class HeadModel(CtxPreTrainedModel):
     def build_head(self, config: Any) -> None:
         """Create the head's own modules."""
         raise NotImplementedError
+
+    def returns_logits(self, asked: bool | None) -> bool:
+        """Whether a language model returns, with labels too, the logits of all positions, which it otherwise does not
+        compute.
+
+        Args:
+            asked: `return_logits_with_labels` of the call; None for that of the configuration. If that is None too: in
+                evaluation without gradients, as Trainer evaluates, for its metrics.
+        """
+        asked = self.config.return_logits_with_labels if asked is None else asked
+        return not (self.training or torch.is_grad_enabled()) if asked is None else asked
 
     def with_unused_parameters(self, loss: Tensor | None) -> Tensor | None:
         """The loss with zero gradients for parameters that the batch did not use, which distributed training needs:

@@ -6,18 +6,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.inputs import sequence_numbers
-from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import check_tensors, sequence_numbers
+from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss, loss_of_logits
 
 
 class ForCausalLM(HeadModel, GenerationMixin):
     """Predicts each token from those before it; `generate` continues a text.
 
     With `labels`, the encoder's output and the vocabulary logits are computed for the tokens with a target only, and
-    `logits` is None. A family creates the linear map to the logits in `build_head`, names it in `output_layer`, and
-    lists `GenerationMixin` among its class's direct bases, as transformers requires.
+    `logits` is None, unless `returns_logits`. A family creates the linear map to the logits in `build_head`, names it
+    in `output_layer`, and lists `GenerationMixin` among its class's direct bases, as transformers requires.
 
     Attributes:
         shifts_labels: Whether the head shifts the labels: a token's label is the target of the token before it.
@@ -42,7 +44,10 @@ class ForCausalLM(HeadModel, GenerationMixin):
         past_key_values: Any = None,
         use_cache: bool | None = None,
         labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
         num_items_in_batch: ItemCounts = None,
+        return_logits_with_labels: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """The loss with `labels`, else logits. Other arguments as in the encoder's forward.
@@ -51,15 +56,20 @@ class ForCausalLM(HeadModel, GenerationMixin):
             labels: (batch, length) the tokens themselves, as in transformers, shifted by the head; -100 is ignored. Or
                 (batch, length + 1), including the token that follows the row (precedes it, for a backward model), so
                 that the last token in reading order has a target too.
+            shift_labels: (batch, length) the target of each token, -100 for none, in place of `labels`.
+            logits_to_keep: As in transformers: how many of the last positions have logits, 0 for all, or a tensor of
+                positions. The loss does not depend on it.
+            return_logits_with_labels: See `returns_logits`.
 
         Raises:
             CtxError: Inputs do not match each other or the model.
         """
         given = input_ids if input_ids is not None else inputs_embeds
-        targets = None
-        if labels is not None and given is not None:
-            targets = next_token_targets(labels, given.shape[1], attention_mask, sequence_ids, self.is_backward)
-        outputs = self.encode(
+        targets = self._targets(given, labels, shift_labels, attention_mask, sequence_ids)
+        everywhere = targets is None or self.returns_logits(return_logits_with_labels)
+        outputs = self.encode_for_targets(
+            None if targets is None else targets != IGNORED,
+            everywhere,
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -67,14 +77,16 @@ class ForCausalLM(HeadModel, GenerationMixin):
             sequence_ids=sequence_ids,
             past_key_values=past_key_values,
             use_cache=use_cache,
-            output_mask=None if targets is None else targets != IGNORED,
             **kwargs,
         )
-        loss = logits = None
-        if targets is None:
-            logits = self._decoder(outputs.last_hidden_state)
-        else:
-            loss = self.next_token_loss(outputs, targets, num_items_in_batch)
+        states = outputs.last_hidden_state
+        logits = self._decoder(slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
+        loss = None
+        if targets is not None:
+            full = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
+            if everywhere and full is None:
+                outputs.last_hidden_state = states[targets != IGNORED]
+            loss = self.next_token_loss(outputs, targets, num_items_in_batch, full)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -83,14 +95,48 @@ class ForCausalLM(HeadModel, GenerationMixin):
             attentions=outputs.get("attentions"),
         )
 
-    def next_token_loss(self, outputs: Any, targets: Tensor, counts: ItemCounts) -> Tensor:
+    def _targets(
+        self,
+        given: Tensor | None,
+        labels: Tensor | None,
+        shift_labels: Tensor | None,
+        attention_mask: Tensor | None,
+        sequence_ids: Tensor | None,
+    ) -> Tensor | None:
+        """(batch, length) from either argument, or None; arguments as in `forward`, `given` the ids or embeddings."""
+        check_tensors(input_ids=given, attention_mask=attention_mask, labels=labels, shift_labels=shift_labels)
+        if given is None or (labels is None and shift_labels is None):
+            return None
+        if shift_labels is not None and shift_labels.shape != given.shape[:2]:
+            raise CtxError(f"shift_labels is {tuple(shift_labels.shape)}, but the input is {tuple(given.shape[:2])}.")
+        if shift_labels is not None or labels is None:
+            return shift_labels
+        return next_token_targets(labels, given.shape[1], attention_mask, sequence_ids, self.is_backward)
+
+    def encode_for_targets(self, target_mask: Tensor | None, everywhere: bool, **inputs: Any) -> Any:
+        """Run the encoder.
+
+        Args:
+            target_mask: (batch, length) bool, True at tokens with a target; None without labels.
+            everywhere: Whether `last_hidden_state` is that of all tokens, (batch, length, hidden), or of those with a
+                target, (targets, hidden).
+            inputs: Arguments of the encoder.
+        """
+        return self.encode(output_mask=None if everywhere else target_mask, **inputs)
+
+    def next_token_loss(
+        self, outputs: Any, targets: Tensor, counts: ItemCounts, logits: Tensor | None = None
+    ) -> Tensor:
         """Mean cross-entropy in nats per target, the logarithm of the perplexity.
 
         Args:
-            outputs: The encoder's output, with `last_hidden_state` (targets, hidden).
+            outputs: The encoder's output; without `logits`, with `last_hidden_state` (targets, hidden).
             targets: (batch, length), see `next_token_targets`.
             counts: As in `mean_over_targets`.
+            logits: (batch, length, vocabulary), where those of all tokens are there.
         """
+        if logits is not None:
+            return loss_of_logits(logits, targets, counts)
         return language_modeling_loss(self._decoder, outputs.last_hidden_state, targets, counts)
 
     @property

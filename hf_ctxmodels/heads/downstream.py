@@ -14,6 +14,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.chunked import ProjectedHead
@@ -253,12 +254,6 @@ class ForMultipleChoice(SequenceHead):
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
         """Logits (batch, choices) from inputs (batch, choices, length), and the loss with `labels` (batch,)."""
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is None or given.dim() != (3 if input_ids is not None else 4):
-            raise CtxError(
-                "Multiple choice takes input_ids (batch, choices, length) or inputs_embeds (batch, choices, length, "
-                f"hidden); got {None if given is None else tuple(given.shape)}."
-            )
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -266,6 +261,13 @@ class ForMultipleChoice(SequenceHead):
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
         }
+        check_tensors(**inputs)
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None or given.dim() != (3 if input_ids is not None else 4):
+            raise CtxError(
+                "Multiple choice takes input_ids (batch, choices, length) or inputs_embeds (batch, choices, length, "
+                f"hidden); got {None if given is None else tuple(given.shape)}."
+            )
         inputs = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in inputs.items()}
         outputs = self.encode(**inputs, **kwargs)
         logits = self.score(outputs.pooler_output).view(given.shape[:2])

@@ -19,6 +19,7 @@ from hf_ctxmodels.heads.base import (
     accuracy_counts,
     cross_entropy_over_targets,
     language_modeling_loss,
+    loss_of_logits,
 )
 from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
 
@@ -27,7 +28,7 @@ class ForMaskedLM(HeadModel):
     """Predicts masked tokens (Devlin et al. 2019, section 3.1).
 
     With `labels`, the last layer and the vocabulary logits are computed at the labelled positions only, and `logits` is
-    None.
+    None, unless `returns_logits`.
 
     Attributes:
         transform_activation: Activation of the head's dense layer; None for `config.hidden_act`.
@@ -47,16 +48,24 @@ class ForMaskedLM(HeadModel):
             layer_norm_eps=config.layer_norm_eps,
         )
 
-    def masked_lm_loss(self, states: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-        """Mean cross-entropy in nats at the labelled positions.
+    def masked_lm(
+        self, states: Tensor, labels: Tensor | None, counts: ItemCounts, everywhere: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The mean cross-entropy in nats at the labelled positions, and the logits; None for what is not there.
 
         Args:
-            states: (targets, hidden) the encoder's output at the positions where `labels` is not -100.
-            labels: (batch, length).
+            states: The encoder's output: (batch, length, hidden) where logits are to be returned, else (targets,
+                hidden) at the positions where `labels` is not -100.
+            labels: (batch, length), or None.
             counts: As in `mean_over_targets`.
+            everywhere: Whether to return logits.
         """
         head = self.mlm_head
-        return language_modeling_loss(head.decoder, states, labels, counts, summed_loss=head.summed_loss)
+        if everywhere:
+            logits = head(states)
+            return None if labels is None else loss_of_logits(logits, labels, counts), logits
+        assert labels is not None
+        return language_modeling_loss(head.decoder, states, labels, counts, summed_loss=head.summed_loss), None
 
     @can_return_tuple
     def forward(
@@ -69,9 +78,12 @@ class ForMaskedLM(HeadModel):
         sequence_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        return_logits_with_labels: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Logits, or the loss with `labels` (batch, length); -100 is ignored."""
+        """Logits, or the loss with `labels` (batch, length); -100 is ignored. For `return_logits_with_labels` see
+        `returns_logits`."""
+        everywhere = labels is None or self.returns_logits(return_logits_with_labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -79,14 +91,10 @@ class ForMaskedLM(HeadModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             sequence_ids=sequence_ids,
-            output_mask=None if labels is None else labels != IGNORED,
+            output_mask=None if everywhere else labels != IGNORED,
             **kwargs,
         )
-        states = outputs.last_hidden_state
-        if labels is None:
-            loss, logits = None, self.mlm_head(states)
-        else:
-            loss, logits = self.masked_lm_loss(states, labels, num_items_in_batch), None
+        loss, logits = self.masked_lm(outputs.last_hidden_state, labels, num_items_in_batch, everywhere)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -144,6 +152,7 @@ class ForMaskedLMWithPair(ForMaskedLM):
         labels: Tensor | None = None,
         pair_label: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        return_logits_with_labels: bool | None = None,
         **kwargs: Any,
     ) -> ModelOutput:
         """Logits of both heads, and the loss; see `pair_output_class`.
@@ -153,23 +162,25 @@ class ForMaskedLMWithPair(ForMaskedLM):
                 are then computed only there, and `prediction_logits` is None.
             pair_label: (batch,) the class of each pair, under the family's name.
             num_items_in_batch: As in `mean_over_targets`.
+            return_logits_with_labels: See `returns_logits`.
             kwargs: Arguments of the encoder.
         """
+        everywhere = labels is None or self.returns_logits(return_logits_with_labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            output_mask=None if labels is None else labels != IGNORED,
+            output_mask=None if everywhere else labels != IGNORED,
             **kwargs,
         )
         found: dict[str, Any] = {self.pair_logits: self.classify_pair(outputs.pooler_output)}
         terms = {}
-        if labels is None:
-            found["prediction_logits"] = self.mlm_head(outputs.last_hidden_state)
-        else:
-            terms["mlm_loss"] = self.masked_lm_loss(outputs.last_hidden_state, labels, num_items_in_batch)
+        given = (outputs.last_hidden_state, labels, num_items_in_batch, everywhere)
+        mlm_loss, found["prediction_logits"] = self.masked_lm(*given)
+        if mlm_loss is not None:
+            terms["mlm_loss"] = mlm_loss
         if pair_label is not None:
             logits, targets = found[self.pair_logits], pair_label.view(-1)
             loss = cross_entropy_over_targets(logits, targets, self.pair_label, num_items_in_batch)
@@ -188,9 +199,9 @@ def pair_output_class(model_class: type, pair_logits: str, pair_task: str) -> ty
     """The output class of a head that predicts masked tokens and classifies pairs.
 
     Its fields, in this order: `loss`, the sum of the terms with targets; `prediction_logits` (batch, length,
-    vocabulary), None with `labels`; the logits (batch, classes) of the pairs; `mlm_loss` and the pairs' loss, each a
-    cross-entropy in nats, detached; `metrics`, the pairs' accuracy as in `accuracy_counts`, None without labels;
-    `hidden_states` and `attentions` as requested.
+    vocabulary), with `labels` only if `returns_logits`; the logits (batch, classes) of the pairs; `mlm_loss` and the
+    pairs' loss, each a cross-entropy in nats, detached; `metrics`, the pairs' accuracy as in `accuracy_counts`, None
+    without labels; `hidden_states` and `attentions` as requested.
 
     Args:
         model_class: The head, whose name plus "Output" is the name of the class.

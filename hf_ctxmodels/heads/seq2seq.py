@@ -13,25 +13,32 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, is_traced
-from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss
+from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, is_traced
+from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss, loss_of_logits
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 
 
 @dataclass
 class ConditionalGenerationOutput(ModelOutput):
-    """Output of `ForConditionalGeneration`.
+    """Output of `ForConditionalGeneration`; the names are those of transformers' Seq2SeqLMOutput.
 
     Attributes:
         loss: Cross-entropy in nats per target.
-        logits: (batch, steps, target vocabulary); None with `labels`.
-        past_key_values: The decoder's state; None without `use_cache`, and with `labels`.
-        hidden_states: Of the encoder.
+        logits: (batch, steps, target vocabulary); with `labels`, see `returns_logits`.
+        past_key_values: The decoder's state; None without `use_cache`.
+        decoder_hidden_states, cross_attentions: As recorded, see `Decoded`; None if they were not asked for.
+        decoder_attentions: None: a recurrent decoder does not attend to what it wrote.
+        encoder_hidden_states, encoder_attentions: Of the encoder, as asked for.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     past_key_values: RecurrentCache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
+    decoder_hidden_states: tuple[Tensor, ...] | None = None
+    decoder_attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
+    encoder_hidden_states: tuple[Tensor, ...] | None = None
+    encoder_attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,14 @@ class DecoderInputs:
         attention_mask: (batch, length) mask of the source, or None.
         cache: The decoder's state before the ids.
         languages: (batch,) numbers of the target languages, or None.
+        record: Whether hidden states and attention weights are asked for.
     """
 
     encoded: Any
     attention_mask: Tensor | None
     cache: RecurrentCache
     languages: Tensor | None
+    record: bool = False
 
 
 class ForConditionalGeneration(HeadModel, GenerationMixin):
@@ -72,9 +81,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         """The decoder's initial state."""
 
     @abstractmethod
-    def decode(
-        self, ids: Tensor, target_mask: Tensor | None, given: DecoderInputs
-    ) -> tuple[Tensor, RecurrentCache | None]:
+    def decode(self, ids: Tensor, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
         """Run the decoder.
 
         Args:
@@ -83,8 +90,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             given: The other inputs.
 
         Returns:
-            (targets, hidden) states, or (batch, steps, hidden) without `target_mask`, and the state after the last
-            token (None with `target_mask`).
+            (targets, hidden) states; without `target_mask` (batch, steps, hidden), and the state after the last token.
         """
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
@@ -109,6 +115,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         use_cache: bool = False,
         target_languages: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        return_logits_with_labels: bool | None = None,
         **kwargs: Any,
     ) -> ConditionalGenerationOutput:
         """The loss with `labels`, else logits. Other arguments as in the encoder's forward.
@@ -121,6 +128,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`.
             target_languages: (batch,) numbers of the target languages; None for the first.
+            return_logits_with_labels: See `returns_logits`.
 
         Raises:
             CtxError: Inputs do not match each other or the model.
@@ -128,34 +136,44 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
+        else:
+            check_tensors(attention_mask=attention_mask)
+            check_padding_mask(attention_mask)
         decoder_input_ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
         self._check_languages(len(decoder_input_ids), target_languages)
         before = self.start(encoder_outputs) if past_key_values is None else past_key_values
-        given = DecoderInputs(encoder_outputs, attention_mask, before, target_languages)
-        loss = logits = cache = None
-        if labels is None:
-            logits, cache = self.predict(decoder_input_ids, given)
-        else:
+        recorded = self.config.recorded_outputs(kwargs)
+        given = DecoderInputs(encoder_outputs, attention_mask, before, target_languages, any(recorded.values()))
+        wants_logits = labels is None or self.returns_logits(return_logits_with_labels)
+        loss = logits = decoded = None
+        if wants_logits or given.record:
+            logits, decoded = self.predict(decoder_input_ids, given)
+        if labels is not None and logits is not None:
+            loss = loss_of_logits(logits, labels, num_items_in_batch)
+        elif labels is not None:
             loss = self.decoder_loss(decoder_input_ids, labels, given, num_items_in_batch)
         return ConditionalGenerationOutput(
             loss=loss,
-            logits=logits,
-            past_key_values=cache if use_cache else None,
-            hidden_states=encoder_outputs.hidden_states,
+            logits=logits if wants_logits else None,
+            past_key_values=decoded.cache if use_cache and decoded is not None else None,
+            decoder_hidden_states=decoded.hidden_states if recorded["output_hidden_states"] else None,
+            cross_attentions=decoded.cross_attentions if recorded["output_attentions"] else None,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.get("attentions"),
         )
 
-    def predict(self, ids: Tensor, given: DecoderInputs) -> tuple[Tensor, RecurrentCache | None]:
-        """(batch, steps, target vocabulary) logits, and the state after the last token; see `decode`."""
-        states, after = self.decode(ids, None, given)
-        return self.prediction(states), after
+    def predict(self, ids: Tensor, given: DecoderInputs) -> tuple[Tensor, Decoded]:
+        """(batch, steps, target vocabulary) logits, and the output of `decode` for all steps."""
+        decoded = self.decode(ids, None, given)
+        return self.prediction(decoded.states), decoded
 
     def decoder_loss(self, ids: Tensor, labels: Tensor, given: DecoderInputs, counts: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats of the labels; see `decode` and `language_modeling_loss`."""
         target_mask = labels != IGNORED
         if is_traced(labels) or not self.config.unpad:
-            states = self.decode(ids, None, given)[0][target_mask]
+            states = self.decode(ids, None, given).states[target_mask]
         else:
-            states, _ = self.decode(ids, target_mask, given)
+            states = self.decode(ids, target_mask, given).states
         return language_modeling_loss(self.prediction, states, labels, counts)
 
     def decoder_ids(self, encoded: Any, ids: Tensor | None, labels: Tensor | None) -> Tensor:
@@ -167,7 +185,9 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         rows = len(encoded.last_hidden_state)
         if ids is None and labels is None:
             raise CtxError("Give decoder_input_ids, or labels, or call generate.")
-        for name, tensor in {"decoder_input_ids": ids, "labels": labels}.items():
+        given = {"decoder_input_ids": ids, "labels": labels}
+        check_tensors(**given)
+        for name, tensor in given.items():
             if tensor is not None and (tensor.dim() != 2 or len(tensor) != rows or not tensor.shape[1]):
                 raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
         if ids is not None and labels is not None and ids.shape != labels.shape:

@@ -40,8 +40,6 @@ class SiameseEncoder(HeadModel):
         Raises:
             CtxError: Inputs do not match each other or the model.
         """
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
         aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
         given = self.check_word_input(input_ids, inputs_embeds, attention_mask, **aligned)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}

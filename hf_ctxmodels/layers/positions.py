@@ -26,6 +26,18 @@ def states_at(states: Tensor, columns: Tensor) -> Tensor:
     return states[torch.arange(len(states), device=states.device), columns]
 
 
+def with_padding_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
+    """(batch, length), with padding positions having the value of the token before them, so that no run of equal values
+    is cut by what is not read.
+
+    Args:
+        values: (batch, length).
+        tokens: (batch, length) bool, False at padding, also between tokens.
+    """
+    columns = torch.arange(values.shape[1], device=values.device)
+    return values.gather(1, (columns * tokens).cummax(1).values)
+
+
 def until_last(target_mask: Tensor) -> Tensor:
     """(batch, length) bool -> long, 1 up to the last True column of a row; the first column is always 1."""
     numbers = torch.arange(target_mask.shape[1], device=target_mask.device)

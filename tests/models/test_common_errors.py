@@ -1,8 +1,9 @@
 """Every model says what is wrong with its input: which tensor, which value, which limit."""
 
+import numpy as np
 import pytest
 import torch
-from zoo import BASES, CHOICES, HEADS, TINY, Batch, Case, each_forward, make_batch, make_targets
+from zoo import BASES, CHOICES, HEADS, TINY, Batch, Case, assert_same_outputs, each_forward, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 
@@ -66,6 +67,61 @@ class TestInput:
 
     def test_wrong_number_of_dimensions(self, base: Case) -> None:
         assert_refused(base, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
+
+    def test_ids_of_another_type(self, base: Case) -> None:
+        batch = make_batch(base)
+        for dtype in (torch.float32, torch.bool, torch.int16, torch.uint8):
+            assert_refused(base, batch | {"input_ids": batch["input_ids"].to(dtype)}, f"input_ids is {dtype}", "int64")
+        assert_same_outputs(base.model()(**batch | {"input_ids": batch["input_ids"].int()}), base.model()(**batch))
+
+    @pytest.mark.parametrize("base", [base for base in BASES if base.takes_embeddings], ids=str)
+    def test_embeddings_of_another_type_or_width(self, base: Case) -> None:
+        batch = make_batch(base)
+        embeddings = base.embed(base.model(), batch.pop("input_ids"))
+        assert_refused(base, batch | {"inputs_embeds": embeddings.long()}, "inputs_embeds is torch.int64")
+        for wrong in (embeddings[..., :-1], torch.cat([embeddings, embeddings], -1)):
+            parts = ("inputs_embeds", str(tuple(wrong.shape)), f"width {embeddings.shape[-1]}")
+            assert_refused(base, batch | {"inputs_embeds": wrong}, *parts)
+
+    def test_mask_of_other_values(self, base: Case) -> None:
+        """Additive masks, and others that would be read inverted, or that say nothing."""
+        batch = make_batch(base, side="right")
+        tokens = batch["attention_mask"] == 1
+        for value in (float("-inf"), -1e9, -1.0, -1, float("nan"), 0.5, 2):
+            mask = torch.where(tokens, 0.0 if value < 0 else 1.0, value)
+            mask = mask.long() if isinstance(value, int) else mask
+            parts = (f"attention_mask[1, 7] is {mask[1, 7].item()}", "must be 1 (or True)")
+            assert_refused(base, batch | {"attention_mask": mask}, *parts)
+
+    def test_mask_of_other_dimensions(self, base: Case) -> None:
+        batch = make_batch(base)
+        mask = batch["attention_mask"]
+        for wrong in (mask[0], mask[:, None].expand(-1, mask.shape[1], -1), mask[:, None, None]):
+            assert_refused(base, batch | {"attention_mask": wrong}, "attention_mask", str(tuple(wrong.shape)), "batch")
+
+    def test_sequence_ids_of_other_values(self, base: Case) -> None:
+        batch = make_batch(base, side="right")
+        mask = batch.pop("attention_mask")
+        assert_refused(base, batch | {"sequence_ids": mask - 1}, "sequence_ids[1, 7] is -1", "0 at padding")
+        assert_refused(base, batch | {"sequence_ids": mask.float()}, "sequence_ids is torch.float32")
+        assert_refused(base, batch | {"attention_mask": mask, "output_mask": mask}, "output_mask is torch.int64")
+
+    def test_what_is_no_tensor(self, case: Case) -> None:
+        batch = make_batch(case)
+        for name in ("input_ids", "attention_mask"):
+            for wrong in (batch[name].tolist(), np.asarray(batch[name])):
+                assert_refused(case, batch | {name: wrong}, f"{name} is a {type(wrong).__name__}", "torch.Tensor")
+
+    @pytest.mark.parametrize("case", [case for case in HEADS if case.writes], ids=str)
+    def test_what_is_read_beside_the_encoder_s_output(self, case: Case) -> None:
+        """`generate` encodes by itself; the head reads the mask once more."""
+        batch, model = make_batch(case), case.model()
+        outputs = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
+        batch["encoder_outputs"] = outputs
+        assert_refused(case, batch | {"attention_mask": batch["attention_mask"] - 1.0}, "attention_mask[1, 7] is -1.0")
+        ids = batch["decoder_input_ids"]
+        assert_refused(case, batch | {"decoder_input_ids": ids.float()}, "decoder_input_ids is torch.float32")
+        assert_refused(case, batch | {"decoder_input_ids": ids.tolist()}, "decoder_input_ids is a list")
 
     @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
     def test_empty_batch(self, base: Case, shape: tuple[int, int]) -> None:

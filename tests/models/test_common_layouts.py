@@ -13,6 +13,7 @@ from transformers.integrations.flex_attention import WrappedFlexAttention
 from zoo import (
     ARCHETYPE_FAMILIES,
     BASES,
+    CASES,
     LENGTHS,
     Case,
     assert_close,
@@ -27,6 +28,7 @@ from zoo import (
     tensors_of,
 )
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
 # How a model can be told to compute; the first is the plain formula on padded rows.
@@ -38,6 +40,7 @@ PATHS = {
 FAST_PATHS = ["padded", "unpadded"]
 # Without attention the padded path is the plain formula itself.
 PATHS_OF_ENCODERS = [(base, path) for base in BASES for path in PATHS if base.attends or path != "padded"]
+ATTENDING = [base for base in BASES if base.attends]
 FAST_PATHS_OF_ENCODERS = [(base, path) for base, path in PATHS_OF_ENCODERS if path != "eager"]
 
 # Tracing the backward pass takes four seconds each: one encoder of each kind is quick.
@@ -161,6 +164,22 @@ class TestAttentionPaths:
         embeddings = sample.embed(model, batch.pop("input_ids"))
         assert_same_outputs(model(**batch, inputs_embeds=embeddings), expected, batch["attention_mask"])
 
+    @pytest.mark.parametrize(
+        ("base", "path"), [each for each in PATHS_OF_ENCODERS if each[0].takes_embeddings], ids=str
+    )
+    def test_embeddings_at_padding_do_not_matter(self, base: Case, path: str) -> None:
+        """Not even where they are no numbers."""
+        model, batch = base.model(**PATHS[path]), make_batch(base)
+        mask = batch["attention_mask"]
+        embeddings = base.embed(model, batch.pop("input_ids")).detach()
+        expected = model(**batch, inputs_embeds=embeddings)
+        for spoiled in (float("nan"), float("inf"), 1e30):
+            given = embeddings.masked_fill((mask == 0)[..., None], spoiled).requires_grad_()
+            got = model(**batch, inputs_embeds=given)
+            assert_same_outputs(got, expected, mask)
+            (gradient,) = torch.autograd.grad(got.last_hidden_state[mask == 1].sum(), given)
+            assert gradient.isfinite().all()
+
     def test_tuple_output(self, sample: Case) -> None:
         batch = make_batch(sample)
         model = sample.model()
@@ -273,6 +292,49 @@ class TestRecordedOutputs:
             assert layer.shape == (mask.shape[0], config.num_attention_heads, mask.shape[1], mask.shape[1])
             assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
             assert not layer.masked_select(mask[:, None, None, :] == 0).any()
+
+    @pytest.mark.parametrize("path", FAST_PATHS)
+    @pytest.mark.parametrize("base", ATTENDING, ids=str)
+    def test_attention_weights_of_fast_paths_are_those_of_eager(self, base: Case, path: str) -> None:
+        """sdpa gives none, so that eager attention runs in its place."""
+        batch = make_batch(base)
+        expected = base.model(**PATHS["eager"])(**batch, output_attentions=True)
+        model = base.model(**PATHS[path])
+        got = model(**batch, output_attentions=True)
+        assert_same_outputs(got, expected, batch["attention_mask"])
+        assert len(got.attentions) == len(expected.attentions) == base.config().num_hidden_layers
+        for number, (ours, theirs) in enumerate(zip(got.attentions, expected.attentions, strict=True)):
+            assert_close(ours, theirs, f"attention weights {number}")
+        assert model(**batch).attentions is None
+        model.config._output_attentions = True  # transformers refuses to set it under sdpa
+        assert len(model(**batch).attentions) == len(model(**batch, output_attentions=None).attentions) > 0
+        assert model(**batch, output_attentions=False).attentions is None
+
+    @pytest.mark.parametrize("case", [case for case in CASES if case.attends and not case.is_base], ids=str)
+    def test_heads_give_attention_weights(self, case: Case) -> None:
+        batch = make_batch(case)
+        rows = len(batch["input_ids"].flatten(0, -2))
+        for targets in ({}, make_targets(case, batch)):
+            attentions = case.model()(**batch, **targets, output_attentions=True).attentions
+            assert len(attentions) == case.config().num_hidden_layers
+            assert all(len(layer) == rows for layer in attentions)
+
+    @pytest.mark.usefixtures("uncompiled_flex")
+    @pytest.mark.parametrize("base", [base for base in ATTENDING if base.model_class._supports_flex_attn], ids=str)
+    def test_implementations_without_attention_weights_say_so(self, base: Case) -> None:
+        with pytest.raises(CtxError, match='attn_implementation="eager"'), torch.no_grad():
+            base.model(attention="flex_attention")(**make_batch(base), output_attentions=True)
+
+    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize("base", [base for base in BASES if base.model_class.takes_ready_masks], ids=str)
+    def test_ready_masks(self, base: Case, path: str) -> None:
+        """(batch, 1, queries, keys), bool or additive, with attention weights and without."""
+        model, batch = base.model(**PATHS[path]), make_batch(base)
+        expected, mask = model(**batch), batch["attention_mask"]
+        for ready in (mask.bool(), torch.where(mask == 1, 0.0, -1e9)):
+            for options in ({}, {"output_attentions": True}):
+                given = ready[:, None, None].expand(-1, 1, mask.shape[1], -1)
+                assert_same_outputs(model(**batch | {"attention_mask": given}, **options), expected, mask)
 
     @pytest.mark.parametrize(("base", "path"), PATHS_OF_ENCODERS, ids=str)
     def test_wanted_rows_equal_the_full_output(self, base: Case, path: str) -> None:

@@ -146,6 +146,23 @@ class TestClassifier:
             first, second = (model.encode(input_ids=part).last_hidden_state for part in (ids[:, :4], ids[:, 4:]))
         torch.testing.assert_close(both, torch.cat([first, second], 1))
 
+    @pytest.mark.parametrize("unpad", [True, False])
+    @pytest.mark.parametrize("side", ["right", "left"])
+    def test_masked_words_within_a_text_are_as_if_left_out(self, unpad: bool, side: str) -> None:
+        """Whatever their type, which is that of padding (0) or of the text they stand in."""
+        model = CLASSIFIER.model(unpad=unpad)
+        ids = torch.randint(FIRST_WORD, 61, (1, 11), generator=torch.Generator().manual_seed(2))
+        types = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1]])
+        for hole in (2, 6, [1, 7, 8]):
+            mask = torch.ones_like(ids).index_fill(1, torch.tensor(hole), 0)
+            kept = mask.bool()
+            expected = model(input_ids=ids[kept][None], token_type_ids=types[kept][None]).logits
+            for in_hole in (types, types * mask):
+                given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": in_hole}
+                widths = (2, 0) if side == "left" else (0, 2)
+                padded = {name: torch.nn.functional.pad(tensor, widths) for name, tensor in given.items()}
+                torch.testing.assert_close(model(**padded).logits, expected, atol=1e-5, rtol=1e-5)
+
     def test_the_vectors_alone(self) -> None:
         """The baseline: then the encoder's weights change nothing."""
         model, batch = CLASSIFIER.model(task_context=False), make_batch(CLASSIFIER)

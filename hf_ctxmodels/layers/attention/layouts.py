@@ -233,7 +233,8 @@ def build_layout(
     """Choose how a model lays out its tokens: packed where that is exact, padded otherwise.
 
     Padded are: `config.unpad=False`, implementations other than sdpa, masks that are not (batch, keys), asked-for
-    attention weights, caches, and graphs being traced, where packed lengths would be data-dependent shapes.
+    attention weights, caches, and graphs being traced, where packed lengths would be data-dependent shapes. Attention
+    weights, which sdpa cannot give, are those of eager attention.
 
     Args:
         given: (batch, length) ids or (batch, length, hidden) embeddings.
@@ -250,8 +251,10 @@ def build_layout(
     batch_size, length = given.shape[:2]
     padding = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
     ready = None if padding is not None else attention_mask
-    wants_weights = attention_kwargs.get("output_attentions") or config.output_attentions
-    exact = ready is None and config._attn_implementation == "sdpa" and not wants_weights
+    implementation = config._attn_implementation
+    if implementation == "sdpa" and attention_kwargs.get("output_attentions"):
+        implementation = "eager"
+    exact = ready is None and implementation == "sdpa"
     if config.unpad and exact and past_key_values is None and not is_traced(given):
         return PackedLayout.build(batch_size, length, padding, sequence_ids, given.device)
     if sequence_ids is not None and (ready is not None or past_key_values is not None):
@@ -269,7 +272,7 @@ def build_layout(
         tokens,
         sequences=None if sequence_ids is None else _token_runs(sequence_ids),
         ready_mask=ready,
-        implementation=config._attn_implementation,
+        implementation=implementation,
         attention_kwargs=attention_kwargs,
     )
     return layout if past_key_values is None else _with_cache(layout, past_key_values, given.device)

@@ -23,7 +23,8 @@ def eager_attention_forward(
     Args:
         module: Its `training` flag switches dropout.
         query, key, value: (batch, heads, length, head_dim).
-        attention_mask: Additive, broadcastable to (batch, heads, queries, keys), or None.
+        attention_mask: Broadcastable to (batch, heads, queries, keys): additive, or bool, False where a query does not
+            see a key; or None.
         scaling: Factor on the scores.
         dropout: Dropout on the probabilities.
         position_bias: Additive like the mask, or None.
@@ -33,7 +34,9 @@ def eager_attention_forward(
     """
     scores = query @ key.transpose(2, 3) * scaling
     for bias in (position_bias, attention_mask):
-        if bias is not None:
+        if bias is not None and bias.dtype == torch.bool:
+            scores = scores.masked_fill(~bias, torch.finfo(scores.dtype).min)
+        elif bias is not None:
             scores = scores + bias
     probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     probabilities = F.dropout(probabilities, p=dropout, training=module.training)

@@ -1,5 +1,7 @@
 """A decoder with global attention and input feeding (Luong et al. 2015; McCann et al. 2017, section 3)."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -7,6 +9,14 @@ from transformers import initialization as init
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
+
+
+class _Step(NamedTuple):
+    """(rows, hidden) of every layer, and (rows, 1, length) weights of the attention, if any."""
+
+    layers: list[Tensor]
+    weights: Tensor | None
 
 
 class AttentionalDecoder(nn.Module):
@@ -53,8 +63,8 @@ class AttentionalDecoder(nn.Module):
         return RecurrentCache([*states, (torch.zeros_like(hidden[:, 0]),)])
 
     def forward(
-        self, ids: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache
-    ) -> tuple[Tensor, RecurrentCache]:
+        self, ids: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache, record: bool = False
+    ) -> Decoded:
         """Run over target tokens.
 
         Args:
@@ -62,12 +72,21 @@ class AttentionalDecoder(nn.Module):
             memory: (rows, length, hidden) the encoder's states.
             tokens: (rows, length) bool, False at padding positions of the source.
             cache: State after the previous tokens.
+            record: Return `hidden_states`, the last of which are h~, and `cross_attentions`.
 
         Returns:
             (rows, steps, hidden) h~ of every step, and the state after the last.
         """
-        outputs, after = self._steps(ids, [len(ids)] * ids.shape[1], memory, tokens, cache)
-        return self.dropout(torch.stack(outputs, 1)), after
+        counts = [len(ids)] * ids.shape[1]
+        recorded: list[_Step] | None = [] if record else None
+        outputs, after = self._steps(ids, counts, memory, tokens, cache, recorded)
+        adjusted = torch.stack(outputs, 1)
+        if recorded is None:
+            return Decoded(self.dropout(adjusted), after)
+        layers = [torch.stack(states, 1) for states in zip(*(step.layers for step in recorded), strict=True)]
+        weights = [step.weights for step in recorded if step.weights is not None]
+        attentions = (torch.cat(weights, 1)[:, None],) if weights else None
+        return Decoded(self.dropout(adjusted), after, (self.embeddings(ids), *layers[:-1], adjusted), attentions)
 
     def target_states(
         self, ids: Tensor, target_mask: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache
@@ -81,15 +100,22 @@ class AttentionalDecoder(nn.Module):
         order = lengths.argsort(descending=True, stable=True)
         counts = (lengths[:, None] > numbers[: max(1, int(lengths.max()))]).sum(0).tolist()
         counts[0] = len(ids)  # so that there is an output without targets
-        outputs, _ = self._steps(ids[order], counts, memory[order], tokens[order], cache.select(order))
+        outputs, _ = self._steps(ids[order], counts, memory[order], tokens[order], cache.select(order), None)
         firsts = torch.tensor([0, *counts[:-1]], device=ids.device).cumsum(0)
         rows, steps = target_mask.nonzero(as_tuple=True)
         return self.dropout(torch.cat(outputs)[firsts[steps] + order.argsort()[rows]])
 
     def _steps(
-        self, ids: Tensor, counts: list[int], memory: Tensor, tokens: Tensor, cache: RecurrentCache
+        self,
+        ids: Tensor,
+        counts: list[int],
+        memory: Tensor,
+        tokens: Tensor,
+        cache: RecurrentCache,
+        recorded: list[_Step] | None,
     ) -> tuple[list[Tensor], RecurrentCache]:
-        """(count, hidden) h~ of every step, for the first `counts` rows, a non-increasing number."""
+        """(count, hidden) h~ of every step, for the first `counts` rows, a non-increasing number; steps are appended to
+        `recorded`."""
         embeddings = self.dropout(self.embeddings(ids[:, : len(counts)]))
         padding = ~tokens
         *states, (adjusted,) = cache.states
@@ -101,19 +127,22 @@ class AttentionalDecoder(nn.Module):
                 hidden, cell = states[depth]
                 states[depth] = layer(inputs, (hidden[:count], cell[:count]))
                 below = states[depth][0]
-            adjusted = self._adjusted(below, memory[:count], padding[:count])
+            adjusted, weights = self._adjusted(below, memory[:count], padding[:count])
             outputs.append(adjusted)
+            if recorded is not None:
+                recorded.append(_Step([hidden for hidden, _ in states], weights))
         return outputs, RecurrentCache([*states, (adjusted,)], cache.seen_tokens + len(counts))
 
-    def _adjusted(self, hidden: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
-        """(rows, hidden) h -> (rows, hidden) h~."""
+    def _adjusted(self, hidden: Tensor, memory: Tensor, padding: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(rows, hidden) h -> (rows, hidden) h~, and (rows, 1, length) alpha where there is attention."""
+        weights = None
         if self.query is not None:
-            context = attend(self.query(hidden)[:, None], memory, memory, padding)[:, 0]
-            hidden = torch.cat([context, hidden.to(memory.dtype)], -1)
-        return self.combine(hidden).tanh()
+            context, weights = attend(self.query(hidden)[:, None], memory, memory, padding)
+            hidden = torch.cat([context[:, 0], hidden.to(memory.dtype)], -1)
+        return self.combine(hidden).tanh(), weights
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
     """Global attention (Luong et al. 2015, section 3.1): softmax(queries keys^T) values.
 
     Args:
@@ -123,11 +152,11 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> Te
         padding: (rows, length) bool, True at padding.
 
     Returns:
-        (rows, steps, value width).
+        (rows, steps, value width), and (rows, steps, length) the weights.
     """
     scores = (queries.to(keys.dtype) @ keys.transpose(1, 2)).float()
     weights = scores.masked_fill(padding[:, None], float("-inf")).softmax(-1).to(values.dtype)
-    return weights @ values
+    return weights @ values, weights
 
 
 @torch.no_grad()

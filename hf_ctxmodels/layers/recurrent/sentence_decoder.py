@@ -10,6 +10,7 @@ from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.positions import until_last
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
@@ -41,8 +42,14 @@ class VectorDecoder(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, ids: Tensor, vectors: Tensor, cache: RecurrentCache, tokens: Tensor | None = None, unpad: bool = True
-    ) -> tuple[Tensor, RecurrentCache]:
+        self,
+        ids: Tensor,
+        vectors: Tensor,
+        cache: RecurrentCache,
+        tokens: Tensor | None = None,
+        unpad: bool = True,
+        record: bool = False,
+    ) -> Decoded:
         """Run over target tokens.
 
         Args:
@@ -51,6 +58,7 @@ class VectorDecoder(nn.Module):
             cache: State after the previous tokens, (rows, 1, hidden) tensors for every layer.
             tokens: (rows, steps) bool mask of the tokens, at least one in each row; None for all.
             unpad: Compute without the other positions; False is equal, but slower.
+            record: Return `hidden_states`.
 
         Returns:
             (rows, steps, hidden) states, zero outside of `tokens`, and the state after the last token.
@@ -60,20 +68,21 @@ class VectorDecoder(nn.Module):
         tokens = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens
         build = PackedRows.build if unpad else PackedRows.with_padding
         rows = build(tokens, None, 1)
-        after = []
+        final_states, recorded = [], [embeddings]
         for layer, before in zip(self.layers, cache.states, strict=True):
             packed, final = layer(rows.pack(self.dropout(states)), rows, rows.pack_state(before))
             states = rows.unpack(packed)[0]
-            after.append(rows.unpack_state(final))
-        return self.dropout(states), RecurrentCache(after, cache.seen_tokens + ids.shape[1])
+            final_states.append(rows.unpack_state(final))
+            recorded.append(states)
+        after = RecurrentCache(final_states, cache.seen_tokens + ids.shape[1])
+        return Decoded(self.dropout(states), after, tuple(recorded) if record else None)
 
     def target_states(self, ids: Tensor, target_mask: Tensor, vectors: Tensor, cache: RecurrentCache) -> Tensor:
         """(targets, hidden) states where `target_mask` (rows, steps) is True, in row-major order; see `forward`.
 
         A row is not computed after its last target.
         """
-        states, _ = self(ids, vectors, cache, until_last(target_mask) != 0)
-        return states[target_mask]
+        return self(ids, vectors, cache, until_last(target_mask) != 0).states[target_mask]
 
 
 class SentenceDecoder(VectorDecoder):

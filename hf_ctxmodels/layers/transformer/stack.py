@@ -29,8 +29,8 @@ class StackOutput:
         layout: Where these lie: `layout.first(rows)` is what a pooler reads.
         hidden_states: The input of every block, (batch, length, hidden), and `last_hidden_state`, None in place of
             those not chosen; None if none were asked for.
-        attentions, cross_attentions: (batch, heads, queries, keys) of every block, empty where the implementation in
-            use gives none; None if they were not asked for.
+        attentions: (batch, heads, queries, keys) of every block; None if they were not asked for.
+        cross_attentions: Likewise; empty without cross-attention.
     """
 
     last_hidden_state: Tensor
@@ -69,6 +69,9 @@ def run_stack(
             computed only there. None for all.
         and_first: Compute each row's first token as well.
         output_hidden_states, output_attentions: What to record.
+
+    Raises:
+        CtxError: Attention weights are asked for, and the implementation in use gives none.
     """
     chain = list(blocks)
     final = layout if output_mask is None else layout.select(output_mask, and_first=and_first)
@@ -84,6 +87,7 @@ def run_stack(
             hidden_states, view.layout, view.mask, view.memory, past_key_values=past_key_values, layer_index=number
         )
         if output_attentions:
+            _check_weights(probabilities)
             own.append(probabilities)
             cross.append(cross_probabilities)
     if final_norm is not None:
@@ -134,6 +138,14 @@ def _views(
 
 def _prepare_memory(memory: Memory, layout: Layout, like: Tensor) -> Memory:
     return replace(memory, mask=prepare_mask(memory.mask, layout, like, memory.layout))
+
+
+def _check_weights(probabilities: Tensor | None) -> None:
+    if probabilities is None or probabilities.dim() != 4:  # flex attention may give the logarithms of sums
+        raise CtxError(
+            "The attention implementation in use gives no attention weights, which output_attentions asks for.",
+            hint='use attn_implementation="eager": model.set_attn_implementation("eager").',
+        )
 
 
 def _given(weights: list[Tensor | None]) -> tuple[Tensor, ...]:

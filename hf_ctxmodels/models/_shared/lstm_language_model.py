@@ -187,35 +187,28 @@ class LSTMForCausalLM(heads.ForCausalLM):
         """Whether the encoder reads from right to left."""
         return self.base_model.is_backward
 
-    def encode(
-        self,
-        *,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        sequence_ids: Tensor | None = None,
-        output_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def encode_for_targets(self, target_mask: Tensor | None, everywhere: bool, **inputs: Any) -> Any:
         """Run the encoder on all words, which the regularization terms need; `last_hidden_state` is after
-        `output_dropout`, at the positions of `output_mask` if given."""
-        self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=output_mask
-        )
-        given = {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
-        outputs = super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **given, **kwargs)
+        `output_dropout`."""
+        attention_mask, sequence_ids = inputs.get("attention_mask"), inputs.get("sequence_ids")
+        if target_mask is not None:
+            given = (inputs.get("input_ids"), inputs.get("inputs_embeds"), attention_mask, None)
+            self.check_encoder_input(*given, sequence_ids=sequence_ids, output_mask=target_mask)
+        outputs = self.encode(**inputs)
         raw = outputs.last_hidden_state
         outputs.last_hidden_state = dropped = self.output_dropout(raw)
-        if output_mask is not None:
-            outputs.last_hidden_state = dropped[output_mask]
-            if self.training:
-                neighbours = _neighbours(token_mask(raw, attention_mask, sequence_ids), sequence_ids)
-                outputs.regularization_loss = self.regularization_loss(raw, dropped, output_mask, neighbours)
+        if target_mask is not None and self.training:
+            neighbours = _neighbours(token_mask(raw, attention_mask, sequence_ids), sequence_ids)
+            outputs.regularization_loss = self.regularization_loss(raw, dropped, target_mask, neighbours)
+        if not everywhere:
+            outputs.last_hidden_state = dropped[target_mask]
         return outputs
 
-    def next_token_loss(self, outputs: Any, targets: Tensor, counts: heads.ItemCounts) -> Tensor:
+    def next_token_loss(
+        self, outputs: Any, targets: Tensor, counts: heads.ItemCounts, logits: Tensor | None = None
+    ) -> Tensor:
         """Mean cross-entropy in nats per target, in training with the regularization terms."""
-        loss, more = super().next_token_loss(outputs, targets, counts), outputs.regularization_loss
+        loss, more = super().next_token_loss(outputs, targets, counts, logits), outputs.regularization_loss
         return loss if more is None else loss + heads.mean_over_targets(more, targets, "labels", counts)
 
     def prepare_inputs_for_generation(

@@ -64,6 +64,7 @@ class Encoder(CtxPreTrainedModel):
         pooler: Makes `pooler_output` of the first tokens' states, or None.
     """
 
+    takes_ready_masks = True
     _input_embed_layer = "word_embeddings"
 
     def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
@@ -109,16 +110,19 @@ class Encoder(CtxPreTrainedModel):
                 numbers is one sequence, whose tokens attend to each other only.
             output_mask: (batch, length) bool; `last_hidden_state` then holds only these positions, (targets, hidden) in
                 row-major order, and the last layer is computed only there and at the pooler's first tokens.
-            kwargs: `output_hidden_states`, `output_attentions` (eager only), and arguments of the attention function.
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), and arguments of
+                the attention function.
 
         Raises:
             CtxError: Inputs do not match each other or the model, see `check_encoder_input`.
         """
+        recorded = self.config.recorded_outputs(kwargs)
         words = self.check_encoder_input(
             input_ids,
             inputs_embeds,
             attention_mask,
             self.config.max_sequence_length,
+            width=getattr(self.config, "embedding_size", self.config.hidden_size),
             sequence_ids=sequence_ids,
             output_mask=output_mask,
             token_type_ids=token_type_ids,
@@ -128,13 +132,13 @@ class Encoder(CtxPreTrainedModel):
         check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
         if position_ids is None:
             position_ids = self.default_positions(words, attention_mask, sequence_ids)
-        layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs)
+        layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs | recorded)
         hidden_states = self.embeddings(
             layout.pack(words),
             layout.pack(position_ids.expand(words.shape[:2])),
             None if token_type_ids is None else layout.pack(token_type_ids),
         )
-        outputs = self.run_layers(hidden_states, layout, output_mask, **kwargs)
+        outputs = self.run_layers(hidden_states, layout, output_mask, **recorded)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=None if self.pooler is None else self.pooler(outputs.layout.first(outputs.rows)),
@@ -147,15 +151,15 @@ class Encoder(CtxPreTrainedModel):
         return count_tokens(torch.ones(words.shape[:2], dtype=torch.bool, device=words.device), sequence_ids) - 1
 
     def run_layers(
-        self, hidden_states: Tensor, layout: Layout, output_mask: Tensor | None, **kwargs: Any
+        self, hidden_states: Tensor, layout: Layout, output_mask: Tensor | None, **recorded: Any
     ) -> StackOutput:
-        """Run the layers on (..., hidden) states packed by `layout`; `kwargs` as in `forward`."""
+        """Run the layers on (..., hidden) states packed by `layout`; `recorded`: outputs to record, as in
+        `run_stack`."""
         return run_stack(
             self.layers,
             hidden_states,
             layout,
             output_mask=output_mask,
             and_first=self.pooler is not None,
-            output_hidden_states=kwargs.get("output_hidden_states", self.config.output_hidden_states),
-            output_attentions=kwargs.get("output_attentions", self.config.output_attentions),
+            **recorded,
         )

@@ -42,7 +42,7 @@ class Biattention(nn.Module):
         Args:
             states: (rows, length, input).
             tokens: (rows, length) bool, False at padding positions.
-            second: (rows, length) bool, True at words of the second text.
+            second: (rows, length) bool, True at words of the second text and at padding positions within it.
             unpad: Compute the LSTMs without padding positions; False is equal, but slower.
 
         Returns:

@@ -14,6 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.positions import with_padding_of_tokens
 from hf_ctxmodels.layers.recurrent.attentional_decoder import reset_cell
 from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
@@ -176,17 +177,19 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         **kwargs: Any,
     ) -> Any:
         """Run the encoder on each text separately; `pooler_output` is from the biattention."""
-        texts = sequence_ids
-        if token_type_ids is not None and sequence_ids is None:
-            texts = 1 + token_type_ids
+        given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), attention_mask)
+        words = self.check_word_input(*given, sequence_ids=sequence_ids, token_type_ids=token_type_ids)
+        tokens = token_mask(words, attention_mask, sequence_ids)
+        if token_type_ids is None:
+            second, texts = torch.zeros_like(tokens), sequence_ids
+        else:
+            second = with_padding_of_tokens(token_type_ids != 0, tokens)
+            texts = 1 + second.long() if sequence_ids is None else sequence_ids
         outputs = super().encode(
             attention_mask=attention_mask, token_type_ids=token_type_ids, sequence_ids=texts, **kwargs
         )
         states = outputs.last_hidden_state
-        tokens = token_mask(states, attention_mask, sequence_ids)
-        second = torch.zeros_like(tokens) if token_type_ids is None else token_type_ids != 0
-        unpad = self.config.unpad and not is_traced(states)
-        outputs.pooler_output = self.biattention(states, tokens, second & tokens, unpad)
+        outputs.pooler_output = self.biattention(states, tokens, second, self.config.unpad and not is_traced(states))
         return outputs
 
 

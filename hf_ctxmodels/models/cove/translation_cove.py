@@ -8,6 +8,7 @@ from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import CtxCoveHeadModel, CtxCoveModel, CtxCoveModelOutput
 
@@ -47,12 +48,10 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
             raise CtxError("encoder_outputs have no final states.", hint="use output_final_states=True.")
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)
 
-    def decode(
-        self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs
-    ) -> tuple[Tensor, RecurrentCache | None]:
+    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:
         """See `ForConditionalGeneration.decode`."""
         states = given.encoded.last_hidden_state
         memory, tokens = states[..., self.config.embedding_size :], token_mask(states, given.attention_mask)
         if target_mask is None:
-            return self.decoder(ids, memory, tokens, given.cache)
-        return self.decoder.target_states(ids, target_mask, memory, tokens, given.cache), None
+            return self.decoder(ids, memory, tokens, given.cache, given.record)
+        return Decoded(self.decoder.target_states(ids, target_mask, memory, tokens, given.cache))

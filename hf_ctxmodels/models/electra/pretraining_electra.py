@@ -41,8 +41,9 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: mlm_loss + discriminator_weight x rtd_loss (section 2).
-        logits: Without `labels`, the discriminator's logits for the uncorrupted input: (batch, length), positive for
-            replaced tokens; (batch, length, vocabulary) for a task over the vocabulary.
+        logits: The discriminator's logits for its input, `corrupted_ids` (without `labels`, the uncorrupted input):
+            (batch, length), positive for replaced tokens; (batch, length, vocabulary) for a task over the vocabulary.
+            With `labels`, only if `returns_logits`.
         mlm_loss: The generator's cross-entropy in nats, detached.
         rtd_loss: The discriminator's loss, detached and unweighted.
         corrupted_ids: (batch, length) the discriminator's input: samples of the generator at the masked positions.
@@ -120,6 +121,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         token_labels: Tensor | None = None,
         sampling_seed: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        return_logits_with_labels: bool | None = None,
         **kwargs: Any,
     ) -> CtxElectraForPreTrainingOutput:
         """Both losses with `labels`; without, the discriminator's logits for the uncorrupted input.
@@ -129,6 +131,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             token_labels: (batch, length) original ids of all tokens, -100 at padding, for the discriminator's loss.
                 None derives them from `labels` and `input_ids`.
             sampling_seed: (batch,) int64, the seed of each row's samples. None derives it from the row's masked tokens.
+            return_logits_with_labels: See `returns_logits`.
             kwargs: Arguments of the discriminator's encoder.
         """
         inputs = {
@@ -140,9 +143,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if labels is None:
             outputs = self.encode(input_ids=input_ids, inputs_embeds=inputs_embeds, **inputs, **kwargs)
             return CtxElectraForPreTrainingOutput(
-                logits=self.get_submodule(self.discriminator_task.head_name)(outputs.last_hidden_state),
-                hidden_states=outputs.hidden_states,
-                attentions=outputs.attentions,
+                logits=self._logits(outputs), hidden_states=outputs.hidden_states, attentions=outputs.attentions
             )
         if input_ids is None or inputs_embeds is not None:
             raise CtxError("The generator replaces tokens, not inputs_embeds.", hint="give input_ids with labels.")
@@ -151,15 +152,16 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if token_labels is None:
             token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
         name, targets = ("labels", labels) if self.discriminator_task.masked_only else ("token_labels", token_labels)
-        output_mask = targets != IGNORED
-        outputs = self.encode(input_ids=filled.input_ids, output_mask=output_mask, **inputs, **kwargs)
-        ids = filled.input_ids[output_mask], token_labels[output_mask]
-        total, metrics = self.discriminator_task.loss(self, outputs.last_hidden_state, *ids)
+        read, everywhere = targets != IGNORED, self.returns_logits(return_logits_with_labels)
+        outputs = self.encode(input_ids=filled.input_ids, output_mask=None if everywhere else read, **inputs, **kwargs)
+        states = outputs.last_hidden_state[read] if everywhere else outputs.last_hidden_state
+        total, metrics = self.discriminator_task.loss(self, states, filled.input_ids[read], token_labels[read])
         mlm_loss = mean_over_targets(filled.loss, labels, "labels", num_items_in_batch)
         rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
         weighted = self.config.discriminator_weight * rtd_loss
         return CtxElectraForPreTrainingOutput(
             loss=weighted if self.config.freeze_generator else mlm_loss + weighted,
+            logits=self._logits(outputs) if everywhere else None,
             mlm_loss=mlm_loss.detach(),
             rtd_loss=rtd_loss.detach(),
             corrupted_ids=filled.input_ids,
@@ -167,6 +169,9 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _logits(self, outputs: Any) -> Tensor:
+        return self.get_submodule(self.discriminator_task.head_name)(outputs.last_hidden_state)
 
     def _generate(
         self, input_ids: Tensor, labels: Tensor, sampling_seed: Tensor | None, inputs: dict[str, Tensor | None]

@@ -183,7 +183,8 @@ class CtxElmoForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: Cross-entropy in nats per target, mean over both directions; its exponential is the perplexity.
-        logits: (batch, words, 2, vocabulary) of the next and the previous word; None with `labels`.
+        logits: (batch, words, 2, vocabulary) of the next and the previous word; with `labels`, only if
+            `returns_logits`.
         hidden_states, past_key_values: See `CtxElmoModelOutput`.
     """
 
@@ -218,6 +219,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         labels: Tensor | None = None,
         negatives: Tensor | None = None,
         num_items_in_batch: heads.ItemCounts = None,
+        return_logits_with_labels: bool | None = None,
         **kwargs: Any,
     ) -> CtxElmoForPreTrainingOutput:
         """The loss with `labels`, else logits. Other arguments as in `CtxElmoModel.forward`.
@@ -226,28 +228,32 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             labels: (batch, words, 2) vocabulary ids of the next and the previous word; -100 is ignored.
             negatives: (batch, k) samples for `layers.lm_loss.sampled`: the training loss is then a sampled softmax with
                 the negatives of all rows.
+            return_logits_with_labels: See `returns_logits`.
 
         Raises:
             CtxError: Inputs do not match each other or the model.
         """
         target_mask = None if labels is None else self._target_mask(labels)
+        everywhere = target_mask is None or self.returns_logits(return_logits_with_labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             past_key_values=past_key_values,
             use_cache=use_cache,
-            output_mask=None if target_mask is None else target_mask.any(-1),
+            output_mask=None if everywhere or target_mask is None else target_mask.any(-1),
             **kwargs,
         )
         top = self.dropout(outputs.last_hidden_state).unflatten(-1, (2, self.config.projection_size))
-        if labels is None or target_mask is None:
-            loss, logits = None, self.decoder(top)
-        else:
-            states = top[target_mask[target_mask.any(-1)]]
+        loss, logits = None, self.decoder(top) if everywhere else None
+        if labels is not None and target_mask is not None:
             sampled = None if negatives is None or not self.training else partial(self._sampled_loss, negatives)
-            loss = heads.language_modeling_loss(self.decoder, states, labels, num_items_in_batch, summed_loss=sampled)
-            logits = None
+            states = top[target_mask if everywhere else target_mask[target_mask.any(-1)]]
+            if logits is not None and sampled is None:
+                loss = heads.loss_of_logits(logits, labels, num_items_in_batch)
+            else:
+                given = (states, labels, num_items_in_batch)
+                loss = heads.language_modeling_loss(self.decoder, *given, summed_loss=sampled)
         return CtxElmoForPreTrainingOutput(
             loss=loss,
             logits=logits,

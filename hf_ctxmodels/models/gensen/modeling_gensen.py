@@ -16,6 +16,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
@@ -117,22 +118,24 @@ class CtxGenSenForPreTraining(
         """The sentence vector."""
         return ConditionalDecoder.start(encoded.pooler_output)
 
-    def predict(self, ids: Tensor, given: heads.DecoderInputs) -> tuple[Tensor, RecurrentCache]:
+    def predict(self, ids: Tensor, given: heads.DecoderInputs) -> tuple[Tensor, Decoded]:
         """See `ForConditionalGeneration.predict`; each row by its own decoder."""
         numbers, unpad = self._decoder_numbers(ids, given.languages), self._selects_rows(ids)
         vectors, cache = given.encoded.pooler_output, given.cache
-        found: list[tuple[Tensor, Tensor]] = []
+        found: list[tuple[Tensor, ...]] = []
         positions = []
         for number, decoder in self._numbered():
             rows = (numbers == number).nonzero()[:, 0] if unpad else torch.arange(len(ids), device=ids.device)
             if unpad and not len(rows):
                 continue
-            states, after = decoder(ids[rows], vectors[rows], cache.select(rows), unpad=unpad)
-            found.append((decoder.prediction(states), *after.states[0]))
+            part = decoder(ids[rows], vectors[rows], cache.select(rows), unpad=unpad, record=given.record)
+            layers = part.hidden_states or ()
+            found.append((decoder.prediction(part.states), part.states, *part.cache.states[0], *layers))
             positions.append(rows + (0 if unpad else number * len(ids)))
-        logits, hidden = (torch.cat(parts) for parts in zip(*found, strict=True))
         order = torch.cat(positions).argsort() if unpad else numbers * len(ids) + positions[0]
-        return logits[order], RecurrentCache([(hidden[order],)], after.seen_tokens)
+        logits, states, hidden, *recorded = (torch.cat(parts)[order] for parts in zip(*found, strict=True))
+        after = RecurrentCache([(hidden,)], cache.seen_tokens + ids.shape[1])
+        return logits, Decoded(states, after, tuple(recorded) if given.record else None)
 
     def decoder_loss(self, ids: Tensor, labels: Tensor, given: heads.DecoderInputs, counts: heads.ItemCounts) -> Tensor:
         """See `ForConditionalGeneration.decoder_loss`; each row by its own decoder."""
@@ -144,7 +147,7 @@ class CtxGenSenForPreTraining(
             rows = numbers == number
             targets = target_mask & rows[:, None]
             if not self._selects_rows(ids):
-                states = decoder(ids, vectors, given.cache, unpad=False)[0][targets]
+                states = decoder(ids, vectors, given.cache, unpad=False).states[targets]
                 total = total + decoder.summed_loss(states, labels[targets])
             elif bool(targets.any()):
                 own = vectors[rows]
@@ -177,6 +180,7 @@ class CtxGenSenForPreTraining(
         past_key_values: Any = None,
         use_cache: bool = False,
         num_items_in_batch: heads.ItemCounts = None,
+        return_logits_with_labels: bool | None = None,
         **kwargs: Any,
     ) -> CtxGenSenForPreTrainingOutput:
         """The losses of the given targets, else logits. Other arguments as in `ForConditionalGeneration.forward`.
@@ -192,11 +196,12 @@ class CtxGenSenForPreTraining(
         if encoder_outputs is None:
             given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **given, **kwargs)
-        found = CtxGenSenForPreTrainingOutput(hidden_states=encoder_outputs.hidden_states)
+        found = CtxGenSenForPreTrainingOutput(encoder_hidden_states=encoder_outputs.hidden_states)
         if not len(self.decoders):
             if _has_targets(labels):
                 raise CtxError("The model has no decoder: config.decoder_tasks is empty.", hint="leave labels out.")
-            target_languages = None
+            target_languages, return_logits_with_labels = None, False
+            kwargs |= {"output_hidden_states": False, "output_attentions": False}
         if labels is not None or decoder_input_ids is not None:
             generated = super().forward(
                 attention_mask=attention_mask,
@@ -207,6 +212,7 @@ class CtxGenSenForPreTraining(
                 past_key_values=past_key_values,
                 use_cache=use_cache,
                 num_items_in_batch=num_items_in_batch,
+                return_logits_with_labels=return_logits_with_labels,
                 **{**kwargs, "return_dict": True},
             )
             found = CtxGenSenForPreTrainingOutput(**generated)

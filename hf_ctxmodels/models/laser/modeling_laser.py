@@ -7,6 +7,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
@@ -57,17 +58,16 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         """Linear maps of the sentence vector."""
         return self.decoder.start(encoded.pooler_output)
 
-    def decode(
-        self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs
-    ) -> tuple[Tensor, RecurrentCache | None]:
+    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:
         """See `ForConditionalGeneration.decode`."""
         languages = given.languages
         if languages is None:
             languages = ids.new_zeros(len(ids))
         vectors = self.decoder.step_vectors(given.encoded.pooler_output, languages)
         if target_mask is None:
-            return self.decoder(ids, vectors, given.cache, unpad=self.config.unpad and not is_traced(ids))
-        return self.decoder.target_states(ids, target_mask, vectors, given.cache), None
+            unpad = self.config.unpad and not is_traced(ids)
+            return self.decoder(ids, vectors, given.cache, unpad=unpad, record=given.record)
+        return Decoded(self.decoder.target_states(ids, target_mask, vectors, given.cache))
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):

@@ -24,6 +24,7 @@ from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
+from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.models._shared.lstm_language_model import (
     LSTMForCausalLM,
@@ -224,9 +225,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
             raise CtxError("encoder_outputs lack memory or final states.", hint="run this model's own encoder.")
         return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
 
-    def decode(
-        self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs
-    ) -> tuple[Tensor, RecurrentCache]:
+    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:
         """See `ForConditionalGeneration.decode`."""
         outputs = self.decoder(
             input_ids=ids,
@@ -239,14 +238,16 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         keys = memory[..., -self.config.hidden_size :]
         padding = ~token_mask(keys, given.attention_mask)
         values = memory if self.config.multi_layer_attention else keys
-        joined = torch.cat([attend(self.query(hidden), keys, values, padding), hidden.to(keys.dtype)], -1)
+        context, weights = attend(self.query(hidden), keys, values, padding)
+        joined = torch.cat([context, hidden.to(keys.dtype)], -1)
         first = outputs.hidden_states[self.config.pretrained_layers]
         if target_mask is not None:
             joined, first = joined[target_mask], first[target_mask]
         states = self.combine(self.dropout(joined)).tanh()
         if self.config.residual:
             states = states + first
-        return self.dropout(states), outputs.past_key_values
+        recorded = ((*outputs.hidden_states[:-1], states), (weights[:, None],)) if given.record else ()
+        return Decoded(self.dropout(states), outputs.past_key_values, *recorded)
 
 
 def _open(source: str | PathLike[str]) -> Any:

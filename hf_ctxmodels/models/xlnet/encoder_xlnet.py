@@ -133,6 +133,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             inputs_embeds,
             attention_mask,
             None,
+            width=self.config.hidden_size,
             sequence_ids=sequence_ids,
             output_mask=output_mask,
             token_type_ids=token_type_ids,

@@ -23,7 +23,10 @@ MAY_CHANGE = (
 # Flags that are compared by what follows from them: a length in epochs and one in steps may be the same.
 _DERIVED = ("max_steps", "num_train_epochs", "per_device_batch_size", "mixed_precision", "warmup_steps")
 # Of the configuration: where it was read from, by what, and what a forward pass returns.
-_NOT_THE_MODEL = ("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
+_NOT_THE_MODEL = (
+    *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
+    "return_logits_with_labels",
+)
 
 
 def loop_identity(arguments: LoopArguments, accelerator: Accelerator, total_steps: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The loss on held-out examples, with fixed corruption."""
 
+import inspect
 import math
 from collections.abc import Iterator
 
@@ -32,13 +33,16 @@ class LossEvaluation:
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Evaluate; a collective call, with the same values on all processes."""
-        targets = loss_targets(accelerator.unwrap_model(model))
+        bare = accelerator.unwrap_model(model)
+        targets = loss_targets(bare)
+        takes = inspect.signature(bare.forward).parameters
+        options = {"return_logits_with_labels": False} if "return_logits_with_labels" in takes else {}
         if self._totals is None:
             self._totals = self._count(accelerator, targets)
         sums: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             for batch, counts in self._batches(accelerator):
-                output = model(**batch, num_items_in_batch=self._totals)
+                output = model(**batch, **options, num_items_in_batch=self._totals)
                 for name, value in {"loss": output.loss, **component_losses(output), **metric_counts(output)}.items():
                     value = value.detach().float() * counts
                     sums[name] = sums[name] + value if name in sums else value
