@@ -1,4 +1,4 @@
-"""Fine-tuning tasks: `TASKS` maps the name that `scripts/finetune.py --task` takes to the class that does the work."""
+"""Fine-tuning tasks; `TASKS` maps the names of `scripts/finetune.py --task` to their classes."""
 
 from typing import Any
 
