@@ -162,7 +162,7 @@ def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tm
         ({"tasks": "<fr>"}, "no task '<fr>'"),
         ({"tasks": "relations,,<de>"}, "no list of different names"),
         ({"relations": "a,a"}, "no list of different names"),
-        ({"relations_every": -1}, "negative"),
+        ({"relations_every": -1}, "relations_every=-1 is too small"),
     ):
         with pytest.raises(CtxError, match=message):
             SentenceTasks(tokenizer, max_length=30, seed=0, **options)
