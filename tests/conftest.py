@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -28,3 +29,9 @@ def shared_data() -> Path:
 def _few_threads() -> None:
     """Tests run in several processes on few cores: one thread each."""
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Set aside what imports and collection left: each full collection, as Trainer asks for, would walk through it."""
+    gc.collect()
+    gc.freeze()

@@ -155,6 +155,10 @@ def test_training_gives_the_same_vocabulary_in_every_process_and_order(tmp_path)
     assert json.loads(done.stdout) == CtxRobertaTokenizer.train(iter(texts), 600).get_vocab()
 
 
+def test_a_vocabulary_is_as_large_as_was_asked_for(kind):
+    assert len(kind[0].train(TEXTS, 290)) == 290
+
+
 def test_training_anew_from_a_trained_tokenizer():
     other = CtxRobertaTokenizer.train(TEXTS, 300).train_new_from_iterator(["entirely different words"] * 5, 290)
     assert type(other) is CtxRobertaTokenizer

@@ -147,8 +147,8 @@ TRAINING_FAULTS = [
         "hf_ctxmodels/training/checkpoint/run_state.py",
         '            "averaging": self._averaging.state_dict(),\n',
         "",
-        ("tests/training/test_averaging.py",),
-        "goes_on",
+        ("tests/training/test_averaging.py", "tests/training/test_loop.py"),
+        "goes_on or averages",
     ),
     Fault(
         "a checkpoint lacks the carried states",

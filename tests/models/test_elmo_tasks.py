@@ -120,3 +120,15 @@ def test_decay_holds_the_mix_at_its_average() -> None:
             optimizer.step()
         weights.append(model.mixes[0].weights.detach().abs().max())
     assert weights[1] < 0.05 < weights[0]
+
+
+def test_the_second_layer_is_the_first_with_a_residual() -> None:
+    """The first layer's input is the token layer, which is not added to its output."""
+    case = next(case for case in CASES if case.family.name == "elmo" and case.is_base)
+    batch = make_batch(case)
+    plain, residual = (
+        case.model(num_hidden_layers=2, residual=added)(**batch, output_hidden_states=True).hidden_states
+        for added in (False, True)
+    )
+    assert torch.equal(residual[1], plain[1])
+    torch.testing.assert_close(residual[2], plain[2] + plain[1])

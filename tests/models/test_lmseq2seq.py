@@ -222,6 +222,18 @@ class TestLanguageModels:
         assert losses[0].target_lm_loss == losses[1].target_lm_loss
         assert losses[0].translation_loss != losses[1].translation_loss
 
+    def test_they_are_the_pretrained_layers_alone(self) -> None:
+        model, batch = TRAINED.model(), make_batch(TRAINED)
+        batch |= make_targets(TRAINED, batch)
+        before = model(**batch)
+        for stack in (model.encoder, model.decoder):
+            for parameter in stack.layers[model.config.pretrained_layers :].parameters():
+                torch.nn.init.normal_(parameter)
+        after = model(**batch)
+        assert torch.equal(before.source_lm_loss, after.source_lm_loss)
+        assert torch.equal(before.target_lm_loss, after.target_lm_loss)
+        assert before.translation_loss != after.translation_loss
+
     @pytest.mark.parametrize("name", ["source_labels", "target_labels"])
     def test_labels_of_another_shape_are_refused(self, name: str) -> None:
         batch = make_batch(TRAINED)

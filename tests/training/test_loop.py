@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import signal
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,22 @@ def test_resume_with_lamb(workspace, problem, tmp_path):
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
     with pytest.raises(CtxError, match="optimizer is adamw, was lamb"):
         run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **{**common, "optimizer": "adamw"}))
+
+
+def test_resume_with_averages(workspace, problem, tmp_path):
+    """Weights are averaged from the third step on, since the held-out loss rises; the run stops after that step."""
+    common = {"optimizer": "nt-asgd", "average_after": 1, "learning_rate": 0.1, "eval_steps": 1, "max_steps": 6}
+
+    def rising(first):
+        losses = map(float, count(first))
+        return lambda model, accelerator: {"eval_loss": next(losses)}
+
+    run(new_model(workspace), problem, arguments(tmp_path / "a", **common), evaluate=rising(0))
+    stopped = arguments(tmp_path / "b", save_steps=3, **common)
+    with pytest.raises(InterruptedError):
+        run(new_model(workspace), problem, stopped, stop_after(problem[1].collate, 4), evaluate=rising(0))
+    run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **common), evaluate=rising(3))
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
 
 def stop_after(collate, batches):

@@ -1,6 +1,5 @@
 """The encoder of BERT (Devlin et al. 2019) and its successors: embeddings, post-norm layers, optional pooler."""
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -70,7 +69,7 @@ class Encoder(CtxPreTrainedModel):
     def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = self.build_embeddings(config)
-        self.layers: Iterable[nn.Module] = self.build_layers(config)
+        self.layers: Any = self.build_layers(config)
         self.pooler: nn.Module | None = self.build_pooler(config) if add_pooling_layer else None
         self.post_init()
 

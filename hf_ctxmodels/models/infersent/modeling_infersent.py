@@ -1,5 +1,7 @@
 """InferSent (Conneau et al. 2017, arXiv 1705.02364): sentence vectors pretrained on natural language inference."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +26,7 @@ class CtxInferSentPreTrainedModel(PretrainedEmbeddingPreTrainedModel):
 class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, CtxInferSentPreTrainedModel):
     """Pretrained word vectors, a bidirectional LSTM, and max pooling (section 3.2.3)."""
 
-    def build_embeddings(self, config: CtxInferSentConfig) -> None:
+    def build_embeddings(self, config: Any) -> None:
         """Create the table of word vectors."""
         PretrainedEmbeddingEncoder.build_embeddings(self, config)
 

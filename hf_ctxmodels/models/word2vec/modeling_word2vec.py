@@ -197,8 +197,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             return torch.stack([words.new_zeros((), dtype=torch.float32), *losses]).sum()
 
         def by_words(ids: Tensor, mask: Tensor | None, labels: Tensor, windows: Tensor | None, *given: Any) -> Tensor:
-            given = self.check_prediction(ids, labels, windows, *given)  # type: ignore[assignment]
-            text = window_prediction.Text(ids, mask, labels, windows, given)
+            drawn = self.check_prediction(ids, labels, windows, *given)
+            text = window_prediction.Text(ids, mask, labels, windows, drawn)
             rule = (config.window, config.negative, config.architecture == "cbow")
             loss = window_prediction.descend_by_words(text, words.data, outputs.data, learning_rate, *rule)
             return torch.tensor(loss, dtype=torch.float32)
