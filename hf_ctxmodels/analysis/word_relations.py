@@ -36,11 +36,7 @@ class WordSpace:
         return self._as_known(word) in self.vectors.places
 
     def place(self, word: str) -> int:
-        """The row of a word.
-
-        Raises:
-            CtxError: It has no vector.
-        """
+        """The row of a word; raises CtxError if it has no vector."""
         known = self.vectors.places.get(self._as_known(word))
         if known is None:
             raise CtxError(f"The word {word!r} has no vector.", hint="ask `word in space` first.")

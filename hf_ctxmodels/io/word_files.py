@@ -21,11 +21,7 @@ _LONGEST_WORD = 10_000  # bytes
 
 
 def read_word2vec_text(path: str | Path) -> WordVectors:
-    """Read the text format of word2vec.
-
-    Raises:
-        CtxError: The file is not in this format, is truncated, or has a bad number; with the line.
-    """
+    """Read the text format of word2vec; raises CtxError if the file is in another format or damaged."""
     lines = read_lines(Path(path))
     count, width = _header(next(lines, ""), path)
     words, matrix = _parse_lines(lines, path, width, first_line=2)
@@ -56,11 +52,7 @@ def read_glove(path: str | Path) -> WordVectors:
 
 
 def read_word2vec_binary(path: str | Path) -> WordVectors:
-    """Read the binary format of word2vec.
-
-    Raises:
-        CtxError: The file is not in this format, or is truncated; with the word.
-    """
+    """Read the binary format of word2vec; raises CtxError if the file is in another format or damaged."""
     check_file(Path(path))
     try:
         with _open(path, "rb") as file:

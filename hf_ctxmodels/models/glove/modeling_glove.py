@@ -106,9 +106,6 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             cooccurrences: (batch, length) the cells' counts, above 0; None for ones.
             learning_rate: Update the vectors in place, and return a loss without gradient.
             squares: With `learning_rate`, AdaGrad's sums of squared gradients by parameter name; updated.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         model: Any = self.base_model
         if input_ids is None:

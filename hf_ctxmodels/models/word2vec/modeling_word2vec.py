@@ -98,9 +98,6 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
                 -1 after its end, and the branch at each, 0 or 1.
             learning_rate: Learning rate of a prediction: update the vectors in place, and return a loss without
                 gradient.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         output_mask = None if labels is None else labels != IGNORED
         if labels is not None and learning_rate is not None:
@@ -152,11 +149,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         paths: Tensor | None,
         codes: Tensor | None,
     ) -> list[Tensor]:
-        """Check the arguments of `forward`; returns [negatives] or [paths, codes].
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
-        """
+        """Check the arguments of `forward`; returns [negatives] or [paths, codes], or raises CtxError."""
         config = self.config
         check_ids("labels", labels.masked_fill(labels == IGNORED, 0), config.vocab_size, "vocab_size")
         if windows is not None and windows.shape != words.shape:
