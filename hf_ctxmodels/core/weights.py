@@ -107,17 +107,23 @@ class Rearranged(ConversionOps):
         return Rearranged(self.save, self.load)
 
 
-def merge_output_heads() -> Rearranged:
+class MergeOutputHeads(Rearranged):
     """(in, heads, head_dim) -> (heads * head_dim, in), the weight of a linear map."""
-    return Rearranged(
-        lambda tensor, heads: tensor.flatten(1).T.contiguous(),
-        lambda tensor, heads: tensor.T.unflatten(1, (heads, -1)).contiguous(),
-    )
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda tensor, heads: tensor.flatten(1).T.contiguous(),
+            lambda tensor, heads: tensor.T.unflatten(1, (heads, -1)).contiguous(),
+        )
 
 
-def merge_input_heads() -> Rearranged:
+class MergeInputHeads(Rearranged):
     """(out, heads, head_dim) -> (out, heads * head_dim), the weight of a linear map."""
-    return Rearranged(lambda tensor, heads: tensor.flatten(1), lambda tensor, heads: tensor.unflatten(1, (heads, -1)))
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda tensor, heads: tensor.flatten(1), lambda tensor, heads: tensor.unflatten(1, (heads, -1))
+        )
 
 
 def _single(found: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import merge_input_heads, merge_output_heads
+from hf_ctxmodels.core.weights import MergeInputHeads, MergeOutputHeads
 
 _RENAMINGS = [
     WeightRenaming(r"^transformer\.", r"xlnet."),
@@ -23,10 +23,10 @@ _RENAMINGS = [
 # The reference keeps (hidden, heads, head_dim) everywhere; a linear map keeps (out, in).
 _PROJECTIONS = [
     WeightConverter(
-        [f"rel_attn.{part}" for part in "qkv"], "attention.qkv_proj.weight", [merge_output_heads(), Concatenate(dim=0)]
+        [f"rel_attn.{part}" for part in "qkv"], "attention.qkv_proj.weight", [MergeOutputHeads(), Concatenate(dim=0)]
     ),
-    WeightConverter("rel_attn.r", "attention.position_proj.weight", [merge_output_heads()]),
-    WeightConverter("rel_attn.o", "attention.out_proj.weight", [merge_input_heads()]),
+    WeightConverter("rel_attn.r", "attention.position_proj.weight", [MergeOutputHeads()]),
+    WeightConverter("rel_attn.o", "attention.out_proj.weight", [MergeInputHeads()]),
 ]
 # Of the sequence and choice heads alone: their classifier has another name than that of the token head.
 _SUMMARY = [
