@@ -51,9 +51,6 @@ class ForCausalLM(HeadModel, GenerationMixin):
             labels: (batch, length) the tokens themselves, as in transformers, shifted by the head; -100 is ignored. Or
                 (batch, length + 1), including the token that follows the row (precedes it, for a backward model), so
                 that the last token in reading order has a target too.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         given = input_ids if input_ids is not None else inputs_embeds
         targets = None

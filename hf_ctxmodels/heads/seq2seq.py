@@ -121,9 +121,6 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`.
             target_languages: (batch,) numbers of the target languages; None for the first.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}

@@ -36,9 +36,6 @@ class SiameseEncoder(HeadModel):
 
         Returns:
             The output, with each token's state from its own text, and the (batch, width) vectors of both texts.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         if attention_mask is not None and attention_mask.dim() != 2:
             raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")

@@ -97,7 +97,7 @@ def test_mistakes_are_named(monkeypatch, prepared, tmp_path, capsys) -> None:
     for flags, message in (
         (("--streaming",), "samples a task for each step"),
         (("--objective_options", "tasks=<fr>"), "no task '<fr>'"),
-        (("--objective_options", "relations=same,other"), "is none of same, other"),
+        (("--objective_options", "relations=same,other"), "is not among same, other"),
     ):
         assert pretrain(monkeypatch, prepared, "--max_steps", 2, *flags, "--output_dir", tmp_path) == 2
         assert message in capsys.readouterr().err
