@@ -154,5 +154,5 @@ def test_a_pickle_needs_permission(tmp_path: Path) -> None:
 
 def test_other_families_have_no_fixed_vectors() -> None:
     other = next(name for name in FAMILIES if name not in STATIC)
-    with pytest.raises(CtxError, match="no static word embedding"):
+    with pytest.raises(CtxError, match="has no static embeddings"):
         VECTORS.to_model(other)
