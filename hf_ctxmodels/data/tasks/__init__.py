@@ -12,15 +12,3 @@ TASKS: dict[str, type[Task[Any]]] = {
     task.name: task
     for task in (SequenceClassification, Regression, TokenClassification, QuestionAnswering, MultipleChoice)
 }
-
-__all__ = [
-    "TASKS",
-    "Encoded",
-    "MultipleChoice",
-    "QuestionAnswering",
-    "Regression",
-    "SequenceClassification",
-    "Task",
-    "TaskArguments",
-    "TokenClassification",
-]

@@ -39,11 +39,7 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
 
 
 def convert_layers(weights: Mapping[str, Tensor], where: str | None = None) -> dict[str, Tensor]:
-    """Native name -> weight of a bidirectional LSTM.
-
-    Raises:
-        CtxError: A weight is missing or unexpected.
-    """
+    """Native name -> weight of a bidirectional LSTM; raises CtxError if a weight is missing or unexpected."""
     depths = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
     expected = {
         f"layers.{depth}.{own}": [f"{part}_l{depth}{direction}" for direction in _DIRECTIONS]
