@@ -95,7 +95,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         elif unknown:
             raise ValueError(self._unknown_message(unknown))
         super().__post_init__(**kwargs)
-        if self.id2label is not None and self.label2id is None:  # zero-shot classification looks a label up in it
+        if self.id2label is not None and self.label2id is None:  # type: ignore[has-type]  # zero-shot classification looks a label up in it
             self.label2id = {label: number for number, label in self.id2label.items()}
 
     @classmethod

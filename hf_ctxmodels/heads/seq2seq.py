@@ -156,8 +156,8 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             loss=loss,
             logits=logits if wants_logits else None,
             past_key_values=decoded.cache if use_cache and decoded is not None else None,
-            decoder_hidden_states=decoded.hidden_states if recorded["output_hidden_states"] else None,
-            cross_attentions=decoded.cross_attentions if recorded["output_attentions"] else None,
+            decoder_hidden_states=decoded.hidden_states if decoded and recorded["output_hidden_states"] else None,
+            cross_attentions=decoded.cross_attentions if decoded and recorded["output_attentions"] else None,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.get("attentions"),
         )

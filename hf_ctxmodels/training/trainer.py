@@ -26,7 +26,7 @@ class CtxTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         targets = tuple(getattr(self.model, "loss_targets", ()))
-        exact_already = targets == _TRAINER_COUNTS and self.model_accepts_loss_kwargs
+        exact_already = targets == _TRAINER_COUNTS and self.model_accepts_loss_kwargs  # type: ignore[has-type]
         self._counted = () if exact_already or self.args.n_gpu > 1 else targets
         if self._counted:
             self.model_accepts_loss_kwargs = True

@@ -69,8 +69,8 @@ def read_squad(file: str) -> list[Question]:
                     answers = () if entry.get("is_impossible") else entry["answers"]
                     spans = tuple((int(answer["answer_start"]), str(answer["text"])) for answer in answers)
                     where = f"{file}, question {entry['id']!r}"
-                    texts = [_text(found) for found in (entry["question"], paragraph["context"])]
-                    questions.append(Question(str(entry["id"]), *texts, spans, where))
+                    question, context = _text(entry["question"]), _text(paragraph["context"])
+                    questions.append(Question(str(entry["id"]), question, context, spans, where))
     if not questions:
         raise CtxError("No questions.", location=file, hint="give a file with at least one question.")
     _check(questions)
