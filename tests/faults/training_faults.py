@@ -139,7 +139,7 @@ TRAINING_FAULTS = [
         "hf_ctxmodels/training/checkpoint/identity.py",
         '("output_dir", "resume", "overwrite", ',
         '("output_dir", "resume", "overwrite", "seed", ',
-        ("tests/training/test_loop.py",),
+        ("tests/training/test_run_directory.py",),
         "other_flags",
     ),
     Fault(

@@ -9,7 +9,10 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState
 from forked import ForkedProcess
 
+from hf_ctxmodels.data import build_training_set, load_documents
+from hf_ctxmodels.objectives import MaskedLMWithNextSentence
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.loading import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "saw", "on", "under", "by", "mat", "tree", "house", "red"]
@@ -105,3 +108,12 @@ def fresh_accelerate() -> None:
     """Let a test make an Accelerator with settings of its own."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+@pytest.fixture(scope="module")
+def problem(workspace):
+    """Tokenizer, objective, examples; a quarter of the batch rows have more than half of all masked tokens."""
+    tokenizer = load_tokenizer(workspace.folder / "tokenizer")
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=3)
+    examples = build_training_set(load_documents(str(workspace.folder / "text.txt")), objective)
+    return tokenizer, objective, examples

@@ -1,0 +1,186 @@
+"""The output directory of a run: what it keeps, replaces and refuses, and which run may go on in it."""
+
+import contextlib
+import copy
+import dataclasses
+import multiprocessing
+import os
+import resource
+import shutil
+
+import pytest
+from small_run import arguments, new_model, run
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint.directory import checkpoints, damaged_files
+from hf_ctxmodels.training.checkpoint.identity import MAY_CHANGE
+from hf_ctxmodels.training.checkpoint.output_dir import claimed_output_dir
+from hf_ctxmodels.training.loading import load_tokenizer
+from hf_ctxmodels.training.loop import make_accelerator
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def test_keeps_the_newest_checkpoints_and_removes_half_written_ones(workspace, problem, tmp_path):
+    (tmp_path / "checkpoint-9.writing").mkdir(parents=True)
+    foreign = [tmp_path / name for name in ("notes.writing", "checkpoint-old.deleting", "my-checkpoint-3.writing")]
+    for directory in foreign:
+        directory.mkdir()
+    run(new_model(workspace), problem, arguments(tmp_path, max_steps=5, save_steps=1, save_total_limit=2))
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-5"]
+    assert not (tmp_path / "checkpoint-9.writing").exists()
+    assert all(directory.exists() for directory in foreign)
+
+
+def test_a_second_start_into_the_same_directory_is_refused(workspace, problem, tmp_path):
+    """It would delete what the first is writing. Afterwards the directory is free, also of the name of the holder."""
+    refused = []
+
+    def collate(examples):
+        with pytest.raises(CtxError, match=f"Another run is training into this directory .process {os.getpid()} on"):
+            run(new_model(workspace), problem, arguments(tmp_path, overwrite=True))
+        refused.append(len(examples))
+        return problem[1].collate(examples)
+
+    (tmp_path / "checkpoint-9.writing").mkdir()
+    run(new_model(workspace), problem, arguments(tmp_path, max_steps=1), collate=collate)
+    assert {*refused} == {4}
+    run(new_model(workspace), problem, arguments(tmp_path, max_steps=2, resume=True))
+
+
+def test_a_process_that_was_forked_does_not_hold_the_directory(tmp_path):
+    """As a data worker does that outlives a killed run for a moment."""
+    accelerator, options = make_accelerator(arguments(tmp_path)), arguments(tmp_path)
+    (wait, release), (begun, begin) = os.pipe(), os.pipe()
+    with claimed_output_dir(accelerator, options, None):
+        child = os.fork()
+        if child == 0:
+            os.close(release)
+            os.write(begin, b"1")
+            os.read(wait, 1)
+            os._exit(0)
+    os.read(begun, 1)
+    try:
+        with claimed_output_dir(accelerator, options, None):
+            pass
+    finally:
+        os.close(release)
+        os.waitpid(child, 0)
+
+
+def test_a_model_in_the_output_directory_is_replaced_only_when_told_so(workspace, problem, tmp_path):
+    new_model(workspace).save_pretrained(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    for more in ({}, {"resume": True}):
+        with pytest.raises(CtxError, match=r"already holds config\.json, .*model\.safetensors"):
+            run(new_model(workspace), problem, arguments(tmp_path, **more))
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    run(new_model(workspace), problem, arguments(tmp_path, overwrite=True))
+    assert (tmp_path / "model.safetensors").read_bytes() != before
+    run(new_model(workspace), problem, arguments(tmp_path, max_steps=2, overwrite=True))
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(CtxError, match="either continued or overwritten"):
+        arguments(tmp_path, overwrite=True, resume=True)
+
+
+def test_another_tokenizer_in_the_output_directory_is_not_replaced(workspace, problem, tmp_path):
+    problem[0].save_pretrained(tmp_path)
+    with pytest.raises(CtxError, match=r"already holds tokenizer\.json"):
+        run(new_model(workspace), problem, arguments(tmp_path))
+    tokenizer = load_tokenizer(tmp_path)
+    run(new_model(workspace), (tokenizer, *problem[1:]), arguments(tmp_path, max_steps=1))
+
+
+def test_refuses_to_overwrite_or_to_resume_another_run(workspace, problem, tmp_path):
+    run(new_model(workspace), problem, arguments(tmp_path))
+    with pytest.raises(CtxError, match="already has a checkpoint"):
+        run(new_model(workspace), problem, arguments(tmp_path))
+    with pytest.raises(CtxError, match=r"learning_rate is 0.5, was 0.001; seed is 8, was "):
+        run(new_model(workspace), problem, arguments(tmp_path, learning_rate=0.5, seed=8, resume=True))
+
+
+@pytest.fixture(scope="module")
+def stopped_run(workspace, problem, tmp_path_factory):
+    """Flags of a run with a checkpoint after its first step, at a rate that depends on its length."""
+    flags = {"max_steps": 1, "lr_scheduler": "linear", "dataloader_workers": 0, "average_after": 5}
+    directory = tmp_path_factory.mktemp("stopped") / "run"
+    run(new_model(workspace), problem, arguments(directory, **flags))
+    return directory, flags
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"layerwise_lr_decay": 2.6}, "layerwise_lr_decay is 2.6, was 1.0"),
+        ({"lr_reference_targets": 9.0}, "lr_reference_targets is 9.0, was 0.0"),
+        ({"mixed_precision": "bf16"}, "mixed_precision is bf16, was no"),
+        ({"slant_ratio": 9.0}, "slant_ratio is 9.0, was 32.0"),
+        ({"unfreeze_steps": 3}, "unfreeze_steps is 3, was 0"),
+        ({"average_after": 6}, "average_after is 6, was 5"),
+        ({"seed": 1}, "seed is 1, was 42"),
+        ({"max_steps": 3}, "total_steps is 3, was 1"),
+        ({"per_device_batch_size": 2}, "global_micro_batch is 2, was 4"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_refuses_to_resume_with_other_flags(workspace, problem, stopped_run, changed, says):
+    directory, flags = stopped_run
+    with pytest.raises(CtxError, match=says):
+        run(new_model(workspace), problem, arguments(directory, resume=True, **{**flags, **changed}))
+
+
+def test_refuses_to_resume_with_another_model(workspace, problem, stopped_run):
+    directory, flags = stopped_run
+    with pytest.raises(CtxError, match=r"config\.hidden_dropout_prob is 0\.1, was 0\.0"):
+        run(new_model(workspace, "dropout.json"), problem, arguments(directory, resume=True, **flags))
+    with pytest.raises(CtxError, match=r"dtype is bfloat16, was float32"):
+        run(new_model(workspace).bfloat16(), problem, arguments(directory, resume=True, **flags))
+    tokenizer = copy.deepcopy(problem[0])
+    tokenizer.add_tokens(["new"])
+    with pytest.raises(CtxError, match=r"config\.tokenizer_digest is 81:\w+, was 80:\w+"):
+        run(new_model(workspace), (tokenizer, *problem[1:]), arguments(directory, resume=True, **flags))
+
+
+def test_resumes_with_other_logging_saving_workers_and_place(workspace, problem, stopped_run, tmp_path):
+    directory, flags = stopped_run
+    shutil.copytree(directory, tmp_path / "moved")
+    flags = {**flags, "logging_steps": 7, "save_steps": 7, "save_total_limit": 7, "eval_steps": 7}
+    resumed = run(new_model(workspace), problem, arguments(tmp_path / "moved", resume=True, **flags))
+    assert resumed.steps == 1
+
+
+def test_the_flags_that_may_change_exist():
+    assert {*MAY_CHANGE} < {each.name for each in dataclasses.fields(LoopArguments)}
+
+
+@contextlib.contextmanager
+def small_disk(size: int):
+    """Within, no file grows above `size` bytes: the system refuses as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [30_000, 2000, 0], ids=["weights", "tokenizer", "log"])
+def test_a_full_disk_is_one_screen_and_keeps_the_last_good_checkpoint(workspace, problem, tmp_path, size):
+    disk = contextlib.ExitStack()
+
+    def evaluate(model, accelerator):
+        if (tmp_path / "checkpoint-1").exists():
+            disk.enter_context(small_disk(size))
+        return {"eval_x": 1.0}
+
+    options = arguments(tmp_path, save_steps=1, eval_steps=1, dataloader_workers=1)
+    with disk, pytest.raises(CtxError, match=r"Writing failed: .*File too large.*\n.*\n  to mend: make room"):
+        run(new_model(workspace), problem, options, evaluate=evaluate)
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1"]
+    assert not damaged_files(tmp_path / "checkpoint-1")
+    assert not list(tmp_path.glob("*.writing"))
+    assert not multiprocessing.active_children()
+    assert run(new_model(workspace), problem, arguments(tmp_path, resume=True)).steps == 3
