@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from accelerate import PartialState
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.outputs import check_new_file
+from hf_ctxmodels.core.screen import next_commands, say
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
 from hf_ctxmodels.data.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.data.tasks.base import Collator
@@ -178,6 +180,8 @@ def main() -> None:
     config, tokenizer = open_parts(arguments, task)
     check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
     task.configure(config, training, validation)
+    shown = PartialState().is_main_process
+    say(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
 
@@ -214,9 +218,10 @@ def main() -> None:
             task=arguments.task, dataset=Path(arguments.train_file).name, max_length=task_arguments.max_length
         )
         summary.save(loop_arguments.output_dir)
-        if arguments.predictions_file:
-            write_predictions(arguments.predictions_file, task, validation, evaluation.predictions)
+        if predictions := arguments.predictions_file:
+            write_predictions(predictions, task, validation, evaluation.predictions)
         print(table(result.metrics, baseline))
-        print(
-            f"{len(training)} training and {len(validation)} validation examples; saved to {loop_arguments.output_dir}"
-        )
+        output = loop_arguments.output_dir
+        print(f"{len(training)} training and {len(validation)} validation examples")
+        print(f"model, tokenizer, log and summary saved in {output}" + (f", {predictions}" if predictions else ""))
+        print(next_commands(("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

@@ -7,11 +7,29 @@ Runs as well under `accelerate launch`. After an interruption the same command w
 last checkpoint was saved.
 """
 
+from pathlib import Path
+
+from accelerate import PartialState
+
+from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
 def main() -> None:
-    """Parse the command line and pretrain."""
-    pretrain(*parse_arguments(PretrainingArguments, LoopArguments, description=__doc__))
+    """Parse the command line and pretrain; say what was saved where."""
+    arguments, loop_arguments = parse_arguments(PretrainingArguments, LoopArguments, description=__doc__)
+    summary = pretrain(arguments, loop_arguments)
+    if not PartialState().is_main_process:
+        return
+    output = loop_arguments.output_dir
+    print(f"{summary.model_class} after {summary.steps:,} steps and {summary.tokens:,} tokens, saved in {output}:")
+    print(f"  {', '.join(sorted(path.name for path in Path(output).iterdir()))}")
+    for name, value in summary.metrics.items():
+        if name.startswith("eval_"):
+            baseline = summary.baselines.get(name.removeprefix("eval_"))
+            print(f"  {name:<30}{value:.4f}" + (f"  baseline {baseline:.4f}" if baseline is not None else ""))
+    files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIR")
+    finetune = ("finetune", "--model", output, "--task", "sequence-classification", *files)
+    print(next_commands(finetune, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import TOKENIZER_FILES, check_new_directory
+from hf_ctxmodels.core.screen import next_commands, progress_bar, say
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
 from hf_ctxmodels.data.multilingual import ResampledDocuments
@@ -50,7 +51,7 @@ class CountedTexts:
 
     def __iter__(self) -> Iterator[str]:
         self.count = 0
-        for text in self.documents.texts():
+        for text in progress_bar(self.documents.texts(), "reading", unit="documents"):
             self.count += 1
             yield text
 
@@ -98,6 +99,21 @@ def fit(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, f
     return {"documents": len(texts), "fertility": tokens / max(1, words), "unknown": unknown / max(1, tokens)}
 
 
+def fit_lines(tokenizer: PreTrainedTokenizerBase, held_out: Documents | None) -> list[str]:
+    """What is printed of the fit to held-out documents, None for none."""
+    if held_out is None:
+        return ["  held out         no document: --validation_fraction is 0"]
+    try:
+        result = fit(tokenizer, held_out)
+    except NoDocumentError:
+        return ["  held out         no document: the data set is too small for --validation_fraction"]
+    return [
+        f"  held out         {result['documents']} documents",
+        f"  tokens per word  {result['fertility']:.2f} (held out)",
+        f"  unknown tokens   {result['unknown']:.2%} (held out)",
+    ]
+
+
 def main() -> None:
     """Parse, train, save, print."""
     arguments, data = parse_arguments(TokenizerArguments, DataArguments, description=__doc__)
@@ -106,20 +122,13 @@ def main() -> None:
     options = training_options(tokenizer_class, arguments.options)
     training, held_out = data.load()
     texts = CountedTexts(training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha))
+    say(f"learning a vocabulary of {arguments.vocab_size:,} tokens from {', '.join(data.dataset)}")
     tokenizer = tokenizer_class.train(texts, arguments.vocab_size, **options)
     tokenizer.save_pretrained(arguments.output_dir)
 
-    print(f"{tokenizer_class.__name__} in {arguments.output_dir}")
+    print(f"{tokenizer_class.__name__} saved in {arguments.output_dir}")
     print(f"  vocabulary       {len(tokenizer)} tokens of {arguments.vocab_size} asked for")
     print(f"  trained on       {texts.count} documents of {', '.join(data.dataset)}")
-    if held_out is None:
-        print("  held out         no document: --validation_fraction is 0")
-        return
-    try:
-        result = fit(tokenizer, held_out)
-    except NoDocumentError:
-        print("  held out         no document: the data set is too small for --validation_fraction")
-        return
-    print(f"  held out         {result['documents']} documents")
-    print(f"  tokens per word  {result['fertility']:.2f} (held out)")
-    print(f"  unknown tokens   {result['unknown']:.2%} (held out)")
+    print("\n".join(fit_lines(tokenizer, held_out)))
+    place = ("--family", arguments.family, "--tokenizer", arguments.output_dir)
+    print(next_commands(("pretrain", *place, "--dataset", *data.dataset, "--max_steps", 1000, "--output_dir", "DIR")))

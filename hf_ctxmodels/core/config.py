@@ -95,8 +95,10 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         elif unknown:
             raise ValueError(self._unknown_message(unknown))
         super().__post_init__(**kwargs)
-        if self.id2label is not None and self.label2id is None:  # type: ignore[has-type]  # zero-shot classification looks a label up in it
-            self.label2id = {label: number for number, label in self.id2label.items()}
+        if self.id2label is not None and self.label2id is None:  # zero-shot classification looks a label up in it
+            self.label2id: dict[str, int] | dict[str, str] | None = {
+                label: number for number, label in self.id2label.items()
+            }
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

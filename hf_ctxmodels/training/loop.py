@@ -219,11 +219,13 @@ class _Run:
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=given)
         start_batch = self.state.step * arguments.gradient_accumulation_steps
         self.batches = training_batches(accelerator, examples, collate, arguments, start_batch, contiguous)
-        self.progress = Progress(accelerator, arguments.output_dir, self.total_steps, self.state.step)
+        rows = f"{global_batch_size(arguments, accelerator):,} rows a step"
+        what = f"{self.state.model_class}, {self.parameters:,} parameters, {rows}"
+        self.progress = Progress(accelerator, arguments.output_dir, self.total_steps, self.state.step, what)
         self.examples_per_epoch = _length(examples)
         self.watch = Stopwatch()
         self.untimed_tokens = self.records.tokens
-        self.timed_tokens = 0.0
+        self.timed_tokens = self.logged_seconds = 0.0
 
     def execute(self) -> TrainingResult:
         """Train to the end."""
@@ -275,13 +277,16 @@ class _Run:
         tokens = values.pop("tokens")
         self.state.tokens += int(tokens)
         self.timed_tokens += tokens - self.untimed_tokens
-        rate = (tokens - self.untimed_tokens) / self.watch.pause()
+        self.watch.pause()
+        rate = (tokens - self.untimed_tokens) / (self.watch.seconds - self.logged_seconds)
+        self.logged_seconds = self.watch.seconds
         self.untimed_tokens = 0
         if self.examples_per_epoch is not None:
             per_step = global_batch_size(self.arguments, self.accelerator)
             values["epoch"] = round(self.state.step * per_step / self.examples_per_epoch, 4)
         timed = {"tokens": self.state.tokens, "tokens_per_second": rate}
-        self.progress.record(self.state.step, {**values, "learning_rate": float(self.learning_rate), **timed})
+        values = {**values, "learning_rate": float(self.learning_rate), **timed}
+        self.progress.record(self.state.step, values, run_rate=self.timed_tokens / self.logged_seconds)
         self.watch.start()
 
     def _evaluate(self) -> None:
@@ -313,7 +318,7 @@ class _Run:
             global_batch_size=global_batch_size(self.arguments, self.accelerator),
             steps=self.state.step,
             tokens=self.state.tokens,
-            tokens_per_second=self.timed_tokens / self.watch.seconds if self.timed_tokens else None,
+            tokens_per_second=self.timed_tokens / self.logged_seconds if self.timed_tokens else None,
             metrics=self.state.metrics,
             curve=self.progress.curve,
         )

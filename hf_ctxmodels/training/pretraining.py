@@ -1,6 +1,8 @@
 """Pretraining of any family from raw text, for `hf-ctxmodels pretrain`."""
 
+import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.screen import progress_bar, say
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
+from hf_ctxmodels.data.examples import Example, ExampleMaker
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
@@ -73,7 +77,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     family = find_family(arguments)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
     model = make_model(family, objective, tokenizer, arguments)
-    examples, held_out = make_examples(arguments, objective)
+    examples, held_out = make_examples(arguments, objective, accelerator.is_main_process)
     evaluate = None
     if held_out is not None:
         evaluate = LossEvaluation(held_out, objective.collate, loop_arguments.per_device_batch_size)
@@ -93,6 +97,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
         contiguous=objective.sampling.contiguous,
     )
     if held_out is not None and accelerator.is_main_process:
+        say("computing the frequency baselines")
         result.metrics |= frequency_baselines(
             objective, examples, held_out, model, result.metrics, loop_arguments.per_device_batch_size
         )
@@ -229,15 +234,46 @@ def make_model(
     return new_model(objective.auto_class, config)
 
 
-def make_examples(arguments: PretrainingArguments, objective: Objective) -> tuple[Examples, ExampleSet | None]:
-    """Training examples, and held-out examples or None."""
+@dataclass(frozen=True)
+class WatchedExamples(ExampleMaker):
+    """An objective whose examples are shown while they are made.
+
+    Attributes:
+        objective: Makes the examples.
+        what: What is shown of them.
+        shown: False for nothing, as on all processes but the main one.
+    """
+
+    objective: Objective
+    what: str
+    shown: bool
+
+    @property
+    def statistics(self) -> Counter[str]:  # type: ignore[override]  # never set
+        """The objective's."""
+        return self.objective.statistics
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """See `Objective.examples`."""
+        start, number = time.perf_counter(), 0
+        made = self.objective.examples(documents, pass_index)
+        for example in progress_bar(made, f"making {self.what}", unit="rows", shown=self.shown):
+            number += 1
+            yield example
+        say(f"{self.what}: {number:,} rows in {time.perf_counter() - start:.1f} s", self.shown)
+
+
+def make_examples(
+    arguments: PretrainingArguments, objective: Objective, shown: bool = False
+) -> tuple[Examples, ExampleSet | None]:
+    """Training examples, and held-out examples or None; `shown` on stderr while they are made."""
     documents, others = arguments.load()
     held_out = None
     if others is not None and objective.evaluates:
-        held_out = ExampleSet.build(objective.examples(others))
+        held_out = ExampleSet.build(WatchedExamples(objective, "held-out text", shown).examples(others))
     examples = build_training_set(
         documents,
-        objective,
+        objective if arguments.streaming else WatchedExamples(objective, "training text", shown),
         objective.sampling,
         streaming=arguments.streaming,
         alpha=arguments.sampling_alpha,

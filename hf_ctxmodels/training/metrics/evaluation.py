@@ -10,6 +10,7 @@ from accelerate.utils import send_to_device
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from hf_ctxmodels.core.screen import progress_bar
 from hf_ctxmodels.training.batches import INDEX_KEY, Batch, Collate, IndexedCollator, count_items
 from hf_ctxmodels.training.steps import component_losses, loss_targets, metric_counts
 
@@ -41,7 +42,7 @@ class LossEvaluation:
             self._totals = self._count(accelerator, targets)
         sums: dict[str, torch.Tensor] = {}
         with torch.no_grad():
-            for batch, counts in self._batches(accelerator):
+            for batch, counts in self._batches(accelerator, "evaluating"):
                 output = model(**batch, **options, num_items_in_batch=self._totals)
                 for name, value in {"loss": output.loss, **component_losses(output), **metric_counts(output)}.items():
                     value = value.detach().float() * counts
@@ -56,12 +57,13 @@ class LossEvaluation:
         return results
 
     def _count(self, accelerator: Accelerator, targets: tuple[str, ...]) -> dict[str, float]:
-        counted = [count_items([batch], targets) for batch, counts in self._batches(accelerator) if counts]
+        batches = self._batches(accelerator, "counting targets")
+        counted = [count_items([batch], targets) for batch, counts in batches if counts]
         nothing = torch.zeros(len(targets) + 1, dtype=torch.int64, device=accelerator.device)
         total = accelerator.reduce(torch.stack([nothing, *counted]).sum(dim=0), reduction="sum").tolist()
         return {name: max(count, 1) for name, count in zip(targets, total, strict=False)}
 
-    def _batches(self, accelerator: Accelerator) -> Iterator[tuple[Batch, bool]]:
+    def _batches(self, accelerator: Accelerator, what: str) -> Iterator[tuple[Batch, bool]]:
         """This process's batches, and whether each counts: sharded models need the same number of forward passes on all
         processes, so a process without more batches repeats the last one, which does not count."""
         size = len(self._examples)  # type: ignore[arg-type]
@@ -73,6 +75,7 @@ class LossEvaluation:
         loader = DataLoader(
             self._examples, batch_sampler=mine, collate_fn=self._collate, generator=torch.Generator().manual_seed(0)
         )
-        for chunk, batch in zip(numbers, loader, strict=True):
+        shown = accelerator.is_main_process
+        for chunk, batch in zip(numbers, progress_bar(loader, what, unit="batches", shown=shown), strict=True):
             del batch[INDEX_KEY]
             yield send_to_device(batch, accelerator.device), chunk < len(chunks)

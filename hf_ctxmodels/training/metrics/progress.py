@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from hf_ctxmodels.core.json_text import fits
 from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.core.screen import say
 
 LOG_FILE = "training_log.jsonl"
 
@@ -32,11 +33,12 @@ def read_log(output_dir: str | Path, up_to_step: float = float("inf")) -> list[d
 class Progress:
     """Shows and records training on the main process.
 
-    A terminal shows a bar with loss, non-padding tokens per second and remaining time; otherwise each record is one
-    line. All records go to `training_log.jsonl` and to the trackers.
+    First comes a line with what is trained. A terminal shows a bar with loss, non-padding tokens per second (of the
+    last interval, and of the run) and remaining time; otherwise each record is one line. All records go to
+    `training_log.jsonl` and to the trackers.
     """
 
-    def __init__(self, accelerator: Accelerator, output_dir: str, total_steps: int, start_step: int) -> None:
+    def __init__(self, accelerator: Accelerator, output_dir: str, total_steps: int, start_step: int, what: str) -> None:
         self._accelerator = accelerator
         self._main = accelerator.is_main_process
         self._file = Path(output_dir) / LOG_FILE
@@ -47,17 +49,19 @@ class Progress:
             with writing(self._file):
                 temporary.write_text("".join(json.dumps(record) + "\n" for record in self.curve), encoding="utf-8")
                 os.replace(temporary, self._file)
+        say(f"training {what}: steps {start_step + 1} to {total_steps}, on {accelerator.device}", self._main)
         # `disable=None` shows no bar if stderr is no terminal
         self._bar = tqdm(
             total=total_steps, initial=start_step, unit="step", disable=None if self._main else True, smoothing=0.05
         )
+        self._bar.set_postfix_str("first step")  # which may take long: workers start, kernels are compiled
 
     def advance(self) -> None:
         """Count a step."""
         self._bar.update()
 
-    def record(self, step: int, values: dict[str, float]) -> None:
-        """Log named values of a step."""
+    def record(self, step: int, values: dict[str, float], run_rate: float | None = None) -> None:
+        """Log named values of a step, and show `run_rate`, the tokens per second of the run so far."""
         entry = {"step": step, **values}
         self.curve.append(entry)
         if not self._main:
@@ -65,9 +69,13 @@ class Progress:
         with writing(self._file), self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self._bar.disable:
-            print("  ".join(f"{name} {value:.6g}" for name, value in entry.items()), file=sys.stderr, flush=True)
+            shown = entry if run_rate is None else {**entry, "run_tokens_per_second": run_rate}
+            print("  ".join(f"{name} {value:.6g}" for name, value in shown.items()), file=sys.stderr, flush=True)
         elif "loss" in values:
-            self._bar.set_postfix_str(f"loss {values['loss']:.4g}, {values['tokens_per_second']:,.0f} tokens/s")
+            rates = f"{values['tokens_per_second']:,.0f} tokens/s, {run_rate or 0:,.0f} in the run"
+            self._bar.set_postfix_str(f"loss {values['loss']:.4g}, {rates}")
+        else:
+            say("  ".join(f"{name} {value:.6g}" for name, value in entry.items()))
         self._accelerator.log(values, step=step)
 
     def close(self) -> None:

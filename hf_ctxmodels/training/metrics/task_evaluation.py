@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 from torch import nn
 
+from hf_ctxmodels.core.screen import progress_bar
 from hf_ctxmodels.data.tasks import Encoded, Task
 from hf_ctxmodels.data.tasks.base import Collator, Logits
 from hf_ctxmodels.training.batches import count_items
@@ -52,7 +53,8 @@ class TaskEvaluation:
         rounds = math.ceil(len(starts) / accelerator.num_processes)
         mine: dict[int, list[Logits]] = {}
         total = torch.zeros(2, dtype=torch.float64)
-        for number in range(accelerator.process_index, rounds * accelerator.num_processes, accelerator.num_processes):
+        numbers = range(accelerator.process_index, rounds * accelerator.num_processes, accelerator.num_processes)
+        for number in progress_bar(numbers, "evaluating", unit="batches", shown=accelerator.is_main_process):
             # Sharded models need the same number of passes on every process, so some repeat the last batch.
             start = starts[min(number, len(starts) - 1)]
             batch = self._collate(features[start : start + self._batch_size])

@@ -1,0 +1,37 @@
+"""What a command shows on stderr while it works: lines for its stages, bars for what lasts."""
+
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Item = TypeVar("Item")
+
+
+def say(line: str, shown: bool = True) -> None:
+    """Show a line; a bar that is drawn stays below it."""
+    if shown:
+        tqdm.write(line, file=sys.stderr)
+        sys.stderr.flush()
+
+
+def progress_bar(
+    items: Iterable[Item], what: str, *, unit: str, total: int | None = None, shown: bool = True
+) -> Iterable[Item]:
+    """The items, with a bar while they are read, if stderr is a terminal.
+
+    Args:
+        items: Of any number.
+        what: Before the bar.
+        unit: Name of an item in the plural.
+        total: Their number; by default that of `items` where it has one.
+        shown: False for no bar, as on all processes but the main one.
+    """
+    return tqdm(items, desc=what, unit=f" {unit}", total=total, leave=False, disable=None if shown else True)
+
+
+def next_commands(*commands: Sequence[object]) -> str:
+    """Lines with commands to run next, each given as its name and flags."""
+    return "next:\n" + "\n".join(f"  {shlex.join(['hf-ctxmodels', *map(str, command)])}" for command in commands)
