@@ -178,8 +178,8 @@ def _check_output_mask(output_mask: Tensor, masks: Mapping[str, Tensor | None]) 
     for name, tokens in masks.items():
         if tokens is not None and bool((misplaced := output_mask & (tokens == 0)).any()):
             raise CtxError(
-                f"{int(misplaced.sum())} labels other than -100 are at padding positions ({name} is 0), the first at "
-                f"{misplaced.nonzero()[0].tolist()}; labels and {name} do not match."
+                f"{int(misplaced.sum())} of the labels other than -100 are at padding positions ({name} is 0), the "
+                f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not match."
             )
 
 

@@ -1,5 +1,6 @@
 """Shared parts of the families' weight conversions, and conversion operations that transformers lacks."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -57,6 +58,11 @@ POST_NORM_RENAMINGS = [
 """Names in BERT-like encoders, reference layout -> `hf_ctxmodels.models._shared.transformer_encoder`."""
 
 
+def decoder_bias(prefix: str) -> WeightConverter:
+    """The bias of a masked-LM decoder, which has two names in the reference; files of tied models may have only one."""
+    return WeightConverter([f"{prefix}.decoder.bias", f"{prefix}.bias"], "mlm_head.decoder.bias", [FirstFound()])
+
+
 def fused_projections(attention: str) -> list[WeightConverter]:
     """Three matrices of queries, keys and values in the reference -> one here; `attention` is their prefix there."""
     return [
@@ -69,12 +75,15 @@ def fused_projections(attention: str) -> list[WeightConverter]:
     ]
 
 
-class _EachTensor(ConversionOps):
-    """Rearranges every tensor separately, under its own name or the only target's."""
+class Rearranged(ConversionOps):
+    """Rearranges every tensor separately, under its own name or the only target's.
 
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """Rearrange a tensor, given the number of attention heads."""
-        raise NotImplementedError
+    Args:
+        load, save: Inverse functions of a tensor and the number of attention heads.
+    """
+
+    def __init__(self, load: Callable[[Tensor, int], Tensor], save: Callable[[Tensor, int], Tensor]) -> None:
+        self.load, self.save = load, save
 
     def convert(
         self,
@@ -87,62 +96,34 @@ class _EachTensor(ConversionOps):
     ) -> dict[str, Tensor]:
         """Rearrange each tensor; several keep their names for a following operation."""
         heads = config.num_attention_heads
-        tensors = {name: self.rearrange(_single(found), heads) for name, found in input_dict.items()}
+        tensors = {name: self.load(_single(found), heads) for name, found in input_dict.items()}
         if len(tensors) == 1 and len(target_patterns) == 1:
             return dict.fromkeys(target_patterns, next(iter(tensors.values())))
         return tensors
 
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """The inverse."""
+        return Rearranged(self.save, self.load)
 
-class MergeOutputHeads(_EachTensor):
+
+class MergeOutputHeads(Rearranged):
     """(in, heads, head_dim) -> (heads * head_dim, in), the weight of a linear map."""
 
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """Flatten and transpose."""
-        return tensor.flatten(1).T.contiguous()
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        """Split the output into heads."""
-        return _SplitOutputs()
+    def __init__(self) -> None:
+        super().__init__(
+            lambda tensor, heads: tensor.flatten(1).T.contiguous(),
+            lambda tensor, heads: tensor.T.unflatten(1, (heads, -1)).contiguous(),
+        )
 
 
-class MergeInputHeads(_EachTensor):
+class MergeInputHeads(Rearranged):
     """(out, heads, head_dim) -> (out, heads * head_dim), the weight of a linear map."""
 
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """Flatten."""
-        return tensor.flatten(1)
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        """Split the input into heads."""
-        return _SplitInputs()
-
-
-class _SplitOutputs(_EachTensor):
-    """(heads * head_dim, in) -> (in, heads, head_dim)."""
-
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """Transpose and split."""
-        return tensor.T.unflatten(1, (heads, -1)).contiguous()
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        """Flatten again."""
-        return MergeOutputHeads()
-
-
-class _SplitInputs(_EachTensor):
-    """(out, heads * head_dim) -> (out, heads, head_dim)."""
-
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """Split."""
-        return tensor.unflatten(1, (heads, -1))
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        """Flatten again."""
-        return MergeInputHeads()
+    def __init__(self) -> None:
+        super().__init__(
+            lambda tensor, heads: tensor.flatten(1), lambda tensor, heads: tensor.unflatten(1, (heads, -1))
+        )
 
 
 def _single(found: Any) -> Tensor:

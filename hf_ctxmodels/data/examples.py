@@ -62,11 +62,7 @@ class ExampleSet(torch.utils.data.Dataset):
 
     @classmethod
     def build(cls, examples: Iterable[Example], statistics: Mapping[str, int] | None = None) -> Self:
-        """Store examples with the same columns.
-
-        Raises:
-            CtxError: There is none.
-        """
+        """Store examples with the same columns; raises CtxError if there is none."""
         block: list[Example] = []
         blocks: list[dict[str, Column]] = []
         length = 0

@@ -59,11 +59,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_text(file: str | Path) -> str:
-    """The whole text of a file; see `read_lines`.
-
-    Raises:
-        CtxError: As `read_lines`, or the file is empty.
-    """
+    """The whole text of a file; raises CtxError as `read_lines`, or if it is empty."""
     text = "".join(read_lines(Path(file)))
     if not text.strip():
         raise CtxError("The file is empty.", location=str(file), hint="give a file with at least one example.")

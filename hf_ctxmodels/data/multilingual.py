@@ -17,11 +17,7 @@ from hf_ctxmodels.data.mixtures import SampledMixture, SampledStream
 
 
 def sampling_probabilities(sizes: Sequence[float] | np.ndarray, alpha: float) -> np.ndarray:
-    """(languages,) probabilities q_i of languages with (positive) sizes n_i.
-
-    Raises:
-        CtxError: `alpha` is not between 0 and 1.
-    """
+    """(languages,) probabilities q_i of languages with sizes n_i > 0; raises CtxError unless `alpha` is in [0, 1]."""
     if not 0 <= alpha <= 1:
         raise CtxError(f"sampling_alpha={alpha} is out of range.", hint="use 0 (equal shares) to 1 (as in the text).")
     weights = (np.asarray(sizes, dtype=np.float64) / np.sum(sizes)) ** alpha

@@ -24,32 +24,3 @@ from hf_ctxmodels.heads.downstream import (
 from hf_ctxmodels.heads.masked_lm import ForMaskedLM, ForMaskedLMWithPair
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, DecoderInputs, ForConditionalGeneration
 from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEncoder, pair_features
-
-__all__ = [
-    "IGNORED",
-    "ConditionalGenerationOutput",
-    "DecoderInputs",
-    "ForCausalLM",
-    "ForConditionalGeneration",
-    "ForMaskedLM",
-    "ForMaskedLMWithPair",
-    "ForMultipleChoice",
-    "ForQuestionAnswering",
-    "ForSequenceClassification",
-    "ForTextPairClassification",
-    "ForTokenClassification",
-    "HeadModel",
-    "ItemCounts",
-    "SiameseEncoder",
-    "accuracy_counts",
-    "check_classes",
-    "check_token_labels",
-    "cross_entropy_over_targets",
-    "language_modeling_loss",
-    "loss_of_logits",
-    "mean_over_targets",
-    "next_token_targets",
-    "pair_features",
-    "problem_type_of",
-    "sequence_loss",
-]

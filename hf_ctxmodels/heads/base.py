@@ -139,7 +139,8 @@ class HeadModel(CtxPreTrainedModel):
     """A head on a family's encoder, which is an attribute named by the family's `base_model_prefix`.
 
     A family binds it in a class that derives from both: `class CtxXForY(heads.ForY, CtxXHeadModel)`, where
-    `CtxXHeadModel` has the `encoder_class`. `build_head` creates the head's modules.
+    `CtxXHeadModel` has the `encoder_class`. `build_head` creates the head's modules. Every `forward` raises CtxError
+    for inputs that do not match each other or the model.
 
     Attributes:
         encoder_class: The family's base model.

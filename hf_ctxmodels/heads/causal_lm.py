@@ -60,9 +60,6 @@ class ForCausalLM(HeadModel, GenerationMixin):
             return_logits: See `returns_logits`.
             kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
                 none, in place of `labels`. It is no argument by name, since Trainer takes those for labels of its own.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         given = input_ids if input_ids is not None else inputs_embeds
         targets = self._targets(given, labels, kwargs.pop("shift_labels", None), attention_mask, sequence_ids)

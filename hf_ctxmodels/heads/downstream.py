@@ -47,11 +47,7 @@ class SequenceHead(HeadModel):
         return outputs
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the reference class.
-
-        Raises:
-            CtxError: The reference's head has no such pooling.
-        """
+        """The reference class's configuration; raises CtxError if its head has no such pooling."""
         if self.pooling is not None:
             raise CtxError(
                 f"transformers' peer of {type(self).__name__} does not support classifier_pooling.",

@@ -129,9 +129,6 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             use_cache: Return `past_key_values`.
             target_languages: (batch,) numbers of the target languages; None for the first.
             return_logits: See `returns_logits`.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}

@@ -36,9 +36,6 @@ class SiameseEncoder(HeadModel):
 
         Returns:
             The output, with each token's state from its own text, and the (batch, width) vectors of both texts.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
         given = self.check_word_input(input_ids, inputs_embeds, attention_mask, **aligned)

@@ -34,7 +34,7 @@ class DataCollatorForPermutationLanguageModeling(PaddingCollator):
     Targets are spans of 1 to `max_span` words or tokens, p(n) proportional to 1/n, each at a random place in a context
     of `partial_prediction` times its length. Special tokens are never targets; every other row has at least one.
 
-    Visibility follows from `permutation_order` alone. The content of position i sees position j if
+    Visibility depends only on `permutation_order`. The content of position i sees position j if
     `order[j] <= order[i]`; the query of target i sees j if `order[j] < order[i]`. Each target has its own rank; all
     other tokens have the rank -1, so every position sees them. Hence nothing that a target's query sees, directly or
     through other positions, depends on the target or on later ones.

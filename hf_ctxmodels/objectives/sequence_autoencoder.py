@@ -52,7 +52,7 @@ class SequenceAutoencodingOptions:
 
 
 class SequenceAutoencoding(Objective):
-    """Predict a text from itself: a language model reads the text, then predicts a second copy of it.
+    """Predict a text from itself: a language model predicts a second copy of the text after it.
 
     The loss is over the second copy. A text of over (max_length - 1) / 2 words is cut into several, each with its own
     end token.

@@ -100,11 +100,7 @@ class Translation(Objective):
         }
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids and labels.
-
-        Raises:
-            CtxError: A document is not a text with its translation.
-        """
+        """Rows with input_ids and labels; raises CtxError for a document that is not a text with its translation."""
         special = self.tokenizer.num_special_tokens_to_add()
         for batch in document_batches(documents):
             for document in batch:
@@ -174,11 +170,7 @@ class TranslationToLanguages(Translation):
         return super().config_fields | {"num_languages": len(self._numbers)}
 
     def example(self, ids: list[int], labels: list[int]) -> Example:
-        """The example with the number of the language, and without its tag.
-
-        Raises:
-            CtxError: There is no tag.
-        """
+        """The example with the number of the language, and without its tag; raises CtxError if there is no tag."""
         if labels[0] not in self._numbers:
             raise CtxError(
                 f"A translation does not begin with one of {', '.join(self.tokenizer.languages)}: "

@@ -140,11 +140,7 @@ def no_text() -> CtxError:
 
 
 def read_text(path: str) -> str:
-    """The content of a UTF-8 file.
-
-    Raises:
-        CtxError: The file cannot be read, or is not UTF-8.
-    """
+    """The content of a UTF-8 file; raises CtxError if it cannot be read, or is not UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:

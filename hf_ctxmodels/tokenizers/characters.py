@@ -31,7 +31,7 @@ def _filled(inside: list[int], width: int) -> tuple[int, ...]:
 class CtxCharacterTokenizer(CtxWordTokenizer):
     """Splits text into words, and these into characters: `input_ids` are (batch, words, characters).
 
-    Each text stands between `<S>` and `</S>`. Lists of words (`is_split_into_words=True`) are not split further.
+    Each text begins with `<S>` and ends with `</S>`. Lists of words (`is_split_into_words=True`) are not split further.
     Offsets and word ids are those of words. The vocabulary is the language model's output vocabulary;
     `encodings[row].ids` are the words' ids in it. Words outside it keep their characters.
 

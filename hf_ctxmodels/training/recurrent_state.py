@@ -64,11 +64,7 @@ class RecurrentStateCarrier:
         return {name: cache if name == _CACHE else _tensors(cache) for name, cache in kept.items()}
 
     def take(self, number: int, example_indices: torch.Tensor, output: ModelOutput) -> None:
-        """Keep the output states of micro-batch `number`.
-
-        Raises:
-            CtxError: A state is missing.
-        """
+        """Keep the output states of micro-batch `number`; raises CtxError if a state is missing."""
         for name in self._names:
             state = output.get(name)
             if not state:

@@ -18,11 +18,7 @@ from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 
 def loss_targets(model: nn.Module) -> tuple[str, ...]:
-    """Names of the batch entries that the model's loss counts.
-
-    Raises:
-        CtxError: The model has no `loss_targets`.
-    """
+    """Names of the targets of a model's loss; raises CtxError if the model has no `loss_targets`."""
     targets = getattr(model, "loss_targets", None)
     if targets is None:
         raise CtxError(

@@ -113,7 +113,7 @@ def test_several_tasks_share_all_but_their_predictions() -> None:
     [
         ({"views": ["sideways"]}, "sideways"),
         ({"view_weight": -1.0}, "view_weight"),
-        ({"tasks": {"pos": ["a"]}}, "two labels"),
+        ({"tasks": {"pos": ["a"]}}, "two or more labels"),
         ({"pretrained_embeddings": "x", "pretrained_embedding_size": 64, "hidden_size": 64}, "must be below"),
     ],
 )

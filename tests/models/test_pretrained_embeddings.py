@@ -73,7 +73,7 @@ def test_of_what_has_none(family: FamilySpec, tmp_path: Path) -> None:
         part.save_pretrained(tmp_path)
     with pytest.raises(CtxError, match="no tokenizer of whole words"):
         family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path))
-    with pytest.raises(CtxError, match="has no vector for each word"):
+    with pytest.raises(CtxError, match="is no static word embedding"):
         model.load_pretrained_embeddings(str(tmp_path))
     assert model.config.pretrained_embeddings is None
 

@@ -147,7 +147,7 @@ def test_a_subclass_of_a_configuration_is_of_no_family() -> None:
         ({"published": {"x": PublishedCount({}, {"CtxReader": 3})}}, "has unknown classes.*CtxReader"),
         ({"traits": Traits(tiny={"hiden_size": 3})}, "traits.tiny has no field .*hiden_size"),
         ({"traits": Traits(loss_weights={"loss": "wieght"})}, "traits.loss_weights has no field .*wieght"),
-        ({"parent": SECOND.name}, f"parent '{SECOND.name}' is no family listed before"),
+        ({"parent": SECOND.name}, f"parent '{SECOND.name}' is not listed before"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value.split(" .*")[0],
 )

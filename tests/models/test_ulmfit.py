@@ -142,5 +142,5 @@ class TestBackward:
 
 
 def test_backward_does_not_generate() -> None:
-    with pytest.raises(CtxError, match="from right to left"):
+    with pytest.raises(CtxError, match="backward language model"):
         LM.model(backward=True).generate(IDS, max_new_tokens=2)

@@ -411,7 +411,7 @@ def test_words_of_two_documents_stay_two_words(trailing_tokenizer):
         ({"reuse_length": 8}, "needs a memory"),
         ({"memory_length": 8, "reuse_length": 0}, "reuse_length=0 is out of range"),
         ({"memory_length": 8, "reuse_length": 20}, "use 1 to 19"),
-        ({"document_end": "[END]"}, "has no token '\\[END\\]' to put after a document"),
+        ({"document_end": "[END]"}, "has no token '\\[END\\]' for the end of a document"),
         ({"mlm_probability": 0.1}, "no option 'mlm_probability'"),
     ],
 )

@@ -162,14 +162,14 @@ def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tm
         ({"tasks": "<fr>"}, "no task '<fr>'"),
         ({"tasks": "relations,,<de>"}, "no list of different names"),
         ({"relations": "a,a"}, "no list of different names"),
-        ({"relations_every": -1}, "negative"),
+        ({"relations_every": -1}, "relations_every=-1 is too small"),
     ):
         with pytest.raises(CtxError, match=message):
             SentenceTasks(tokenizer, max_length=30, seed=0, **options)
     with pytest.raises(CtxError, match="no joint vocabulary"):
         SentenceTasks(CtxCoveTokenizer.train(["a\tb"], 9, min_count=1, min_target_count=1), max_length=9, seed=0)
     other = SentenceTasks(tokenizer, max_length=30, seed=0, relations="same,different")
-    with pytest.raises(CtxError, match="label 'Contradiction' is none of same, different"):
+    with pytest.raises(CtxError, match="label 'Contradiction' is not among same, different"):
         list(other.examples(documents))
     running = load_documents(str(tmp_path / "running.txt"))
     named = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="skip-thought,<de>")

@@ -301,5 +301,5 @@ def test_a_field_that_a_family_lacks(folder, monkeypatch, capsys) -> None:
     sizes = ["--config_options", "embedding_size=8", "hidden_size=8", "--max_steps", 1, "--output_dir", folder / "out"]
     flags = ["--family", "seqae", "--objective", "clm", "--tokenizer", folder / "words", *sizes, "--dataset", text]
     assert pretrain(monkeypatch, *flags, "--objective_options", "backward=true") == 2
-    assert "needs the field backward" in capsys.readouterr().err
+    assert "needs the configuration field backward" in capsys.readouterr().err
     assert pretrain(monkeypatch, *flags) == 0

@@ -69,7 +69,9 @@ def test_tasks_in_turn_and_exactly_on_after_a_stop(monkeypatch, prepared, tmp_pa
     assert all(("generation_loss" in each) != ("relation_loss" in each) for each in steps.values())
     summary = json.loads((tmp_path / "whole/training_summary.json").read_text())
     assert {"eval_generation_loss", "eval_relation_loss", "eval_relation_accuracy"} <= set(summary["metrics"])
-    assert {"baseline_writing_loss", "baseline_relation_loss", "baseline_relation_accuracy"} <= set(summary["metrics"])
+    assert {"baseline_generation_loss", "baseline_relation_loss", "baseline_relation_accuracy"} <= set(
+        summary["metrics"]
+    )
     assert summary["rates"]["share_<de>"] > 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     for step in (10, 12):  # as if the run had been killed after step 5
@@ -97,7 +99,7 @@ def test_mistakes_are_named(monkeypatch, prepared, tmp_path, capsys) -> None:
     for flags, message in (
         (("--streaming",), "samples a task for each step"),
         (("--objective_options", "tasks=<fr>"), "no task '<fr>'"),
-        (("--objective_options", "relations=same,other"), "is none of same, other"),
+        (("--objective_options", "relations=same,other"), "is not among same, other"),
     ):
         assert pretrain(monkeypatch, prepared, "--max_steps", 2, *flags, "--output_dir", tmp_path) == 2
         assert message in capsys.readouterr().err

@@ -111,6 +111,26 @@ def test_first_loss_and_gradient_norm_are_those_of_the_plain_model(workspace, pr
     assert record["tokens"] == int(seen[0]["attention_mask"].sum()) == result.tokens
 
 
+def test_a_step_with_many_targets_has_a_larger_rate(workspace, problem, tmp_path):
+    """In proportion to `lr_reference_targets`, where that is given."""
+    numbers, changes = [], []
+
+    def collate(examples):
+        batch = problem[1].collate(examples)
+        numbers.append(int((batch["labels"] != -100).sum()))
+        return batch
+
+    for reference in (0.0, 10.0, 40.0):
+        model = new_model(workspace)
+        start = model.mlm_head.dense.weight.detach().clone()
+        common = {"max_steps": 1, "optimizer": "sgd", "weight_decay": 0.0, "learning_rate": 0.1}
+        options = arguments(tmp_path / str(reference), lr_reference_targets=reference, **common)
+        run(model, problem, options, collate)
+        changes.append(model.mlm_head.dense.weight.detach() - start)
+    for reference, change in zip((10.0, 40.0), changes[1:], strict=True):
+        torch.testing.assert_close(change, changes[0] * numbers[0] / reference, rtol=1e-3, atol=1e-7)
+
+
 def test_learns(workspace, problem, tmp_path):
     """From the uniform guess, ln(80), to well below it."""
     options = arguments(tmp_path, max_steps=60, per_device_batch_size=16, learning_rate=3e-3, logging_steps=10)

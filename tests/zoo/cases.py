@@ -329,10 +329,9 @@ def _representatives(heads: list[Case]) -> list[Case]:
     for case in heads:
         forward = inspect.unwrap(case.model_class.forward)
         chosen.setdefault((forward, case.attends, case.recurs), case)
-    first = {id(case) for case in chosen.values()}
-    return [
-        case for case in heads if id(case) in first or case.model_class is case.family.models[main_head(case.family)]
-    ]
+    classes = {case.model_class for case in chosen.values()}
+    classes |= {family.models[main_head(family)] for family in FAMILIES.values()}
+    return [case for case in heads if case.model_class in classes]
 
 
 CASES = _cases()

@@ -112,11 +112,7 @@ class CharacterModel(CharacterPreTrainedModel):
         )
 
     def encode_words(self, characters: Tensor) -> Tensor:
-        """(words, characters) ids -> (words, width), each word independently.
-
-        Raises:
-            CtxError: Words have fewer characters than the widest filter.
-        """
+        """(words, characters) ids -> (words, width); raises CtxError if words are shorter than the widest filter."""
         if characters.shape[1] < self.characters.widest:
             raise CtxError(
                 f"input_ids have {characters.shape[1]} characters per word, but a filter has width "

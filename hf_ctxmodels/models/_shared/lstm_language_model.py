@@ -108,16 +108,13 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
     ) -> LSTMLanguageModelOutput:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, and
+        Args: those of `prepare_inputs`, whose errors it raises, and
             past_key_values: The state after the preceding text, returned by an earlier forward; None for zeros.
             use_cache: Return `past_key_values`; None for `config.stateful`.
             truncation: Number of steps to back-propagate through; None for all.
             layers: Number of layers to run, the last of which gives `last_hidden_state`; None for all.
             output_hidden_states: Return `hidden_states`.
             kwargs: Ignored arguments of other families' models.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         given = (input_ids, inputs_embeds, attention_mask, sequence_ids)
         inputs = prepare_inputs(self, *given, width=self.config.layer_sizes[0], output_mask=output_mask)
@@ -214,11 +211,7 @@ class LSTMForCausalLM(heads.ForCausalLM):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """The tokens after those in the cache, with their part of the mask.
-
-        Raises:
-            CtxError: The model reads from right to left.
-        """
+        """The tokens after those in the cache, and their mask; raises CtxError for a backward model."""
         if self.is_backward:
             raise CtxError(
                 "A backward language model cannot continue a text at its end.",

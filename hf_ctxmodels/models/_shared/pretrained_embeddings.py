@@ -58,11 +58,7 @@ class EmbeddingLoaderPreTrainedModel(RecurrentPreTrainedModel):
     table_class: ClassVar[type[nn.Module]]
 
     def copy_vectors(self, table: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Copy the vectors of a model into `table`.
-
-        Raises:
-            CtxError: They are not word vectors, or do not fit.
-        """
+        """Copy the vectors of a model into `table`; raises CtxError if they are not word vectors, or do not fit."""
         raise NotImplementedError
 
     def load_pretrained_embeddings(self, source: str | None = None) -> None:

@@ -61,7 +61,7 @@ class RecurrentSentenceEncoder(SentenceEncoder):
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, and
+        Args: those of `prepare_inputs`, whose errors it raises, and
             token_type_ids: (batch, length), checked only: heads use them to separate two texts.
             output_hidden_states: Return `hidden_states`: the embeddings and the layers' outputs.
             kwargs: Ignored arguments of other families' models.
@@ -69,9 +69,6 @@ class RecurrentSentenceEncoder(SentenceEncoder):
         Returns:
             `pooler_output` (batch, hidden) is the sentence vector, pooled over all sequences of a row. States are zero
             at positions that `select_tokens` excludes.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         aligned = {"output_mask": output_mask, "token_type_ids": token_type_ids}
         given = (input_ids, inputs_embeds, attention_mask, sequence_ids)

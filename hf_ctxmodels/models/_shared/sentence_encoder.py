@@ -126,11 +126,7 @@ def encode_sentences(
 
 
 def tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None) -> dict[str, list[Any]]:
-    """The model inputs of every text, without padding.
-
-    Raises:
-        CtxError: A text has no token.
-    """
+    """The model inputs of every text, without padding; raises CtxError for a text without tokens."""
     cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
     encoded = tokenizer(texts, verbose=False, **cut)
     for number, ids in enumerate(encoded["input_ids"]):

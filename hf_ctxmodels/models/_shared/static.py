@@ -171,12 +171,9 @@ class StaticEncoder(StaticPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, and
+        Args: those of `prepare_inputs`, whose errors it raises, and
             output_hidden_states: Return `hidden_states`, which is (`last_hidden_state`,).
             kwargs: Ignored arguments of other families' models.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         width, given = self.config.hidden_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
         inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)

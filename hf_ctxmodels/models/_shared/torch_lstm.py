@@ -17,11 +17,7 @@ _SPECIAL = 2  # zero vectors of padding and unknown words
 
 
 def read_torch_file(file: str | Path) -> Any:
-    """The content of a pickle of tensors and plain values.
-
-    Raises:
-        CtxError: It cannot be read, or holds other objects.
-    """
+    """The content of a pickle of tensors and plain values; raises CtxError for other files."""
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, UnpicklingError, EOFError) as error:
@@ -45,11 +41,7 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
 
 
 def convert_layers(weights: Mapping[str, Tensor], where: str | None = None) -> dict[str, Tensor]:
-    """Native name -> weight of a bidirectional LSTM.
-
-    Raises:
-        CtxError: A weight is missing or unexpected.
-    """
+    """Native name -> weight of a bidirectional LSTM; raises CtxError if a weight is missing or unexpected."""
     depths = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
     expected = {
         f"layers.{depth}.{own}": [f"{part}_l{depth}{direction}" for direction in _DIRECTIONS]

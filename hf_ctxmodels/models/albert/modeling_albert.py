@@ -29,11 +29,7 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^sop_head\.", r"pooler\.", r"position_ids$"]
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the reference class, which shares whole layers only.
-
-        Raises:
-            CtxError: The layers share a part of their parameters.
-        """
+        """The reference class's configuration; raises CtxError if layers share only a part of their parameters."""
         values = super().reference_config()
         sharing = values.pop("parameter_sharing", "all")
         layers = self.config.num_hidden_layers

@@ -87,14 +87,11 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
     ) -> CtxCoveModelOutput:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, and
+        Args: those of `prepare_inputs`, whose errors it raises, and
             token_type_ids: (batch, length), checked only: heads use them to separate two texts.
             output_final_states: Return `final_hidden` and `final_cell`; None for `returns_final_states`.
             output_hidden_states: Return `hidden_states`.
             kwargs: Ignored arguments of other families' models.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         given = (input_ids, inputs_embeds, attention_mask, sequence_ids)
         aligned = {"output_mask": output_mask, "token_type_ids": token_type_ids}

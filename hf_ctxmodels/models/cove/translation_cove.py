@@ -39,11 +39,7 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
     def start(self, encoded: CtxCoveModelOutput) -> RecurrentCache:
-        """The encoder's final states.
-
-        Raises:
-            CtxError: `encoded` has none.
-        """
+        """The encoder's final states; raises CtxError if `encoded` has none."""
         if encoded.final_hidden is None or encoded.final_cell is None:
             raise CtxError("encoder_outputs have no final states.", hint="use output_final_states=True.")
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)

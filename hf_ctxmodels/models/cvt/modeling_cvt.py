@@ -58,14 +58,11 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, and
+        Args: those of `prepare_inputs`, whose errors it raises, and
             output_hidden_states: Return `hidden_states`: the word representations and the layers' outputs.
             layers: Number of layers to run; None for all.
             dropout_rate: In training, replaces `config.word_dropout` and `config.hidden_dropout_prob`.
             kwargs: Ignored arguments of other families' models.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         given, config = (input_ids, inputs_embeds, attention_mask, sequence_ids), self.config
         inputs = prepare_inputs(self, *given, width=config.hidden_size, output_mask=output_mask)
@@ -157,9 +154,6 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             labels: (batch, words), or (batch,) of texts: classes of `task`; -100 for none.
             views: Same shape: 1 where the auxiliary predictions of all tasks are trained, -100 elsewhere.
             task: The task of labels and logits, one of `config.tasks`; None for the first.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         predict = self.predictors[self._task(task)]
         inputs = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}

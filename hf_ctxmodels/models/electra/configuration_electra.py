@@ -5,33 +5,20 @@ from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.core.config import CtxConfig, CtxTransformerConfig
+from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.models._shared.configuration_transformer import CtxEncoderConfig
 
 
 @strict
-class CtxElectraConfig(CtxTransformerConfig):
+class CtxElectraConfig(CtxEncoderConfig):
     """Shape and regularisation of an ELECTRA discriminator and its generator; the defaults are ELECTRA-small.
 
-    Args:
-        vocab_size: Number of WordPiece tokens.
+    Args: those of `CtxEncoderConfig`, and
         embedding_size: Width of the token, position and segment tables.
-        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
-        num_hidden_layers: Number of Transformer layers.
-        num_attention_heads: Attention heads per layer.
-        intermediate_size: Width of the feed-forward layer.
-        hidden_act: Activation of the feed-forward layer and of the discriminator's head.
-        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
-        attention_probs_dropout_prob: Dropout on attention probabilities.
-        max_position_embeddings: Longest sequence, in tokens.
-        type_vocab_size: Number of segments.
-        initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of every LayerNorm.
-        pad_token_id: Id of the padding token; its embedding starts at zero.
         classifier_dropout: Dropout before the task heads; `None` means `hidden_dropout_prob`.
         summary_type, summary_use_proj, summary_activation, summary_last_dropout: The multiple-choice head: the "first"
             token, an optional dense layer, an activation and dropout.
-        tie_word_embeddings: Share a masked-LM decoder with its word embeddings.
         generator_size: Relative width of the generator (section 3.2): factor of the residual stream, the feed-forward
             layer and the number of heads, rounded; the number of layers is the same.
         generator_overrides: Other fields of the generator.
@@ -47,26 +34,15 @@ class CtxElectraConfig(CtxTransformerConfig):
 
     model_type = "ctx-electra"
 
-    vocab_size: int = 30522
     embedding_size: int = 128
     hidden_size: int = 256
-    num_hidden_layers: int = 12
     num_attention_heads: int = 4
     intermediate_size: int = 1024
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: float | int = 0.1
-    attention_probs_dropout_prob: float | int = 0.1
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    initializer_range: float | int = 0.02
-    layer_norm_eps: float = 1e-12
-    pad_token_id: int | None = 0
     classifier_dropout: float | int | None = None
     summary_type: Literal["first"] = "first"
     summary_use_proj: bool = True
     summary_activation: str | None = "gelu"
     summary_last_dropout: float | int = 0.1
-    tie_word_embeddings: bool = True
     generator_size: float | int = 0.25
     generator_overrides: dict[str, Any] | None = None
     tie_generator: Literal["embeddings", "all", "none"] = "embeddings"
@@ -81,9 +57,7 @@ class CtxElectraConfig(CtxTransformerConfig):
     """Fields of joint pretraining, which transformers does not have."""
 
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "position_embedding_type": ("absolute", None),
-        "is_decoder": (False,),
-        "add_cross_attention": (False,),
+        **CtxEncoderConfig.supported_reference_values,
         "summary_type": ("first",),
     }
 

@@ -80,7 +80,7 @@ class CtxElectraDetectionOutput(ModelOutput):
         loss: Binary cross-entropy in nats.
         logits: (batch, length), positive where a token looks replaced.
         metrics: "precision", "recall", "f1" and "share" of replaced tokens, as (numerator, denominator).
-        hidden_states, attentions: As asked for.
+        hidden_states, attentions: As requested.
     """
 
     loss: Tensor | None = None

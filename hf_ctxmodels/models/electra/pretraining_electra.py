@@ -288,11 +288,7 @@ def _generator_counts(filled: Filled, labels: Tensor) -> dict[str, Tensor]:
 
 
 def _open(kind: type[CtxElectraHeadModel], source: str | PathLike[str], *needed: str) -> Any:
-    """Open a generator or discriminator.
-
-    Raises:
-        CtxError: Weights with one of the prefixes `needed` are missing.
-    """
+    """Open a generator or discriminator; raises CtxError if weights with one of the prefixes `needed` are missing."""
     model, report = kind.from_pretrained(source, output_loading_info=True)
     missing = sorted(name for name in report["missing_keys"] if name.startswith(needed))
     if missing or report["mismatched_keys"]:
@@ -336,11 +332,7 @@ def _check_same_vocabulary(
 def _pair_config(
     generator: CtxElectraConfig, discriminator: CtxElectraConfig, tie_generator: str, changes: dict[str, Any]
 ) -> CtxElectraConfig:
-    """The discriminator's configuration with this generator.
-
-    Raises:
-        CtxError: The configuration is invalid.
-    """
+    """The discriminator's configuration with this generator; raises CtxError if it is invalid."""
     try:
         return discriminator.with_generator(generator, tie_generator=tie_generator, **changes)
     except StrictDataclassError as error:

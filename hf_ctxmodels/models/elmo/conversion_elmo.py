@@ -18,11 +18,7 @@ _CHARACTERS = (261, 262)  # without and with the padding id
 
 
 def config_of_options(options: Mapping[str, Any], where: str | None = None) -> CtxElmoConfig:
-    """The configuration of an options.json.
-
-    Raises:
-        CtxError: An entry is missing, or has an unsupported value.
-    """
+    """The configuration of an options.json; raises CtxError if an entry is missing or unsupported."""
     try:
         lstm, cnn = options["lstm"], options["char_cnn"]
         if cnn["n_characters"] not in _CHARACTERS:

@@ -74,15 +74,12 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
     ) -> CtxElmoModelOutput:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, and
+        Args: those of `prepare_inputs`, whose errors it raises, and
             inputs_embeds: (batch, words, hidden / 2) the token layer's output, in place of `input_ids`.
             past_key_values: The state after the preceding text, returned by an earlier forward; None for zeros.
             use_cache: Return `past_key_values`; None for `config.stateful`.
             output_hidden_states: Return `hidden_states`.
             kwargs: Ignored arguments of other families' models.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         width, given = self.config.projection_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
         inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)
@@ -229,9 +226,6 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             negatives: (batch, k) samples for `layers.lm_loss.sampled`: the training loss is then a sampled softmax with
                 the negatives of all rows.
             return_logits: See `returns_logits`.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         target_mask = None if labels is None else self._target_mask(labels)
         everywhere = target_mask is None or self.returns_logits(return_logits)

@@ -106,9 +106,6 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             cooccurrences: (batch, length) the cells' counts, above 0; None for ones.
             learning_rate: Update the vectors in place, and return a loss without gradient.
             squares: With `learning_rate`, AdaGrad's sums of squared gradients by parameter name; updated.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         model: Any = self.base_model
         if input_ids is None:
@@ -130,7 +127,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         elif squares is None:
             raise CtxError("AdaGrad needs its sums of squared gradients.", hint="give `squares`.")
         else:
-            loss = self._descend(learning_rate, squares, *cells)
+            loss = self._adagrad_step(learning_rate, squares, *cells)
         loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
         return CtxGloveForPreTrainingOutput(loss=loss)
 
@@ -143,7 +140,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         return 0.5 * (weights * (products + biases - values.log()) ** 2).sum()
 
     @torch.no_grad()
-    def _descend(self, learning_rate: float, squares: Mapping[str, Tensor], *cells: Tensor) -> Tensor:
+    def _adagrad_step(self, learning_rate: float, squares: Mapping[str, Tensor], *cells: Tensor) -> Tensor:
         """AdaGrad on single cells (words, contexts, values); returns the summed loss."""
         kernels = importlib.import_module("hf_ctxmodels.models.glove.adagrad_kernel")  # numba takes a second to import
         tables = dict(self.named_parameters())

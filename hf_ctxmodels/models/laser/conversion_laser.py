@@ -18,11 +18,7 @@ _CONTINUES = "@@"  # suffix of a subword within a word
 
 
 def read_encoder(file: str | Path) -> dict[str, Any]:
-    """The parts of a released file: `params`, `model` and `dictionary`.
-
-    Raises:
-        CtxError: It cannot be read, or lacks a part.
-    """
+    """The parts `params`, `model` and `dictionary` of a released file; raises CtxError for other files."""
     found = read_torch_file(file)
     parts = ("params", "model", "dictionary")
     if not isinstance(found, Mapping) or not all(isinstance(found.get(part), Mapping) for part in parts):
@@ -35,11 +31,7 @@ def read_encoder(file: str | Path) -> dict[str, Any]:
 
 
 def read_codes(file: str | Path) -> list[tuple[str, str]]:
-    """The merges of a file with two subwords and a count per line.
-
-    Raises:
-        CtxError: A line has another form.
-    """
+    """The merges of a file of lines with two subwords and a count; raises CtxError for other lines."""
     merges = []
     for number, line in enumerate(read_lines(Path(file)), start=1):
         parts = line.split()

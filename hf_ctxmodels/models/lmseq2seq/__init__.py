@@ -1,4 +1,4 @@
-"""Sequence-to-sequence from two language models (Ramachandran et al. 2016): one reads, the other writes."""
+"""Sequence-to-sequence from two language models (Ramachandran et al. 2016): an encoder and a decoder."""
 
 from typing import Any
 

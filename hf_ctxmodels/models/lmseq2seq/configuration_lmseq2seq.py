@@ -15,7 +15,7 @@ PARTS = ("embeddings", "layers", "softmax")
 class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
     """Shape of encoder and decoder, and their pretrained parts.
 
-    Args:
+    Args: those of `CtxLSTMLanguageModelConfig`, and
         vocab_size, target_vocab_size: Sizes of the source and the target vocabulary.
         embedding_size: Width of the embeddings.
         hidden_size: Width of a layer's cell and output.
@@ -27,7 +27,6 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
             `load_pretrained_parts` copies into a new model; they are saved with it. None for random weights.
         pretrained_parts: The parts to copy: some of "embeddings", "layers" and "softmax" (ablations of section 4).
         hidden_dropout_prob: Dropout of the embeddings, between layers, and of the softmax's input.
-        initializer_range: Bound of the embeddings' uniform initialisation.
         pad_token_id: Id of padding in both vocabularies.
         decoder_start_token_id, eos_token_id: Ids in the target vocabulary.
     """

@@ -216,11 +216,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         return model.eval()
 
     def start(self, encoded: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
-        """The encoder's final states.
-
-        Raises:
-            CtxError: `encoded` has none.
-        """
+        """The encoder's final states; raises CtxError if `encoded` has none."""
         if encoded.memory is None or encoded.final is None:
             raise CtxError("encoder_outputs lack memory or final states.", hint="run this model's own encoder.")
         return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
@@ -251,11 +247,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
 
 
 def _open(source: str | PathLike[str]) -> Any:
-    """An LSTM language model.
-
-    Raises:
-        CtxError: It cannot be opened, or is of another kind.
-    """
+    """An LSTM language model; raises CtxError if it cannot be opened, or is of another kind."""
     model = open_pretrained(AutoModelForCausalLM, source, "the language model")
     if not isinstance(model, LSTMForCausalLM):
         raise CtxError(f"{type(model).__name__} is no forward LSTM language model.", location=str(source))

@@ -71,9 +71,6 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
             source_labels: (batch, length) the next source word of each position; -100 is ignored. None omits the source
                 language model.
             target_labels: (batch, steps) the next target word, predicted by the decoder's pretrained layers only.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         if encoder_outputs is None:
             given = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}

@@ -11,22 +11,18 @@ from hf_ctxmodels.models._shared.configuration_lstm_language_model import CtxLST
 class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
     """Shape and regularisation of the LSTM; the defaults are those of the paper, section 4.
 
-    Args:
-        vocab_size: Number of words.
+    Args: those of `CtxLSTMLanguageModelConfig`, and
         embedding_size: Width of the embeddings.
         hidden_size: Width of the LSTM's cell and output.
-        num_hidden_layers: Number of LSTM layers.
         word_dropout_prob: Share of input words that are dropped, independently at every position.
         embedding_dropout_prob: Dropout of the embeddings.
         hidden_dropout_prob: Dropout between layers, and of the softmax's input.
-        stateful: Return `past_key_values` by default, so that the next batch may continue from them.
         bptt: Number of steps to back-propagate through in a classifier; longer texts are read completely.
         classifier_pooling: Input of a text classifier: None for the last word's state (the paper's), "mean" for the
             mean of all states.
         label_gain: Training target of a text classifier: "last", at the last word; or "linear", at every word with
             weights that increase linearly from 0 to 1 (section 3, linear gain).
         classifier_dropout: Dropout of a task head's input.
-        initializer_range: Bound of the embeddings' uniform initialisation.
         pad_token_id, eos_token_id: Ids of padding and of the end of a text.
     """
 

@@ -13,11 +13,9 @@ _RATES = ("embedding", "input", "hidden", "output", "weight")
 class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
     """Shape and regularisation of an AWD-LSTM; the defaults are those of the paper, section 4.1.
 
-    Args:
-        vocab_size: Number of words.
+    Args: those of `CtxLSTMLanguageModelConfig`, and
         hidden_size: Width of the embeddings and of the last layer's output.
         cell_size: Width of the cells of all layers but the last one, which has `hidden_size`.
-        num_hidden_layers: Number of LSTM layers.
         embedding_dropout_prob: Share of words that are dropped throughout a forward pass.
         input_dropout_prob: Variational dropout of the embeddings: the same features of a row at every step.
         hidden_dropout_prob: Variational dropout between layers.
@@ -28,13 +26,11 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
         slowness_penalty: Weight of temporal activation regularization (TAR, beta), on the output before dropout.
         backward: Read from right to left, with positions in the order of the text: the backward model of section 3.3,
             whose predictions are averaged with those of a forward model.
-        stateful: Return `past_key_values` by default, so that the next batch may continue from them.
         bptt: Number of steps to back-propagate through in a classifier (section 3.3); longer texts are read completely.
         classifier_size: Width of the classifier's hidden layer.
         classifier_norm: Normalisation in the classifier's two blocks: "batch" is the paper's; with "layer" the loss is
             independent of the division into batches.
         classifier_dropout: Dropout before the hidden layer; after it the rate is 0.1.
-        initializer_range: Bound of the embeddings' uniform initialisation.
         pad_token_id, bos_token_id, eos_token_id: Ids of padding, of a text's first token, and of the end of a generated
             text, if any.
         tie_word_embeddings: Tie the softmax weights to the embeddings.

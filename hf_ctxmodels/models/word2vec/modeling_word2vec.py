@@ -98,16 +98,13 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
                 -1 after its end, and the branch at each, 0 or 1.
             learning_rate: Learning rate of a prediction: update the vectors in place, and return a loss without
                 gradient.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
         """
         output_mask = None if labels is None else labels != IGNORED
         if labels is not None and learning_rate is not None:
             self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask)
             if input_ids is None:
                 raise CtxError("Vectors cannot be updated from inputs_embeds.", hint="give input_ids.")
-            loss = self._descend(learning_rate, input_ids, attention_mask, labels, windows, negatives, paths, codes)
+            loss = self._sgd_step(learning_rate, input_ids, attention_mask, labels, windows, negatives, paths, codes)
             return CtxWord2VecForPreTrainingOutput(loss=mean_over_targets(loss, labels, "labels", num_items_in_batch))
         given = self.base_model.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask
@@ -152,11 +149,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         paths: Tensor | None,
         codes: Tensor | None,
     ) -> list[Tensor]:
-        """Check the arguments of `forward`; returns [negatives] or [paths, codes].
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
-        """
+        """Check the arguments of `forward`; returns [negatives] or [paths, codes], or raises CtxError."""
         config = self.config
         check_ids("labels", labels.masked_fill(labels == IGNORED, 0), config.vocab_size, "vocab_size")
         if windows is not None and windows.shape != words.shape:
@@ -180,7 +173,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         return window_prediction.summed_loss(blocks, ones, scores[:, None])
 
     @torch.no_grad()
-    def _descend(self, learning_rate: float, *batch: Tensor | None) -> Tensor:
+    def _sgd_step(self, learning_rate: float, *batch: Tensor | None) -> Tensor:
         """SGD in small steps on a batch of the arguments of `blocks`; returns the summed loss.
 
         Each thread takes a part of the rows and updates word by word if compiled, else a few blocks at a time.
@@ -191,7 +184,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             blocks = self.blocks(*rows)  # type: ignore[arg-type]
             size = config.update_blocks
             losses = [
-                window_prediction.descend(blocks.part(start, start + size), words.data, outputs.data, learning_rate)
+                window_prediction.sgd_step(blocks.part(start, start + size), words.data, outputs.data, learning_rate)
                 for start in range(0, len(blocks), size)
             ]
             return torch.stack([words.new_zeros((), dtype=torch.float32), *losses]).sum()
@@ -200,7 +193,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             drawn = self.check_prediction(ids, labels, windows, *given)
             text = window_prediction.Text(ids, mask, labels, windows, drawn)
             rule = (config.window, config.negative, config.architecture == "cbow")
-            loss = window_prediction.descend_by_words(text, words.data, outputs.data, learning_rate, *rule)
+            loss = window_prediction.sgd_step_by_words(text, words.data, outputs.data, learning_rate, *rule)
             return torch.tensor(loss, dtype=torch.float32)
 
         if words.device.type != "cpu":

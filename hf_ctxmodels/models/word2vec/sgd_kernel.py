@@ -4,7 +4,7 @@ A word takes so few operations that gathering and scattering its vectors for den
 products. The kernel updates the tables in place instead, and the negatives that a block shares stay in the cache. Each
 word sees the updates of the one before it, as in the released code (Mikolov et al. 2013b).
 
-Called by `window_prediction.descend_by_words` only; the tests compare it with the grids of `window_prediction`.
+Called by `window_prediction.sgd_step_by_words` only; the tests compare it with the grids of `window_prediction`.
 """
 
 import math

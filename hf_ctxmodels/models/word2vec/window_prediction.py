@@ -194,7 +194,7 @@ def summed_loss(blocks: Blocks, words: Tensor, outputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def descend(blocks: Blocks, words: Tensor, outputs: Tensor, rate: float) -> Tensor:
+def sgd_step(blocks: Blocks, words: Tensor, outputs: Tensor, rate: float) -> Tensor:
     """One in-place SGD step on `summed_loss`; returns the loss before it.
 
     Args:
@@ -233,10 +233,10 @@ class Text:
     given: list[Tensor]
 
 
-def descend_by_words(
+def sgd_step_by_words(
     text: Text, words: Tensor, outputs: Tensor, rate: float, window: int, number: float, average: bool
 ) -> float:
-    """`descend` word by word, compiled. Returns the summed loss, each word's before its update.
+    """`sgd_step` word by word, compiled. Returns the summed loss, each word's before its update.
 
     Args:
         words, outputs: The tables, float32 on the CPU; updated.

@@ -28,10 +28,6 @@ class NonSpecialTokens:
             raise CtxError("The tokenizer's vocabulary holds special tokens only.", hint="train it on some text first.")
 
     def candidates(self, ids: np.ndarray) -> np.ndarray:
-        """(tokens,) bool, True where a token of a row is not special.
-
-        Raises:
-            CtxError: An id is outside the vocabulary.
-        """
+        """(tokens,) bool, True for tokens that are not special; raises CtxError for an id outside the vocabulary."""
         check_token_ids(ids, len(self.table))
         return self.table[ids]

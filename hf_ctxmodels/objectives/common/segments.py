@@ -129,11 +129,7 @@ class RowTemplate:
         self._types = np.split(types, np.sort(np.concatenate([slots, slots + 1])))
 
     def room(self, max_length: int) -> int:
-        """Number of text tokens that fit in a row of `max_length`.
-
-        Raises:
-            CtxError: Less than one per segment.
-        """
+        """Number of text tokens in a row of `max_length`; raises CtxError for less than one per segment."""
         segments = len(self._fixed) - 1
         room = max_length - self.special_tokens
         if room < segments:

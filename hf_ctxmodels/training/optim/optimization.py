@@ -68,11 +68,7 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
 
 
 def _for_sparse_gradients(model: Any, groups: list[dict], arguments: LoopArguments) -> torch.optim.Optimizer:
-    """AdaGrad (Duchi et al. 2011) or plain SGD, which support sparse gradients.
-
-    Raises:
-        CtxError: Weight decay with sparse gradients.
-    """
+    """AdaGrad (Duchi et al. 2011) or SGD, for sparse gradients; raises CtxError for weight decay."""
     if hasattr(model, "set_sparse_gradients"):
         if arguments.weight_decay:
             raise CtxError(
