@@ -23,6 +23,7 @@ def check_encoder_input(
     id_axes: tuple[str, ...] = (),
     width: int | None = None,
     takes_ready_masks: bool = False,
+    mask_hint: str | None = None,
     sequence_ids: Tensor | None = None,
     output_mask: Tensor | None = None,
     aligned: Mapping[str, Tensor | None] | None = None,
@@ -38,6 +39,7 @@ def check_encoder_input(
         limit, limit_name: The configuration's field, by value and name, that all ids are below.
         id_axes: Names of the axes of a single token's ids.
         width: Of embeddings; None does not check it.
+        mask_hint: What to give in place of a mask of other dimensions.
         sequence_ids: (batch, length), 0 at padding.
         output_mask: (batch, length) bool, the positions whose outputs are computed.
         aligned: Other (batch, length) tensors by argument name.
@@ -60,7 +62,7 @@ def check_encoder_input(
         )
     if width is not None and inputs_embeds is not None and inputs_embeds.shape[2] != width:
         raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
-    padding_mask = _padding_mask(attention_mask, given.shape[0], length, takes_ready_masks)
+    padding_mask = _padding_mask(attention_mask, given.shape[0], length, takes_ready_masks, mask_hint)
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
     _check_aligned({**(aligned or {}), **masks, "output_mask": output_mask}, given.shape[0], length)
     check_padding_mask(padding_mask)
@@ -115,7 +117,9 @@ def _ids_or_embeddings(input_ids: Tensor | None, inputs_embeds: Tensor | None, i
     return given
 
 
-def _padding_mask(attention_mask: Any, batch_size: int, length: int, takes_ready_masks: bool) -> Tensor | None:
+def _padding_mask(
+    attention_mask: Any, batch_size: int, length: int, takes_ready_masks: bool, hint: str | None
+) -> Tensor | None:
     """The mask if it is one of padding; None if it is ready for the attention function.
 
     Raises:
@@ -133,7 +137,8 @@ def _padding_mask(attention_mask: Any, batch_size: int, length: int, takes_ready
         fits = len(shape) == 4 and shape[0] in (1, batch_size) and shape[2] in (1, length) and shape[3] >= length
         if fits and (attention_mask.is_floating_point() or attention_mask.dtype == torch.bool):
             return None
-    raise CtxError(f"attention_mask is {shape} of {attention_mask.dtype}; it must be (batch, length) = {expected}.")
+    found = f"attention_mask is {shape} of {attention_mask.dtype}"
+    raise CtxError(f"{found}; it must be (batch, length) = {expected}.", hint=hint)
 
 
 def _check_aligned(aligned: Mapping[str, Tensor | None], batch_size: int, length: int) -> None:

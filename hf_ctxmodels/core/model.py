@@ -26,6 +26,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
         id_limit: The configuration's field that every id is below.
         takes_ready_masks: Whether `attention_mask` may be a 4-D mask of the attention function.
+        mask_hint: What to give in place of a mask of other dimensions; None for nothing.
         loss_targets: The `forward` arguments a head's loss is computed from, one per term. Every head divides a term's
             sum by the number of its targets; `num_items_in_batch` may give these numbers for a larger batch.
         reference_model_type: `model_type` of the reference implementation in transformers; None where there is none.
@@ -43,6 +44,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     id_axes: ClassVar[tuple[str, ...]] = ()  # of a token's own, behind (batch, length)
     id_limit: ClassVar[str] = "vocab_size"
     takes_ready_masks: ClassVar[bool] = False
+    mask_hint: ClassVar[str | None] = None
     loss_targets: ClassVar[tuple[str, ...]] = ()
     reference_model_type: ClassVar[str | None] = None
     reference_architecture: ClassVar[str | None] = None
@@ -158,6 +160,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             id_axes=self.id_axes,
             width=width,
             takes_ready_masks=self.takes_ready_masks,
+            mask_hint=self.mask_hint,
             sequence_ids=sequence_ids,
             output_mask=output_mask,
             aligned=aligned,

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
+from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
@@ -187,7 +188,7 @@ class HeadModel(CtxPreTrainedModel):
         compute.
 
         Args:
-            asked: `return_logits_with_labels` of the call; None for that of the configuration. If that is None too: in
+            asked: `return_logits` of the call; None for `config.return_logits_with_labels`. If that is None too: in
                 evaluation without gradients, as Trainer evaluates, for its metrics.
         """
         asked = self.config.return_logits_with_labels if asked is None else asked
@@ -212,6 +213,16 @@ class HeadModel(CtxPreTrainedModel):
             return loss
         number = targets.numel() if targets.is_floating_point() else (targets != IGNORED).sum()
         return loss + mean_over_targets(penalty * number, targets, name, counts)
+
+    def task_output(self, kind: type[ModelOutput], encoded: Any, **found: Any) -> Any:
+        """The output of a task's head, with what the encoder recorded.
+
+        Args:
+            kind: Its class.
+            encoded: The encoder's output.
+            found: The fields of the head itself.
+        """
+        return kind(**found, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
 
     def encode(self, **kwargs: Any) -> Any:
         """Run the encoder; always returns a model output."""

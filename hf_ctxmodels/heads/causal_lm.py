@@ -44,10 +44,9 @@ class ForCausalLM(HeadModel, GenerationMixin):
         past_key_values: Any = None,
         use_cache: bool | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: ItemCounts = None,
-        return_logits_with_labels: bool | None = None,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """The loss with `labels`, else logits. Other arguments as in the encoder's forward.
@@ -56,17 +55,15 @@ class ForCausalLM(HeadModel, GenerationMixin):
             labels: (batch, length) the tokens themselves, as in transformers, shifted by the head; -100 is ignored. Or
                 (batch, length + 1), including the token that follows the row (precedes it, for a backward model), so
                 that the last token in reading order has a target too.
-            shift_labels: (batch, length) the target of each token, -100 for none, in place of `labels`.
             logits_to_keep: As in transformers: how many of the last positions have logits, 0 for all, or a tensor of
                 positions. The loss does not depend on it.
-            return_logits_with_labels: See `returns_logits`.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
+            return_logits: See `returns_logits`.
+            kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
+                none, in place of `labels`. It is no argument by name, since Trainer takes those for labels of its own.
         """
         given = input_ids if input_ids is not None else inputs_embeds
-        targets = self._targets(given, labels, shift_labels, attention_mask, sequence_ids)
-        everywhere = targets is None or self.returns_logits(return_logits_with_labels)
+        targets = self._targets(given, labels, kwargs.pop("shift_labels", None), attention_mask, sequence_ids)
+        everywhere = targets is None or self.returns_logits(return_logits)
         outputs = self.encode_for_targets(
             None if targets is None else targets != IGNORED,
             everywhere,

@@ -106,9 +106,7 @@ class ForSequenceClassification(SequenceHead):
         if labels is not None:
             loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
             loss = self.regularized(loss, labels, "labels", num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return self.task_output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
 
 
 def problem_type_of(config: Any, labels: Tensor | None) -> str:
@@ -168,9 +166,7 @@ class ForTokenClassification(HeadModel):
         if labels is not None:
             loss = cross_entropy_over_targets(logits, labels, "labels", num_items_in_batch)
             loss = self.regularized(loss, labels, "labels", num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return self.task_output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
 
 
 class ForQuestionAnswering(HeadModel):
@@ -214,13 +210,8 @@ class ForQuestionAnswering(HeadModel):
             start = position_loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
             end = position_loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
             loss = (start + end) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        found = {"loss": loss, "start_logits": start_logits, "end_logits": end_logits}
+        return self.task_output(QuestionAnsweringModelOutput, outputs, **found)
 
 
 class ForMultipleChoice(SequenceHead):
@@ -270,9 +261,7 @@ class ForMultipleChoice(SequenceHead):
         loss = None
         if labels is not None:
             loss = cross_entropy_over_targets(logits, labels.view(-1), "labels", num_items_in_batch)
-        return MultipleChoiceModelOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return self.task_output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
 
 
 def position_loss(

@@ -78,12 +78,12 @@ class ForMaskedLM(HeadModel):
         sequence_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
-        return_logits_with_labels: bool | None = None,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Logits, or the loss with `labels` (batch, length); -100 is ignored. For `return_logits_with_labels` see
+        """Logits, or the loss with `labels` (batch, length); -100 is ignored. For `return_logits` see
         `returns_logits`."""
-        everywhere = labels is None or self.returns_logits(return_logits_with_labels)
+        everywhere = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -152,7 +152,7 @@ class ForMaskedLMWithPair(ForMaskedLM):
         labels: Tensor | None = None,
         pair_label: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
-        return_logits_with_labels: bool | None = None,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> ModelOutput:
         """Logits of both heads, and the loss; see `pair_output_class`.
@@ -162,10 +162,10 @@ class ForMaskedLMWithPair(ForMaskedLM):
                 are then computed only there, and `prediction_logits` is None.
             pair_label: (batch,) the class of each pair, under the family's name.
             num_items_in_batch: As in `mean_over_targets`.
-            return_logits_with_labels: See `returns_logits`.
+            return_logits: See `returns_logits`.
             kwargs: Arguments of the encoder.
         """
-        everywhere = labels is None or self.returns_logits(return_logits_with_labels)
+        everywhere = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -115,7 +115,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         use_cache: bool = False,
         target_languages: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
-        return_logits_with_labels: bool | None = None,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> ConditionalGenerationOutput:
         """The loss with `labels`, else logits. Other arguments as in the encoder's forward.
@@ -128,10 +128,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`.
             target_languages: (batch,) numbers of the target languages; None for the first.
-            return_logits_with_labels: See `returns_logits`.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
+            return_logits: See `returns_logits`.
         """
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
@@ -144,7 +141,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         before = self.start(encoder_outputs) if past_key_values is None else past_key_values
         recorded = self.config.recorded_outputs(kwargs)
         given = DecoderInputs(encoder_outputs, attention_mask, before, target_languages, any(recorded.values()))
-        wants_logits = labels is None or self.returns_logits(return_logits_with_labels)
+        wants_logits = labels is None or self.returns_logits(return_logits)
         loss = logits = decoded = None
         if wants_logits or given.record:
             logits, decoded = self.predict(decoder_input_ids, given)

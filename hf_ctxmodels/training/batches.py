@@ -153,6 +153,8 @@ def count_items(batches: Iterable[Batch], targets: Sequence[str]) -> torch.Tenso
 
 def count_targets(batches: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[str]) -> torch.Tensor:
     """Targets per name over all `batches`, as in `count_items`: an int64 tensor (len(targets),)."""
+    if not targets:
+        return torch.zeros(0, dtype=torch.int64)
     return torch.stack([_count_batch(batch, targets) for batch in batches]).sum(dim=0)
 
 

@@ -99,7 +99,7 @@ def test_probe_of_one_label_alone() -> None:
 
 def test_labels_that_training_has_not() -> None:
     features, _ = blobs(4)
-    with pytest.raises(CtxError, match="'z' too"):
+    with pytest.raises(CtxError, match="the test has 'z'"):
         probe(features, ["x", "y", "x", "y"], features, ["x", "z", "x", "y"])
     with pytest.raises(CtxError, match=r"\['x'\]"):
         probe(features, ["x"] * 4, features, ["x"] * 4)

@@ -222,9 +222,9 @@ def test_best_span_is_the_best_of_all(length, longest, random):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{]", "Not in the JSON format of SQuAD"),
+        ("{]", "Not JSON that can be read"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', "No questions"),
-        ('{"data": [{"paragraphs": [{"qas": [{"id": 1}]}]}]}', "KeyError 'answers'"),
+        ('{"data": [{"paragraphs": [{"qas": [{"id": 1}]}]}]}', "KeyError: 'answers'"),
         (None, r"(?s)'cat' is not at character 3.*has ' ca' there.*question 'q0'"),
     ],
 )

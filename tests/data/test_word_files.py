@@ -72,7 +72,7 @@ def test_gensim_keeps_counts() -> None:
         ("glove", b"3 2\na 1 2\n", "read it as word2vec-text"),
         ("glove", b"a 1 2\nb 1 2 3 4 5 x\n", "line 2"),
         ("glove", b"a 1 2\nb 1\n", "line 2"),
-        ("word2vec-binary", b"2 2\na " + np.ones(2, "<f4").tobytes(), "at word 1"),
+        ("word2vec-binary", b"2 2\na " + np.ones(2, "<f4").tobytes(), "at word 0"),
         ("word2vec-binary", b"2 2\na 1234", "at word 0"),
         ("word2vec-binary", b"the 1 2\n", "first line"),
         ("word2vec-binary", b"1 2\n\xff\xfe " + np.ones(2, "<f4").tobytes(), "not UTF-8"),

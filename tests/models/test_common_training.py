@@ -89,6 +89,32 @@ class TestLoss:
         if parts:
             assert_close(sum(parts), outputs.loss.detach())
 
+    @pytest.mark.parametrize("head", [head for head in HEADS if head.returns_logits_with_labels], ids=str)
+    def test_logits_beside_the_loss(self, head: Case) -> None:
+        """Of all positions, and the same loss: where asked for by the call or the configuration, and by default in
+        evaluation without gradients."""
+        batch, model = make_batch(head), head.model()
+        targets = make_targets(head, batch, ignore_some=True)
+        expected, wanted = model(**batch, **targets), model(**batch)
+        name = "logits" if "logits" in wanted else "prediction_logits"
+        asked = [model(**batch, **targets, return_logits=True)]
+        with torch.no_grad():
+            asked.append(model(**batch, **targets))
+            assert model(**batch, **targets, return_logits=False).get(name) is None
+        model.config.return_logits_with_labels = True
+        asked.append(model(**batch, **targets))
+        for outputs in asked:
+            assert_close(outputs.loss, expected.loss, "loss")
+            if not head.generates:  # of a pair, the logits are those of what the generator wrote
+                assert_close(outputs[name], wanted[name], name)
+        gradients_without = gradients(model, expected.loss)
+        assert_same_gradients(gradients(model, asked[-1].loss), gradients_without)
+        model.train()
+        with torch.no_grad():
+            model.config.return_logits_with_labels = None
+            assert model(**batch, **targets).get(name) is None
+        assert model(**batch, **targets, return_logits=True)[name].shape == asked[0][name].shape
+
     @each_forward
     def test_metrics_are_counts_that_add_up_over_batches(self, head: Case) -> None:
         batch = make_batch(head)

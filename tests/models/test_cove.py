@@ -20,8 +20,11 @@ def small(**changes: object) -> CtxCoveForConditionalGeneration:
 
 
 @torch.no_grad()
-def by_the_equations(model: CtxCoveForConditionalGeneration, ids: Tensor, target: list[int]) -> Tensor:
-    """(steps, vocabulary) log-probabilities of the words behind each of `target`, one text, one step at a time."""
+def by_the_equations(
+    model: CtxCoveForConditionalGeneration, ids: Tensor, target: list[int], attention: list[Tensor] | None = None
+) -> Tensor:
+    """(steps, vocabulary) log-probabilities of the words behind each of `target`, one text, one step at a time; the
+    weights of attention are appended to `attention`."""
     encoded = model.cove(input_ids=ids[None], output_final_states=True)
     states = encoded.last_hidden_state[0, :, model.config.embedding_size :]  # H
     decoder = model.decoder
@@ -37,6 +40,8 @@ def by_the_equations(model: CtxCoveForConditionalGeneration, ids: Tensor, target
             below = out.sigmoid() * cell.tanh()
             remembered[depth] = (below, cell)
         weights = torch.softmax(states @ (decoder.query.weight @ below + decoder.query.bias), 0)
+        if attention is not None:
+            attention.append(weights)
         joined = torch.cat([states.T @ weights, below])
         adjusted = torch.tanh(decoder.combine.weight @ joined + decoder.combine.bias)
         logs.append((model.prediction.weight @ adjusted + model.prediction.bias).log_softmax(0))
@@ -58,6 +63,19 @@ def test_decoder_is_the_papers() -> None:
         target_mask = labels[row] != -100
         total -= float(expected[target_mask].gather(1, labels[row][target_mask][:, None]).sum())
     assert float(loss) == pytest.approx(total / int((labels != -100).sum()), rel=1e-5)
+
+
+def test_recorded_attention_and_states_are_the_papers() -> None:
+    model, batch = small(), make_batch(TRANSLATOR)
+    outputs = model(**batch, output_attentions=True, output_hidden_states=True)
+    (attention,) = outputs.cross_attentions
+    for row, tokens in enumerate(batch["attention_mask"].bool()):
+        expected: list[Tensor] = []
+        by_the_equations(model, batch["input_ids"][row][tokens], batch["decoder_input_ids"][row].tolist(), expected)
+        torch.testing.assert_close(attention[row, 0][:, tokens], torch.stack(expected), atol=1e-5, rtol=1e-5)
+        assert not attention[row, 0][:, ~tokens].any()
+    assert torch.equal(model.prediction(outputs.decoder_hidden_states[-1]), outputs.logits)
+    assert small(decoder_attention=False)(**batch, output_attentions=True).cross_attentions is None
 
 
 def test_without_attention_the_source_is_in_the_first_state_alone() -> None:

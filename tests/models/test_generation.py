@@ -1,4 +1,5 @@
-"""Text from the permutation language model, equal to the reference's where that one is right."""
+"""Text from the permutation language model, equal to the reference's where that one is right; what `generate` returns
+beside the text, of every model that writes."""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from transformers import PreTrainedModel
-from zoo import Case
+from zoo import HEADS, Case, assert_close, make_batch, make_targets
 
 from hf_ctxmodels.registry import FAMILIES
 
+WRITING = [head for head in HEADS if head.has_auto_class and head.model_class.can_generate()]
 CASE = Case(FAMILIES["xlnet"], "AutoModelForCausalLM")
 PROMPTS = torch.randint(5, 61, (2, 6), generator=torch.Generator().manual_seed(1))
 OPTIONS = {"max_new_tokens": 9, "no_repeat_ngram_size": 1, "eos_token_id": None, "pad_token_id": 0}
@@ -80,3 +82,63 @@ def test_segments_are_passed_on(tmp_path: Path) -> None:
     types[:, 3:] = 1
     other = model.generate(PROMPTS, token_type_ids=types, do_sample=False, **OPTIONS)
     assert not torch.equal(with_types, other)
+
+
+@pytest.mark.parametrize("case", WRITING, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_hidden_states_and_attention_weights_of_every_step(case: Case) -> None:
+    """Those of one forward over the text; attention weights where the model has some."""
+    model, batch = case.model(), make_batch(case, (5, 3))
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    recorded = {"output_hidden_states": True, "output_attentions": True}
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+    found = model.generate(**batch, **options, **recorded, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, model.generate(**batch, **options))
+    beams = model.generate(**batch, **options, **recorded, num_beams=2, return_dict_in_generate=True)
+    names = [name for name in found if name.endswith(("hidden_states", "attentions"))]
+    for name in names:
+        assert beams[name] is not None
+        if name.startswith("encoder"):
+            assert all(len(state) == 2 for state in found[name])
+        else:
+            assert len(found[name]) == 3
+    if case.model_class is CASE.model_class:  # every step is a batch of its own: the text so far, and the unknown token
+        assert all(len(step) == 2 * model.config.num_hidden_layers + 2 for step in found.hidden_states)
+        assert all(len(step) == model.config.num_hidden_layers for step in found.attentions)
+        return
+    read = found.sequences[:, :-1]
+    with torch.no_grad():
+        if case.writes:
+            whole = model(**batch, decoder_input_ids=read, **recorded)
+            assert any(state.any() for state in found.encoder_hidden_states)
+        else:
+            mask = torch.cat([batch["attention_mask"], torch.ones_like(read[:, batch["input_ids"].shape[1] :])], 1)
+            whole = model(input_ids=read, attention_mask=mask, **recorded)
+    for name in [name for name in names if not name.startswith("encoder")]:
+        if whole.get(name) is None:
+            assert not any(found[name])
+            continue
+        assert len(whole[name]) > 0
+        for number, expected in enumerate(whole[name]):
+            got = torch.cat([step[number] for step in found[name]], -2)
+            assert_close(got, expected, f"{name}[{number}]")
+
+
+@pytest.mark.parametrize("case", [case for case in WRITING if not case.writes], ids=str)
+def test_logits_to_keep(case: Case) -> None:
+    """As in transformers; the loss does not depend on it."""
+    model, batch = case.model(), make_batch(case)
+    every = model(**batch).logits
+    targets = make_targets(case, batch)
+    for kept, expected in (
+        (0, every),
+        (1, every[:, -1:]),
+        (3, every[:, -3:]),
+        (torch.tensor([0, 4]), every[:, [0, 4]]),
+        (batch["attention_mask"].bool(), every[batch["attention_mask"].bool()]),
+    ):
+        assert_close(model(**batch, logits_to_keep=kept).logits, expected)
+        outputs = model(**batch, **targets, logits_to_keep=kept, return_logits=True)
+        assert_close(outputs.logits, expected)
+        assert_close(outputs.loss, model(**batch, **targets).loss)
+    assert model._supports_logits_to_keep()

@@ -82,6 +82,20 @@ def test_labels_of_transformers_are_shifted(language_model: Case, side: str) -> 
     torch.testing.assert_close(loss, total / number)
 
 
+def test_shifted_labels_are_targets_in_their_place(language_model: Case) -> None:
+    """`shift_labels`, as Trainer gives them where it splits rows over devices."""
+    batch = make_batch(language_model, (9, 4))
+    model, tokens = language_model.model(), batch["attention_mask"].bool()
+    labels = batch["input_ids"].masked_fill(~tokens, -100)
+    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    expected = model(**batch, labels=labels).loss
+    assert torch.equal(model(**batch, shift_labels=shifted).loss, expected)
+    assert torch.equal(model(**batch, labels=labels, shift_labels=shifted).loss, expected)
+    assert torch.equal(model(**batch, shift_labels=shifted, num_items_in_batch=7).loss, expected * 11 / 7)
+    with pytest.raises(CtxError, match=r"shift_labels is \(2, 8\)"):
+        model(**batch, shift_labels=shifted[:, 1:])
+
+
 def test_no_target_beyond_the_end_of_a_sequence(language_model: Case) -> None:
     model = language_model.model()
     ids = IDS[:1, :7]

@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 import torch
 from test_two_streams import ENCODER, LAYERS, MODEL, WIDTH, make_batch, make_memory, without
+from zoo import CASES, Case
+from zoo import make_batch as common_batch
 
 from hf_ctxmodels import CtxError, CtxXLNetConfig
+
+OURS = [case for case in CASES if case.family.name == "xlnet"]
+TASKS = [case for case in OURS if not case.is_base and not case.predicts_where_labelled]
 
 
 def refused(*parts: str, changes: dict[str, Any] | None = None, **inputs: Any) -> None:
@@ -47,6 +52,20 @@ class TestMemory:
         ids = batch["attention_mask"]
         with pytest.raises(CtxError, match="sequence_ids"):
             ENCODER.model()(**batch, sequence_ids=ids, mems=make_memory(3, 4))
+
+    @pytest.mark.parametrize("case", TASKS, ids=str)
+    def test_of_tasks(self, case: Case) -> None:
+        """It is returned where asked for, as by the encoder, and read by the next segment."""
+        model, batch = case.model(mem_len=8), common_batch(case)
+        assert "mems" not in model(**batch)
+        first = model(**batch, use_mems=True)
+        rows = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
+        expected = model.base_model(**rows, use_mems=True).mems
+        assert [torch.equal(ours, theirs) for ours, theirs in zip(first.mems, expected, strict=True)] == [True] * LAYERS
+        assert isinstance(first, type(model(**batch)))
+        second = model(**batch, mems=first.mems)
+        name = next(iter(model(**batch)))
+        assert not torch.equal(second[name], first[name])
 
 
 class TestPermutation:
@@ -135,6 +154,14 @@ class TestOther:
     def test_mask_of_more_dimensions(self) -> None:
         batch = make_batch() | {"attention_mask": torch.ones(3, 1, 11, 11)}
         refused("attention_mask is (3, 1, 11, 11)", "perm_mask", **batch)
+
+    @pytest.mark.parametrize("case", OURS, ids=str)
+    def test_the_references_input_mask(self, case: Case) -> None:
+        """1 at padding; ignored, padding would be read."""
+        batch = common_batch(case)
+        batch["input_mask"] = 1.0 - batch.pop("attention_mask")
+        with pytest.raises(CtxError, match="give attention_mask = 1 - input_mask"):
+            case.model()(**batch)
 
     def test_numbered_positions(self) -> None:
         batch = without(make_batch(), "labels", "target_positions", "permutation_order")

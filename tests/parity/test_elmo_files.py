@@ -98,7 +98,7 @@ def test_token_layer_of_known_words(folder: Path, tokenizer: CtxElmoTokenizer) -
 
 def test_a_damaged_pair_of_files(folder: Path, tmp_path: Path) -> None:
     options = json.loads((folder / "options.json").read_text())
-    with pytest.raises(CtxError, match="'dim' is missing"):
+    with pytest.raises(CtxError, match="KeyError: 'dim'"):
         config_of_options({**options, "lstm": {"projection_dim": 16}})
     for changes, message in (({"dim": 65}, "layers.0.input_weight is"), ({"n_layers": 3}, "no 'RNN_0/.*Cell2")):
         file = tmp_path / "options.json"

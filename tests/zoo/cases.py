@@ -113,6 +113,11 @@ class Case:
         )
 
     @property
+    def returns_logits_with_labels(self) -> bool:
+        """Whether it computes the others as well where it is asked to."""
+        return "return_logits" in inspect.signature(self.model_class.forward).parameters
+
+    @property
     def writes(self) -> bool:
         """Whether the head predicts a text of its own, with a vocabulary of its own, from the one it reads."""
         return "decoder_input_ids" in inspect.signature(self.model_class.forward).parameters

@@ -121,7 +121,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         token_labels: Tensor | None = None,
         sampling_seed: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
-        return_logits_with_labels: bool | None = None,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxElectraForPreTrainingOutput:
         """Both losses with `labels`; without, the discriminator's logits for the uncorrupted input.
@@ -131,7 +131,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             token_labels: (batch, length) original ids of all tokens, -100 at padding, for the discriminator's loss.
                 None derives them from `labels` and `input_ids`.
             sampling_seed: (batch,) int64, the seed of each row's samples. None derives it from the row's masked tokens.
-            return_logits_with_labels: See `returns_logits`.
+            return_logits: See `returns_logits`.
             kwargs: Arguments of the discriminator's encoder.
         """
         inputs = {
@@ -152,7 +152,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if token_labels is None:
             token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
         name, targets = ("labels", labels) if self.discriminator_task.masked_only else ("token_labels", token_labels)
-        read, everywhere = targets != IGNORED, self.returns_logits(return_logits_with_labels)
+        read, everywhere = targets != IGNORED, self.returns_logits(return_logits)
         outputs = self.encode(input_ids=filled.input_ids, output_mask=None if everywhere else read, **inputs, **kwargs)
         states = outputs.last_hidden_state[read] if everywhere else outputs.last_hidden_state
         total, metrics = self.discriminator_task.loss(self, states, filled.input_ids[read], token_labels[read])

@@ -216,7 +216,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         labels: Tensor | None = None,
         negatives: Tensor | None = None,
         num_items_in_batch: heads.ItemCounts = None,
-        return_logits_with_labels: bool | None = None,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxElmoForPreTrainingOutput:
         """The loss with `labels`, else logits. Other arguments as in `CtxElmoModel.forward`.
@@ -225,13 +225,10 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             labels: (batch, words, 2) vocabulary ids of the next and the previous word; -100 is ignored.
             negatives: (batch, k) samples for `layers.lm_loss.sampled`: the training loss is then a sampled softmax with
                 the negatives of all rows.
-            return_logits_with_labels: See `returns_logits`.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model.
+            return_logits: See `returns_logits`.
         """
         target_mask = None if labels is None else self._target_mask(labels)
-        everywhere = target_mask is None or self.returns_logits(return_logits_with_labels)
+        everywhere = target_mask is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -180,7 +180,7 @@ class CtxGenSenForPreTraining(
         past_key_values: Any = None,
         use_cache: bool = False,
         num_items_in_batch: heads.ItemCounts = None,
-        return_logits_with_labels: bool | None = None,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxGenSenForPreTrainingOutput:
         """The losses of the given targets, else logits. Other arguments as in `ForConditionalGeneration.forward`.
@@ -200,7 +200,7 @@ class CtxGenSenForPreTraining(
         if not len(self.decoders):
             if _has_targets(labels):
                 raise CtxError("The model has no decoder: config.decoder_tasks is empty.", hint="leave labels out.")
-            target_languages, return_logits_with_labels = None, False
+            target_languages, return_logits = None, False
             kwargs |= {"output_hidden_states": False, "output_attentions": False}
         if labels is not None or decoder_input_ids is not None:
             generated = super().forward(
@@ -212,7 +212,7 @@ class CtxGenSenForPreTraining(
                 past_key_values=past_key_values,
                 use_cache=use_cache,
                 num_items_in_batch=num_items_in_batch,
-                return_logits_with_labels=return_logits_with_labels,
+                return_logits=return_logits,
                 **{**kwargs, "return_dict": True},
             )
             found = CtxGenSenForPreTrainingOutput(**generated)

@@ -62,7 +62,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         encoder_outputs: Any = None,
         use_cache: bool = False,
         num_items_in_batch: heads.ItemCounts = None,
-        return_logits_with_labels: bool | None = None,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxLmSeq2SeqForPreTrainingOutput:
         """The losses with `labels`, else logits. Other arguments as in `ForConditionalGeneration.forward`.
@@ -82,7 +82,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
             encoder_outputs=encoder_outputs,
             use_cache=use_cache,
             num_items_in_batch=num_items_in_batch,
-            return_logits_with_labels=return_logits_with_labels,
+            return_logits=return_logits,
             **{**kwargs, "return_dict": True},
         )
         found = CtxLmSeq2SeqForPreTrainingOutput(**outputs)

@@ -139,9 +139,8 @@ class ForBeamQuestionAnswering(HeadModel):
         if cls_index is None:
             cls_index = last_columns(states, None if attention_mask is None else attention_mask != 0)
         classes = states_at(states, cls_index.view(-1))
-        found = BeamSpanOutput(hidden_states=outputs.hidden_states, attentions=outputs.attentions)
         if start_positions is None or end_positions is None:
-            return BeamSpanOutput(**{**self._search(states, classes, excluded), **found})
+            return self.task_output(BeamSpanOutput, outputs, **self._search(states, classes, excluded))
         start_states = states_at(states, start_positions.view(-1).clamp(0, states.shape[1] - 1))
         position_term = partial(
             position_loss, excluded=excluded, counts=num_items_in_batch, why="padding, or p_mask is 1"
@@ -155,7 +154,7 @@ class ForBeamQuestionAnswering(HeadModel):
             scores = self.answer_class(start_states, classes).float()
             error = F.binary_cross_entropy_with_logits(scores, targets.float(), reduction="sum")
             loss = loss + _UNANSWERABLE_WEIGHT * mean_over_targets(error, targets, "is_impossible", num_items_in_batch)
-        return BeamSpanOutput(**{**found, "loss": loss})
+        return self.task_output(BeamSpanOutput, outputs, loss=loss)
 
     def _search(self, states: Tensor, classes: Tensor, excluded: Tensor | None) -> dict[str, Tensor]:
         """The likeliest starts, and the likeliest ends of each."""

@@ -17,16 +17,11 @@ def check_tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> 
     """Where the tokens are, by either argument: (batch, length) bool, False at padding; None without padding.
 
     Raises:
-        CtxError: A row without any token, or a mask of other dimensions.
+        CtxError: A row without any token.
     """
     masks = [mask != 0 for mask in (attention_mask, sequence_ids) if mask is not None]
     if not masks:
         return None
-    if masks[0].dim() != 2:
-        raise CtxError(
-            f"attention_mask is {tuple(masks[0].shape)}; it must be (batch, length).",
-            hint="to hide keys from some rows only, give permutation_order or perm_mask (batch, length, length).",
-        )
     tokens = torch.stack(masks).all(0)
     if is_traced(tokens):
         return tokens

@@ -49,6 +49,7 @@ class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "xlnet"
     reference_model_type = "xlnet"
     export_conversion = XLNET_EXPORT
+    mask_hint = "to hide keys from some rows only, give permutation_order or perm_mask (batch, length, length)."
     _supports_flash_attn = False
     _supports_flex_attn = False
     _no_split_modules = ["CtxXLNetLayer"]
@@ -103,6 +104,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         sequence_ids: Tensor | None = None,
         output_mask: Tensor | None = None,
         position_ids: None = None,
+        input_mask: None = None,
         use_mems: bool | None = None,
         **kwargs: Any,
     ) -> CtxXLNetModelOutput:
@@ -119,15 +121,17 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             target_mapping: (batch, targets, length), one-hot: in place of `target_positions`.
             sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence.
             output_mask: (batch, length) bool, for one stream: the positions that `last_hidden_state` holds, row-major.
-            position_ids: Not taken: positions are relative.
+            position_ids, input_mask: Not taken: positions are relative, and padding is said by `attention_mask`.
             use_mems: Whether to return `mems`; by default as the configuration says for training and evaluation.
-            kwargs: `output_hidden_states`, `output_attentions` (eager only).
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa).
 
         Raises:
             CtxError: Input that does not fit together or the model.
         """
         if position_ids is not None:
             raise CtxError("position_ids are not taken: positions are relative here. Leave them out.")
+        if input_mask is not None:
+            raise CtxError("input_mask is not taken.", hint="give attention_mask = 1 - input_mask.")
         words = self.check_encoder_input(
             input_ids,
             inputs_embeds,
@@ -152,8 +156,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         config, count = self.config, len(self.layers)
         if use_mems is None:
             use_mems = config.use_mems_train if self.training else config.use_mems_eval
-        wants_attentions = kwargs.get("output_attentions", config.output_attentions)
-        choice = kwargs.get("output_hidden_states", config.output_hidden_states)
+        choice, wants_attentions = config.recorded_outputs(kwargs).values()
         chosen = chosen_numbers(choice, count + 1)
         streams = build_streams(inputs, self._encodings(inputs), config, output_attentions=wants_attentions)
         last = streams.for_last_layer(content=bool(chosen))
@@ -167,7 +170,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             if use_mems:
                 mems.append(updated_memory(streams.content(hidden_states), memory, config.mem_len, config.reuse_len))
             hidden_states, probabilities = layer(hidden_states, last if number + 1 == count else streams, memory)
-            if wants_attentions and probabilities is not None:
+            if wants_attentions:
                 attentions.append(probabilities)
         outputs = last.unpack(self.dropout(hidden_states))
         recorded.extend(outputs if count in chosen else nothing)

@@ -5,7 +5,8 @@ encoder is in `encoder_xlnet`; everything else comes from `hf_ctxmodels.layers` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin
 from transformers.activations import ACT2FN
+from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -63,7 +65,8 @@ class CtxXLNetForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: Cross-entropy in nats per target.
-        logits: (batch, targets, vocabulary), or (batch, length, vocabulary) without targets; None with `labels`.
+        logits: (batch, targets, vocabulary), or (batch, length, vocabulary) without targets; with `labels`, only if
+            `returns_logits`.
         mems, hidden_states, attentions: See `CtxXLNetModelOutput`.
     """
 
@@ -86,12 +89,26 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
         return CtxXLNetModel(config)
 
     def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder; always returns a model output, without memory unless asked for."""
+        """Run the encoder; always returns a model output, without memory unless `use_mems`."""
         outputs = super().encode(attention_mask=attention_mask, **{"use_mems": False, **kwargs})
         if self.pools and self.pooling is None:
             tokens = None if attention_mask is None else attention_mask != 0
             outputs.pooler_output = self.summary(outputs.last_hidden_state, tokens)
         return outputs
+
+    def task_output(self, kind: type[ModelOutput], encoded: Any, **found: Any) -> Any:
+        """As for every head; where there is memory, with the field `mems`."""
+        if encoded.mems is None:
+            return super().task_output(kind, encoded, **found)
+        return super().task_output(_with_memory(kind), encoded, mems=encoded.mems, **found)
+
+
+@cache
+def _with_memory(kind: type[ModelOutput]) -> type[ModelOutput]:
+    """The output class of a head, with the field `mems`."""
+    memory = ("mems", tuple[Tensor, ...] | None, field(default=None))
+    namespace = {"__module__": __name__, "__doc__": f"{kind.__name__}, and `mems` as in `CtxXLNetModelOutput`."}
+    return make_dataclass(f"{kind.__name__}WithMemory", [memory], bases=(kind,), namespace=namespace)
 
 
 class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
@@ -126,18 +143,25 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         labels: Tensor | None = None,
         use_mems: bool | None = None,
         num_items_in_batch: heads.ItemCounts = None,
+        logits_to_keep: int | Tensor = 0,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxXLNetForPreTrainingOutput:
         """Logits at the targets, or the loss; arguments as in `CtxXLNetModel.forward`.
 
         Args:
             labels: (batch, targets) token ids, -100 is ignored; without targets (batch, length), for the content
-                stream. Given, logits are computed where they are asked for alone, and not returned.
+                stream, each the target of its own position.
+            logits_to_keep: As in transformers: of the last so many targets (or positions), 0 for all; or their indices.
+            return_logits: See `returns_logits`.
+            kwargs: Further arguments of the encoder; and `shift_labels`, which are `labels`: nothing is shifted here.
         """
+        labels = kwargs.pop("shift_labels", labels)
         two_streams = target_positions is not None or target_mapping is not None
         target_mask = None if labels is None else labels != heads.IGNORED
         if two_streams and labels is not None:
             check_target_labels(labels, target_positions, target_mapping)
+        everywhere = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -148,16 +172,15 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             perm_mask=perm_mask,
             target_mapping=target_mapping,
             inputs_embeds=inputs_embeds,
-            output_mask=None if two_streams else target_mask,
+            output_mask=None if two_streams or everywhere else target_mask,
             use_mems=use_mems,
             **kwargs,
         )
-        states = outputs.last_hidden_state
-        if labels is None:
-            loss, logits = None, self.lm_head(states)
-        else:
-            states = states[target_mask] if two_streams else states
-            loss, logits = heads.language_modeling_loss(self.lm_head, states, labels, num_items_in_batch), None
+        loss, states = None, outputs.last_hidden_state
+        logits = self.lm_head(slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
+        if labels is not None:
+            states = states[target_mask] if two_streams or everywhere else states
+            loss = heads.language_modeling_loss(self.lm_head, states, labels, num_items_in_batch)
         return CtxXLNetForPreTrainingOutput(
             loss=loss,
             logits=logits,
@@ -183,7 +206,9 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         input_ids = F.pad(input_ids[:, tail], (0, 1))
         order = torch.full_like(input_ids, -1)
         order[:, -1] = 0
+        recorded = ("output_hidden_states", "output_attentions", "return_dict", "logits_to_keep")
         inputs: dict[str, Any] = {
+            **{name: kwargs[name] for name in recorded if name in kwargs},
             "input_ids": input_ids,
             "permutation_order": order,
             "target_positions": torch.full_like(input_ids[:, :1], input_ids.shape[1] - 1),

@@ -37,7 +37,7 @@ None where the implementation in use gives none."""
 
 
 def build_streams(
-    inputs: EncoderInputs, encodings: Tensor, config: CtxXLNetConfig, *, output_attentions: bool | None = None
+    inputs: EncoderInputs, encodings: Tensor, config: CtxXLNetConfig, *, output_attentions: bool | None
 ) -> "Streams":
     """Choose how a batch is laid out: packed where that is exact, padded otherwise.
 
@@ -48,18 +48,18 @@ def build_streams(
         inputs: The batch.
         encodings: (groups, memory + 2 * length, hidden) of the distances memory + length, ..., 1 - length.
         config: The calling model's.
-        output_attentions: Whether attention probabilities are asked for.
+        output_attentions: Whether attention probabilities are asked for, which the plain formula gives.
     """
-    if not _is_packable(inputs, config, bool(output_attentions or config.output_attentions)):
-        return PaddedStreams.build(inputs, encodings, config)
+    if output_attentions or not _is_packable(inputs, config):
+        return PaddedStreams.build(inputs, encodings, config, eager=bool(output_attentions))
     layout = PackedLayout.build(*inputs.shape, inputs.tokens, inputs.sequence_ids, inputs.words.device)
     types = None if inputs.token_types is None else layout.pack(inputs.token_types)
     padded = cache(partial(PaddedStreams.build, inputs, encodings, config))
     return PackedStreams(inputs, encodings, layout, types, padded)
 
 
-def _is_packable(inputs: EncoderInputs, config: CtxXLNetConfig, wants_probabilities: bool) -> bool:
-    if not config.unpad or wants_probabilities or config._attn_implementation == "eager":
+def _is_packable(inputs: EncoderInputs, config: CtxXLNetConfig) -> bool:
+    if not config.unpad or config._attn_implementation == "eager":
         return False
     if inputs.memory is not None or not inputs.permutation.is_empty:
         return False
@@ -90,8 +90,11 @@ class PaddedStreams:
     output_mask: Tensor | None = None
 
     @classmethod
-    def build(cls, inputs: EncoderInputs, encodings: Tensor, config: CtxXLNetConfig) -> "PaddedStreams":
-        """Lay out a batch; arguments as in `build_streams`. The memory is of segment 0."""
+    def build(
+        cls, inputs: EncoderInputs, encodings: Tensor, config: CtxXLNetConfig, *, eager: bool = False
+    ) -> "PaddedStreams":
+        """Lay out a batch; arguments as in `build_streams`, `eager` whatever the configuration says. The memory is of
+        segment 0."""
         targets, types, memory_length = inputs.target_positions, inputs.token_types, inputs.memory_length
         visible = visible_keys(
             inputs.shape,
@@ -114,7 +117,7 @@ class PaddedStreams:
             row_types = None if types is None else torch.cat([types, types.gather(1, columns)], 1)
         key_types = None if types is None else F.pad(types, (memory_length, 0))
         places = Places(inputs.length - positions[..., None], visible, row_types, key_types)
-        return cls(inputs, encodings, places, eager=config._attn_implementation == "eager")
+        return cls(inputs, encodings, places, eager=eager or config._attn_implementation == "eager")
 
     def for_last_layer(self, *, content: bool) -> "PaddedStreams":
         """The same streams for a last layer.

@@ -37,7 +37,7 @@ class LossEvaluation:
         bare = accelerator.unwrap_model(model)
         targets = loss_targets(bare)
         takes = inspect.signature(bare.forward).parameters
-        options = {"return_logits_with_labels": False} if "return_logits_with_labels" in takes else {}
+        options = {"return_logits": False} if "return_logits" in takes else {}
         if self._totals is None:
             self._totals = self._count(accelerator, targets)
         sums: dict[str, torch.Tensor] = {}
