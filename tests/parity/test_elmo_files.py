@@ -107,7 +107,7 @@ def test_a_damaged_pair_of_files(folder: Path, tmp_path: Path) -> None:
             read_allennlp(file, folder / "lm_weights.hdf5")
     with pytest.raises(CtxError, match="Cannot read the weights"):
         read_allennlp(folder / "options.json", folder / "sentences.json")
-    with pytest.raises(CtxError, match="Cannot read the options"):
+    with pytest.raises(CtxError, match="The file cannot be read"):
         read_allennlp(tmp_path / "none.json", folder / "lm_weights.hdf5")
 
 
