@@ -100,7 +100,7 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
         """As for every head; where there is memory, with the field `mems`."""
         if encoded.mems is None:
             return super().task_output(kind, encoded, **found)
-        return super().task_output(_with_memory(kind), encoded, mems=encoded.mems, **found)
+        return super().task_output(_with_memory(kind), encoded, mems=encoded.mems, **found)  # type: ignore[arg-type]
 
 
 @cache
