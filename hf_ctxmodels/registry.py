@@ -1,4 +1,4 @@
-"""The list of families: checks of their specs, look-up, and registration with the Auto classes of transformers."""
+"""The list of families, checks of their specs, look-up, and registration with the Auto classes of transformers."""
 
 from collections.abc import Iterable
 from importlib import import_module
@@ -12,7 +12,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
 
-# Folders of hf_ctxmodels/models, each with a SPEC. A parent stands before its children.
+# folders of hf_ctxmodels/models, each with a SPEC; parents before children
 _FOLDERS = (
     "bert",
     "roberta",
@@ -35,16 +35,16 @@ _FOLDERS = (
 
 
 def check_specs(specs: Iterable[FamilySpec]) -> dict[str, FamilySpec]:
-    """Name -> spec, each of which fits together and is distinct from those before it.
+    """Name -> spec, after checks of consistency and uniqueness.
 
     Raises:
-        CtxError: Naming the family and the part that is wrong.
+        CtxError: A spec is wrong; the message names the family and the part.
     """
     checked: dict[str, FamilySpec] = {}
     for spec in specs:
         problems = [*_wrong_classes(spec), *_wrong_names(spec)]
         if spec.parent is not None and spec.parent not in checked:
-            problems.append(f"its parent {spec.parent!r} is no family listed before it")
+            problems.append(f"its parent {spec.parent!r} is not listed before it")
         for other in checked.values():
             if spec.name == other.name or spec.config.model_type == other.config.model_type:
                 problems.append(f"the family {other.name!r} has its name or model_type {spec.config.model_type!r}")
@@ -85,21 +85,20 @@ def _wrong_names(spec: FamilySpec) -> Iterable[str]:
     names = {*spec.models, *(model.__name__ for model in spec.peers.values())}
     for name, row in spec.published.items():
         if row.counts.keys() - names:
-            yield f"published[{name!r}] counts classes that the family has not: {sorted(row.counts.keys() - names)}"
+            yield f"published[{name!r}] has unknown classes: {sorted(row.counts.keys() - names)}"
 
 
 FAMILIES = check_specs(import_module(f"hf_ctxmodels.models.{folder}").SPEC for folder in _FOLDERS)
 
 
 def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
-    """Look a family up by its name, its `model_type`, a configuration or a model.
+    """Look up a family by its name, its `model_type`, a configuration or a model.
 
-    A configuration belongs to the family of exactly its class: a subclass may be another architecture's, and one of the
-    reference implementation has to be opened with the family's classes first, even where its `model_type` is a family's
-    name.
+    A configuration must have exactly the family's class: subclasses and configurations of the reference implementation
+    do not match.
 
     Raises:
-        CtxError: No such family; the message lists those there are.
+        CtxError: There is no such family; the message lists all families.
     """
     if isinstance(key, PreTrainedModel):
         key = key.config
@@ -110,16 +109,16 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
         raise CtxError(
             f"{type(key).__name__} (model_type {key.model_type!r}) is no configuration of this package.",
             location=key.name_or_path or None,
-            hint=f"open the model with a class of one of its families: {', '.join(FAMILIES)}.",
+            hint=f"open the model with a class of one of the families: {', '.join(FAMILIES)}.",
         )
-    raise CtxError(f"There is no family {key!r} in this zoo.", hint=f"use one of: {', '.join(FAMILIES)}.")
+    raise CtxError(f"There is no family {key!r}.", hint=f"use one of: {', '.join(FAMILIES)}.")
 
 
 def register() -> None:
-    """Register every family with the Auto classes of transformers. Calling it again changes nothing.
+    """Register all families with the Auto classes of transformers; idempotent.
 
     Raises:
-        RuntimeError: Somebody else has registered a family's `model_type` already.
+        RuntimeError: A family's `model_type` is already registered by another package.
     """
     for family in FAMILIES.values():
         model_type = family.config.model_type
@@ -127,10 +126,10 @@ def register() -> None:
         if known is family.config:
             continue
         if known is not None or get_checkpoint_conversion_mapping(model_type) is not None:
-            owner = "somebody" if known is None else f"{known.__module__}.{known.__qualname__}"
+            owner = "another package" if known is None else f"{known.__module__}.{known.__qualname__}"
             raise RuntimeError(
-                f"model_type {model_type!r} is registered already, by {owner}; hf_ctxmodels cannot register its own. "
-                f"Import only one of the two packages, or the other after renaming its model_type."
+                f"model_type {model_type!r} is already registered by {owner}. Import only one of the two packages, or "
+                "rename the other's model_type."
             )
         register_checkpoint_conversion_mapping(model_type, family.conversion)
         AutoConfig.register(model_type, family.config)

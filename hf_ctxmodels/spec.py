@@ -1,4 +1,4 @@
-"""What a family says of itself: its classes, sizes and published counts, and what the test suite has to know of it."""
+"""Family specifications: classes, objectives, sizes, published parameter counts, and traits for the test suite."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ class PublishedCount(NamedTuple):
     """Parameter counts of a published model.
 
     Attributes:
-        fields: The configuration's fields that differ from their defaults.
-        counts: Auto class, or a class without one -> number of parameters, tied weights once.
+        fields: Configuration fields other than the defaults.
+        counts: Name of an Auto class or another class -> number of parameters, tied weights once.
     """
 
     fields: Mapping[str, Any]
@@ -25,32 +25,32 @@ class PublishedCount(NamedTuple):
 
 
 class Target(Enum):
-    """What a target of a head is made of."""
+    """The kind of a head's target."""
 
-    POSITION = auto()  # the column of a token in each row
-    TOKEN_ID = auto()  # a vocabulary id at some tokens
-    NEXT_WORD = auto()  # at some tokens of a text that is read, the id of the one after it
-    WRITTEN = auto()  # an id of the target vocabulary at some steps of the decoder
-    ORIGINAL = auto()  # each token's id before those with `labels` were replaced
+    POSITION = auto()  # a column index for each row
+    TOKEN_ID = auto()  # vocabulary ids at some tokens
+    NEXT_WORD = auto()  # the next token's ids at some source tokens
+    DECODER_TOKEN = auto()  # ids of the target vocabulary at some decoder steps
+    ORIGINAL = auto()  # all tokens' ids before the replacement of those with `labels`
     TOKEN_CLASS = auto()  # one of `num_labels` classes at some tokens
-    REPLACED = auto()  # at each token, whether it is a wrong one
-    AGREEMENT = auto()  # where two predictions of the model are compared with each other
-    ROW_CLASS = auto()  # one of `num_labels` classes, or the right choice, for each row
+    REPLACED = auto()  # whether each token was replaced
+    CONSISTENCY = auto()  # positions where two predictions of the model are compared
+    ROW_CLASS = auto()  # one of `num_labels` classes, or the index of the right choice, for each row
     PAIR_CLASS = auto()  # one of two classes for each row
 
 
 @dataclass(frozen=True)
 class Learning:
-    """The short pretraining run on news in which the family must beat guessing by frequency.
+    """The short pretraining run on news text, in which the family must beat the frequency baseline.
 
-    The model has one layer of width 64 without dropout; a step has 16 rows of at most 32 tokens.
+    The model has one layer of width 64, without dropout; a step has 16 rows of at most 32 tokens.
 
     Attributes:
-        steps: Steps at a constant rate.
-        learning_rate: That rate.
-        vocab_size: Of the tokenizer.
-        config_options: Fields of the configuration in this run, as key=value.
-        text: Files of the corpus that the whole recipe of the card is trained on.
+        steps: Number of steps.
+        learning_rate: The constant learning rate.
+        vocab_size: Size of the tokenizer's vocabulary.
+        config_options: Values of `--config_options`.
+        text: Files of the corpus of the card's full recipe.
     """
 
     steps: int = 400
@@ -62,15 +62,15 @@ class Learning:
 
 @dataclass(frozen=True)
 class Traits:
-    """What the test suite cannot read from the classes.
+    """Traits that the test suite cannot derive from the classes.
 
     Attributes:
-        tiny: Fields of the tiny configuration that tests use, in addition to those that are common to all families.
+        tiny: Additional fields of the tiny test configuration.
         learning: The short pretraining run.
-        targets: What a target of `loss_targets` is made of, where its name and head do not tell; see tests/zoo.
-        loss_weights: Component of a head's loss in its output -> the configuration's field that weighs it.
-        selects_extremes: Auto classes whose head passes on the largest or smallest of several values, of which rounding
-            may choose another; a configuration with `pooling="max"` says so by itself.
+        targets: Kinds of `loss_targets` that do not follow from name and head; see tests/zoo.
+        loss_weights: Loss component in a head's output -> the configuration's field of its weight.
+        selects_extremes: Auto classes whose head selects extreme values, which rounding may change; not needed with
+            `pooling="max"` in the configuration.
     """
 
     tiny: Mapping[str, Any] = field(default_factory=dict)
@@ -82,22 +82,21 @@ class Traits:
 
 @dataclass(frozen=True)
 class FamilySpec:
-    """One family of the zoo.
+    """A family of models.
 
     Attributes:
-        name: What scripts call it, and its folder in `models`; its card is `model_cards/<name>.md`.
-        paper: Where it was published.
-        config: Its configuration class; `config.model_type` is what checkpoints carry.
-        tokenizer: Its tokenizer class.
+        name: Its name in scripts, and its folder in `models`; its card is `model_cards/<name>.md`.
+        paper: The publication.
+        config: Configuration class; checkpoints carry `config.model_type`.
+        tokenizer: Tokenizer class.
         models: Auto class name -> model class.
-        sizes: Name -> configuration fields; "tiny" for tests and "base", the paper's, are among them.
-        published: Name -> parameter counts of that published model.
+        sizes: Name -> configuration fields, among them "tiny" for tests and "base", the paper's.
+        published: Name of a published model -> parameter counts.
         objectives: Name -> objective; the first is the family's own.
-        conversion: Weight names and shapes, reference layout -> native layout.
-        peers: Where the class that `models` has for an Auto class has no peer in transformers, because the class there
-            is another one's: Auto class name -> that other one, which no Auto class opens.
-        parent: Name of the one family that this one's modules may import.
-        traits: What the test suite has to know.
+        conversion: Weight conversion from the reference layout to the native layout.
+        peers: Auto class name -> peer of the reference's class, if it is not the class in `models`.
+        parent: Name of the only family that this one's modules may import.
+        traits: Traits for the test suite.
     """
 
     name: str
@@ -115,17 +114,17 @@ class FamilySpec:
 
     @property
     def reference(self) -> str | None:
-        """`model_type` of the peer in transformers, loaded from and exported to; None where there is none."""
+        """`model_type` of the peer in transformers; None without one."""
         return self.models["AutoModel"].reference_model_type
 
     @property
     def card(self) -> str:
-        """The card, from the repository's root."""
+        """Path of the card in the repository."""
         return f"model_cards/{self.name}.md"
 
 
 def encoder_size(width: int, layers: int, heads: int) -> dict[str, int]:
-    """Shape of a Transformer whose feed-forward layer is four times as wide as its residual stream."""
+    """Configuration fields of a Transformer with a feed-forward layer of four times the hidden size."""
     return {
         "hidden_size": width,
         "num_hidden_layers": layers,

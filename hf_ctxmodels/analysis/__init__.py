@@ -1,4 +1,4 @@
-"""Looking into models: what their vectors say of words and of sentences."""
+"""Evaluation of the vectors of words and sentences."""
 
 from hf_ctxmodels.analysis.sentence_tests import (
     Criterion,

@@ -1,4 +1,4 @@
-"""What sentence vectors are good for without being trained further (Conneau & Kiela 2018, arXiv 1803.05449)."""
+"""Tests of sentence vectors without fine-tuning, as in SentEval (Conneau & Kiela 2018, arXiv 1803.05449)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.tasks.base import read_rows, text_of
+from hf_ctxmodels.data.tasks.base import text_of
 from hf_ctxmodels.data.tasks.metrics import pearsonr, spearmanr
+from hf_ctxmodels.data.tasks.readers import read_table
 
 Encode = Callable[[Sequence[str]], Tensor]
 """Sentences -> (sentences, width)."""
@@ -19,17 +20,17 @@ Criterion = Literal["cosine", "margin"]
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 RIDGE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
-_HELD_OUT = 10  # one in so many training examples chooses the penalty
+_HELD_OUT = 10  # one of every 10 training examples is held out to choose the penalty
 _SCORES_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
 class SentenceSimilarity:
-    """Correlation of cosines, or of what a linear map makes of two vectors, with people's judgements.
+    """Correlation of predicted similarities with human judgements.
 
     Attributes:
-        spearman, pearson: -1 to 1; NaN where all predictions are the same.
-        pairs: Number of those tested.
+        spearman, pearson: -1 to 1; NaN for constant predictions.
+        pairs: Number of test pairs.
     """
 
     spearman: float
@@ -39,13 +40,13 @@ class SentenceSimilarity:
 
 @dataclass(frozen=True)
 class Probe:
-    """How well a linear classifier does that reads sentence vectors alone.
+    """Accuracy of a linear classifier on sentence vectors.
 
     Attributes:
-        accuracy: On the test examples.
-        majority: What the most frequent label of the training examples gets there.
-        examples: Of training and of test.
-        penalty: Which was chosen.
+        accuracy: Accuracy on the test examples.
+        majority: Accuracy of always predicting the most frequent training label.
+        examples: Numbers of training and test examples.
+        penalty: The chosen penalty.
     """
 
     accuracy: float
@@ -55,15 +56,15 @@ class Probe:
 
 
 def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSimilarity:
-    """Test on a table of pairs with a judgement.
+    """Correlation of cosines with the judgements of a table.
 
     Args:
-        encode: Makes the vectors.
-        file: As `data.tasks.readers.read_table` reads it.
-        columns: Of the two sentences and of the number.
+        encode: Function of the vectors.
+        file: A table for `data.tasks.readers.read_table`.
+        columns: Columns of the two sentences and of the judgement.
 
     Raises:
-        CtxError: The file or a line of it cannot be read.
+        CtxError: The file cannot be read.
     """
     texts, scores = _judged_pairs(file, columns)
     first, second = _encode_columns(encode, texts)
@@ -73,16 +74,15 @@ def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSim
 def relatedness(
     encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0
 ) -> SentenceSimilarity:
-    """Train a ridge regression on |u - v| and u * v of two texts, and test it.
+    """Train and test a ridge regression on |u - v| and u * v of two texts.
 
     Args:
-        encode: Makes the vectors.
-        train_file, test_file: As `data.tasks.readers.read_table` reads them.
-        columns: Of the two sentences and of the number.
-        seed: Of which training examples choose the penalty.
+        encode, columns: See `similarity`.
+        train_file, test_file: Tables for `data.tasks.readers.read_table`.
+        seed: Seed of the training examples that are held out to choose the penalty.
 
     Raises:
-        CtxError: A file or a line of it cannot be read.
+        CtxError: A file cannot be read.
     """
     sides = [_judged_pairs(file, columns) for file in (train_file, test_file)]
     features, tested = _standardised(*(pair_features(*_encode_columns(encode, texts)) for texts, _ in sides))
@@ -97,12 +97,14 @@ def relatedness(
 
 
 def _judged_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
-    """The pairs of a table, and their numbers."""
+    """The pairs of a table, and their judgements."""
     if len(columns) != 3:
         raise CtxError(
-            f"{len(columns)} columns: {', '.join(columns)}.", location=file, hint="give two texts' and a number's."
+            f"{len(columns)} columns: {', '.join(columns)}.",
+            location=file,
+            hint="give those of two texts and a number.",
         )
-    rows = read_rows(file, columns)
+    rows = read_table(file, columns)
     scores = []
     for row in rows:
         try:
@@ -118,31 +120,31 @@ def _correlation(predictions: Tensor, scores: list[float]) -> SentenceSimilarity
 
 
 def classification(encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0) -> Probe:
-    """Train a logistic regression on vectors of one text, or on |u - v| and u * v of two, and test it.
+    """Train and test a logistic regression on vectors of single texts, or on |u - v| and u * v of two.
 
     Args:
-        encode: Makes the vectors.
-        train_file, test_file: As `data.tasks.readers.read_table` reads them.
-        columns: Of one text or two, and behind them of the label.
-        seed: Of which training examples choose the penalty.
+        encode: Function of the vectors.
+        train_file, test_file: Tables for `data.tasks.readers.read_table`.
+        columns: Columns of one or two texts, and of the label.
+        seed: See `relatedness`.
 
     Raises:
-        CtxError: A file or a line of it cannot be read, or there is one label only.
+        CtxError: A file cannot be read, or there is only one label.
     """
     if len(columns) not in (2, 3):
         raise CtxError(
-            f"{len(columns)} columns: {', '.join(columns)}.", hint="give a text's or two texts', and a label's."
+            f"{len(columns)} columns: {', '.join(columns)}.", hint="give those of one or two texts and of the label."
         )
     parts = []
     for file in (train_file, test_file):
-        rows = read_rows(file, columns)
+        rows = read_table(file, columns)
         vectors = _encode_columns(encode, [text_of(row, columns[:-1]) for row in rows])
         parts.append((pair_features(*vectors), [str(row.values[columns[-1]]) for row in rows]))
     return probe(*parts[0], *parts[1], seed=seed)
 
 
 def _encode_columns(encode: Encode, texts: Sequence[tuple[str, ...]]) -> list[Tensor]:
-    """(rows, width) of every column, single precision on the CPU; each text is encoded once."""
+    """The float32 (rows, width) vectors of every column, on the CPU; equal texts are encoded once."""
     different = list(dict.fromkeys(text for row in texts for text in row))
     vectors = encode(different).float().cpu()
     places = {text: number for number, text in enumerate(different)}
@@ -150,23 +152,22 @@ def _encode_columns(encode: Encode, texts: Sequence[tuple[str, ...]]) -> list[Te
 
 
 def pair_features(first: Tensor, second: Tensor | None = None) -> Tensor:
-    """(rows, width) of a single text as it is; of two, |u - v| and u * v, twice as wide."""
+    """(rows, width) vectors of single texts, unchanged; of two texts, (rows, 2 * width) |u - v| and u * v."""
     return first if second is None else torch.cat([(first - second).abs(), first * second], 1)
 
 
 def probe(
     features: Tensor, labels: Sequence[str], test_features: Tensor, test_labels: Sequence[str], seed: int = 0
 ) -> Probe:
-    """Logistic regression on standardised features; the penalty is what does best on a tenth of the training examples,
-    after which it is trained on all of them.
+    """Logistic regression on standardised features; the penalty is chosen on a tenth of the training examples.
 
     Raises:
-        CtxError: Fewer than two labels, or one that training has not seen.
+        CtxError: There are fewer than two labels, or the training examples lack one.
     """
     names = sorted(set(labels))
     unknown = sorted(set(test_labels) - set(names))
     if len(names) < 2 or unknown:
-        raise CtxError(f"Training has the labels {names}" + (f", but the test {unknown[0]!r} too." if unknown else "."))
+        raise CtxError(f"The training labels are {names}" + (f", but the test has {unknown[0]!r}." if unknown else "."))
     targets, test_targets = (torch.tensor([names.index(each) for each in side]) for side in (labels, test_labels))
     features, test_features = _standardised(features, test_features)
     held_out = _held_out(len(features), seed)
@@ -186,14 +187,14 @@ def probe(
 
 
 def _standardised(features: Tensor, test_features: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in double precision, with means of 0 and spreads of 1 on the first."""
+    """Both in double precision, scaled to a mean of 0 and a standard deviation of 1 of the first."""
     features = features.double()
     mean, spread = features.mean(0), features.std(0).clamp(min=1e-6)
     return (features - mean) / spread, (test_features.double() - mean) / spread
 
 
 def _held_out(examples: int, seed: int) -> Tensor:
-    """(examples,) True for those that choose the penalty."""
+    """(examples,) True for held-out examples."""
     held_out = torch.zeros(examples, dtype=torch.bool)
     shuffled = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
     held_out[shuffled[: max(1, examples // _HELD_OUT)]] = True
@@ -201,7 +202,7 @@ def _held_out(examples: int, seed: int) -> Tensor:
 
 
 def fit_ridge(features: Tensor, targets: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weight (width,) and bias () with the least mean squared error + penalty * |weight|^2."""
+    """Weight (width,) and bias () that minimise the mean squared error + penalty * |weight|^2."""
     mean, bias = features.mean(0), targets.mean()
     centred = features - mean
     gram = centred.T @ centred / len(centred)
@@ -211,7 +212,7 @@ def fit_ridge(features: Tensor, targets: Tensor, penalty: float) -> tuple[Tensor
 
 
 def fit_classifier(features: Tensor, targets: Tensor, classes: int, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weights (classes, width) and bias (classes,) with the least mean cross-entropy + penalty / 2 * |weights|^2."""
+    """Weights (classes, width) and bias (classes,) that minimise the cross-entropy + penalty / 2 * |weights|^2."""
     weight = torch.zeros(classes, features.shape[1], dtype=features.dtype, requires_grad=True)
     bias = torch.zeros(classes, dtype=features.dtype, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=300, tolerance_grad=1e-7, line_search_fn="strong_wolfe")
@@ -231,17 +232,16 @@ def _accuracy(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -
 
 
 def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", neighbours: int = 4) -> float:
-    """Share of rows of `source` whose nearest row of `target` is the one of the same number: their translation.
+    """Share of rows of `source` whose nearest row of `target` is their translation, in the same row.
 
     Args:
         source, target: (sentences, width).
         criterion: "cosine"; or "margin", the cosine divided by the mean cosine of either side with its nearest
-            neighbours, which takes from sentences that are near everything (Artetxe & Schwenk 2019b, arXiv 1811.01136,
-            equation 2, ratio).
-        neighbours: Of the margin.
+            neighbours (Artetxe & Schwenk 2019b, arXiv 1811.01136, equation 2, ratio).
+        neighbours: Number of neighbours for the margin.
 
     Raises:
-        CtxError: There are not as many targets, or none.
+        CtxError: The numbers of sources and targets differ, or are 0.
     """
     if len(source) != len(target) or not len(source):
         raise CtxError(f"{len(source)} sentences and {len(target)} translations.", hint="give one for each.")
@@ -259,5 +259,5 @@ def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", n
 
 
 def _nearness(source: Tensor, target: Tensor, neighbours: int, size: int) -> Tensor:
-    """(sources,) the mean cosine of each row with its nearest ones."""
+    """(sources,) the mean cosine of each row with its nearest neighbours."""
     return torch.cat([(part @ target.T).topk(neighbours, dim=1).values.mean(1) for part in source.split(size)])

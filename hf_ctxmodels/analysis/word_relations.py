@@ -12,12 +12,12 @@ _SCORES_AT_ONCE = 2**25
 
 
 class WordSpace:
-    """Word vectors of length 1.
+    """Word vectors scaled to length 1.
 
     Args:
-        vectors: what is looked up; a word whose vector is zero is near none.
-        most_frequent: answers are searched for among this many of the first words; None for all.
-        device: where to compute.
+        vectors: The words and their vectors; the cosine with a zero vector is 0.
+        most_frequent: Number of the first words that may be answers; None for all.
+        device: Device of the computation.
 
     Example:
         >>> space = WordSpace(WordVectors.of_model(model, tokenizer))
@@ -36,11 +36,7 @@ class WordSpace:
         return self._as_known(word) in self.vectors.places
 
     def place(self, word: str) -> int:
-        """The row of a word.
-
-        Raises:
-            CtxError: it has no vector.
-        """
+        """The row of a word; raises CtxError if it has no vector."""
         known = self.vectors.places.get(self._as_known(word))
         if known is None:
             raise CtxError(f"The word {word!r} has no vector.", hint="ask `word in space` first.")
@@ -51,12 +47,12 @@ class WordSpace:
         return float(self.unit[self.place(first)] @ self.unit[self.place(second)])
 
     def most_similar(self, word: str, number: int = 10) -> list[tuple[str, float]]:
-        """The words with the largest cosine to a word, itself left out."""
+        """The other words with the largest cosine to a word."""
         place = torch.tensor([self.place(word)])
         return self._nearest(self.unit[place], place[:, None], number)
 
     def analogy(self, a: str, b: str, c: str, number: int = 10) -> list[tuple[str, float]]:
-        """What is to `c` as `b` is to `a`: the largest cosine to b - a + c (3CosAdd), the three left out."""
+        """a is to b as c is to what: the other words with the largest cosine to b - a + c (3CosAdd)."""
         places = torch.tensor([[self.place(a), self.place(b), self.place(c)]])
         return self._nearest(self._targets(places), places, number)
 
@@ -78,8 +74,8 @@ class WordSpace:
 
     def _nearest(self, target: Tensor, excluded: Tensor, number: int) -> list[tuple[str, float]]:
         number = min(number, len(self.searched) - 1)
-        scores, found = self._scores(target, excluded)[0].topk(max(0, number))
-        pairs: Sequence[tuple[int, float]] = list(zip(found.tolist(), scores.tolist()))
+        scores, rows = self._scores(target, excluded)[0].topk(max(0, number))
+        pairs: Sequence[tuple[int, float]] = list(zip(rows.tolist(), scores.tolist()))
         return [(self.vectors.words[place], score) for place, score in pairs if score > -torch.inf]
 
     def _as_known(self, word: str) -> str:

@@ -1,4 +1,4 @@
-"""Word similarity and analogies as tests of word vectors, with how much of each test is covered."""
+"""Word similarity and analogies as tests of word vectors, with the coverage of each test."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ _Tests = TypeVar("_Tests", list[Pair], dict[str, list[tuple[str, str, str, str]]
 
 @dataclass(frozen=True)
 class SimilarityResult:
-    """How a test of word similarity came out.
+    """Result of a test of word similarity.
 
     Attributes:
-        spearman: rank correlation of cosines with people's judgements over the covered pairs; NaN for fewer than two.
-        covered, pairs: pairs both of whose words have a vector, and all pairs.
+        spearman: Rank correlation of cosines with human judgements over the covered pairs; NaN for fewer than two.
+        covered, pairs: Numbers of pairs whose words have vectors, and of all pairs.
     """
 
     spearman: float
@@ -33,32 +33,32 @@ class SimilarityResult:
 
 @dataclass(frozen=True)
 class AnalogyResult:
-    """How a test of analogies came out.
+    """Result of a test of analogies.
 
     Attributes:
-        sections: name -> (right answers, covered questions, all questions).
+        sections: Name -> numbers of correct answers, covered questions and all questions.
     """
 
     sections: Mapping[str, tuple[int, int, int]]
 
     @property
     def total(self) -> tuple[int, int, int]:
-        """Right answers, covered questions, all questions."""
+        """Numbers of correct answers, covered questions and all questions."""
         right, covered, every = (sum(column) for column in zip(*self.sections.values()))
         return right, covered, every
 
     @property
     def accuracy(self) -> float:
-        """Share of right answers among the covered questions; NaN where none is covered."""
+        """Share of correct answers among the covered questions; NaN if none is covered."""
         right, covered, _ = self.total
         return right / covered if covered else float("nan")
 
 
 def read_similarities(path: str | Path) -> list[Pair]:
-    """Pairs with a judgement: two words and a number a line, separated by tabs, in the form of Faruqui & Dyer 2014.
+    """Pairs with a judgement: lines of two words and a number, separated by tabs, as in Faruqui & Dyer 2014.
 
     Raises:
-        CtxError: the file or a line of it cannot be read.
+        CtxError: The file cannot be read.
     """
     pairs = []
     for number, line in enumerate(read_lines(Path(path)), start=1):
@@ -67,7 +67,7 @@ def read_similarities(path: str | Path) -> list[Pair]:
             raise CtxError(
                 f"Not two words and a number, separated by tabs: {line.strip()!r}.",
                 location=f"{path}, line {number}",
-                hint="correct the line; a header has to go.",
+                hint="correct the line, or remove the header.",
             )
         pairs.append((parts[0], parts[1], float(parts[2])))
     return _not_empty(pairs, path)
@@ -77,7 +77,7 @@ def read_analogies(path: str | Path) -> dict[str, list[Question]]:
     """Section -> questions, from a file with `: section` lines and lines of four words (Mikolov et al. 2013a).
 
     Raises:
-        CtxError: the file or a line of it cannot be read.
+        CtxError: The file cannot be read.
     """
     sections: dict[str, list[Question]] = {}
     name = ""
@@ -99,17 +99,17 @@ def read_analogies(path: str | Path) -> dict[str, list[Question]]:
 def evaluate_similarity(space: WordSpace, pairs: Sequence[Pair]) -> SimilarityResult:
     """Spearman's rank correlation between cosines and judgements."""
     covered = [pair for pair in pairs if pair[0] in space and pair[1] in space]
-    known = [(space.similarity(first, second), score) for first, second, score in covered]
-    if len(known) < 2:
-        return SimilarityResult(float("nan"), len(known), len(pairs))
-    found, expected = zip(*known)
-    return SimilarityResult(spearmanr(predictions=found, references=expected)["spearmanr"], len(known), len(pairs))
+    if len(covered) < 2:
+        return SimilarityResult(float("nan"), len(covered), len(pairs))
+    cosines = [space.similarity(first, second) for first, second, _ in covered]
+    result = spearmanr(predictions=cosines, references=[score for _, _, score in covered])
+    return SimilarityResult(result["spearmanr"], len(covered), len(pairs))
 
 
 def evaluate_analogies(space: WordSpace, sections: Mapping[str, Sequence[Question]]) -> AnalogyResult:
     """Share of the questions a : b = c : ? whose best answer by 3CosAdd is the expected word.
 
-    A question is covered where its four words have a vector, the expected one among those that are searched.
+    A question is covered if its four words have vectors, and the expected one may be an answer.
     """
     results = {}
     for name, questions in sections.items():
@@ -129,7 +129,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _not_empty(found: _Tests, path: str | Path) -> _Tests:
-    if not found:
-        raise CtxError("The file holds no test.", location=str(path), hint="check the path.")
-    return found
+def _not_empty(tests: _Tests, path: str | Path) -> _Tests:
+    if not tests:
+        raise CtxError("The file has no tests.", location=str(path), hint="check the path.")
+    return tests

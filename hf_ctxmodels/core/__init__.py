@@ -1,1 +1,1 @@
-"""What every family stands on: configuration, model base, weights, errors."""
+"""The base of every family: configuration, model, weights, errors."""

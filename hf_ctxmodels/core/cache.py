@@ -1,4 +1,4 @@
-"""The cache of recurrent models: one form of state for `generate`, beam search, decoders and the training loop."""
+"""The cache of recurrent models, for `generate`, beam search, decoders and the training loop."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -13,15 +13,15 @@ _SEEN = "seen_tokens"
 
 
 class RecurrentCache(Cache):
-    """The state of every recurrent layer after the tokens read so far, as `past_key_values` of a model.
+    """The states of all recurrent layers after the tokens so far, as `past_key_values` of a model.
 
     It has the interface of transformers' caches, so `generate` reorders it under beam search and continues from it. A
-    forward pass leaves the cache it is given as it is and returns a new one: several continuations may start from one.
-    A state cannot be undone, so `crop` raises and assisted generation is refused (`_is_stateful` of the models).
+    forward pass returns a new cache and does not change its argument, so several continuations may start from the same
+    cache. Tokens cannot be removed, so `crop` raises and assisted generation is refused (`_is_stateful` of the models).
 
     Args:
-        states: Of every layer its tensors (rows, ...), for example hidden and cell state.
-        seen_tokens: Columns of the batch that these states have read.
+        states: The tensors (rows, ...) of every layer, for example hidden and cell state.
+        seen_tokens: Number of columns of the batch so far.
     """
 
     def __init__(self, states: Iterable[Iterable[Tensor]], seen_tokens: int = 0) -> None:
@@ -42,11 +42,11 @@ class RecurrentCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """False: a state holds no single token that could be removed."""
+        """False: tokens cannot be removed from a state."""
         return False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns of the batch read so far."""
+        """Number of columns of the batch so far."""
         return self.seen_tokens
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -55,22 +55,22 @@ class RecurrentCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Raise CtxError: tokens cannot be removed from a state."""
-        raise CtxError("Tokens cannot be removed from a recurrent state.", hint="read the shorter text anew.")
+        raise CtxError("Tokens cannot be removed from a recurrent state.", hint="encode the shorter text again.")
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """A new cache of what `function` returns for every tensor."""
+        """A new cache with `function` applied to every tensor."""
         return type(self)(([function(part) for part in state] for state in self.states), self.seen_tokens)
 
     def select(self, rows: Tensor) -> Self:
-        """A new cache of the rows with these indices (or where a mask is True)."""
+        """A new cache of the rows with these indices (or of a mask)."""
         return self.map(lambda part: part[rows.to(part.device)])
 
     def keep(self, rows: Tensor) -> Self:
-        """A new cache in which the states of rows where `rows`, (rows,) bool, is False are zero."""
+        """A new cache with zero states where `rows`, (rows,) bool, is False."""
         return self.map(lambda part: torch.where(rows.view(-1, *[1] * (part.ndim - 1)), part, 0))
 
     def detach(self) -> Self:
-        """A new cache without the graph that computed it: gradients end there."""
+        """A new cache detached from the graph."""
         return self.map(Tensor.detach)
 
     def to(self, device: torch.device | str) -> Self:
@@ -78,46 +78,45 @@ class RecurrentCache(Cache):
         return self.map(lambda part: part.to(device))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Put row `beam_idx[i]` in place i, in this cache, as beam search does."""
+        """Replace row i by row `beam_idx[i]`, in place."""
         self.states = self.select(beam_idx).states
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows with these indices alone, in this cache."""
+        """Keep only the rows with these indices, in place."""
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row, in this cache."""
+        """Repeat every row, in place."""
         self.states = self.map(lambda part: part.repeat_interleave(repeats, 0)).states
 
     def reset(self) -> None:
-        """Set this cache to zeros, before the first token."""
+        """Set all states to zero, in place."""
         self.states, self.seen_tokens = self.map(torch.zeros_like).states, 0
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Name -> contiguous tensor (rows, ...), for safetensors; rows may be split or concatenated before
-        `from_state_dict`."""
+        """Name -> contiguous tensor (rows, ...); rows may be split or concatenated before `from_state_dict`."""
         tensors = {
-            f"{layer}.{place}": part.detach().contiguous()
+            f"{layer}.{index}": part.detach().contiguous()
             for layer, state in enumerate(self.states)
-            for place, part in enumerate(state)
+            for index, part in enumerate(state)
         }
         return {**tensors, _SEEN: torch.full((max(0, self.batch_size),), self.seen_tokens)}
 
     @classmethod
     def from_state_dict(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """The cache that `state_dict` described."""
-        places = sorted(tuple(map(int, name.split("."))) for name in tensors if name != _SEEN)
-        states: list[list[Tensor]] = [[] for _ in {layer for layer, _ in places}]
-        for layer, place in places:
-            states[layer].append(tensors[f"{layer}.{place}"])
+        """The cache of a `state_dict`."""
+        indices = sorted(tuple(map(int, name.split("."))) for name in tensors if name != _SEEN)
+        states: list[list[Tensor]] = [[] for _ in {layer for layer, _ in indices}]
+        for layer, index in indices:
+            states[layer].append(tensors[f"{layer}.{index}"])
         return cls(states, int(tensors[_SEEN].max()) if tensors[_SEEN].numel() else 0)
 
 
 def check_cache(cache: Any, expected: Sequence[Sequence[tuple[int, ...]]]) -> None:
-    """Raise CtxError unless `past_key_values` is a `RecurrentCache` of these shapes, a list for each layer."""
-    hint = "give the past_key_values of an earlier forward with as many rows, or none to start from zero."
+    """Raise CtxError unless `past_key_values` is a `RecurrentCache` with these shapes, a list for each layer."""
+    hint = "give past_key_values of an earlier forward with the same number of rows, or None for zeros."
     if not isinstance(cache, RecurrentCache):
         raise CtxError(f"past_key_values is a {type(cache).__name__}, expected a RecurrentCache.", hint=hint)
-    found = [[tuple(part.shape) for part in state] for state in cache.states]
-    if found != [list(shapes) for shapes in expected]:
-        raise CtxError(f"The states of past_key_values are {found}, expected {[*map(list, expected)]}.", hint=hint)
+    shapes = [[tuple(part.shape) for part in state] for state in cache.states]
+    if shapes != [*map(list, expected)]:
+        raise CtxError(f"The states of past_key_values are {shapes}, expected {[*map(list, expected)]}.", hint=hint)

@@ -1,4 +1,4 @@
-"""What keeps the classes of this package in this package."""
+"""Classes that are never copied into checkpoints."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from typing import Any
 class InstalledCode:
     """A class that is always imported from the installed package.
 
-    transformers marks the classes that `trust_remote_code=True` opened as code of that repository, and from then on
-    `save_pretrained` copies their modules beside the weights. Such a copy needs this package all the same, so it is not
-    made; the stub that `hf_ctxmodels.hub` publishes imports the package instead.
+    transformers registers classes opened with `trust_remote_code=True` as code of that repository, and then
+    `save_pretrained` copies their modules beside the weights. Such a copy would still need this package, so these
+    classes are not registered; the stub of `hf_ctxmodels.hub` imports the package instead.
     """
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Leave the class unmarked."""
+        """Do not register the class."""

@@ -1,4 +1,4 @@
-"""The configuration base every family derives from: strict about unknown fields, and deaf to a foreign `model_type`."""
+"""The base of all configurations: strict about unknown fields, and independent of a file's `model_type`."""
 
 from typing import Any, ClassVar, Literal
 
@@ -26,30 +26,30 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     """Fields and checks common to all families.
 
     Args:
-        unpad: Run the encoder on the real tokens alone where that is exact (no attention weights asked for).
-            `False` computes on padding too, as `transformers` does.
+        unpad: Compute without padding positions, where that is exact (without `output_attentions`). `False` computes
+            them, as `transformers` does.
 
     Raises:
-        ValueError: A keyword that is no field of the configuration, with the nearest field names. Keywords read from a
-            reference checkpoint's config.json (another `model_type`) are dropped instead, unless they ask for something
-            this family cannot do (see `supported_reference_values`).
+        ValueError: An unknown keyword; the message has the nearest field names. Unknown keywords from a reference
+            checkpoint's config.json (another `model_type`) are dropped, unless their values are unsupported (see
+            `supported_reference_values`).
     """
 
     unpad: bool = True
 
-    # What Trainer leaves out of the predictions it gathers: counts are no outputs of a row.
+    # outputs that Trainer must not gather as predictions of rows
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "metrics"]
 
-    # The field that holds the dropout rate before a task head; None in it means `hidden_dropout_prob`.
+    # field of the dropout rate before a task head; its value None means `hidden_dropout_prob`
     head_dropout_field: ClassVar[str] = "classifier_dropout"
 
-    # Fields the reference has not; an export leaves them out.
+    # fields that the reference lacks; an export omits them
     own_fields: ClassVar[tuple[str, ...]] = ("unpad",)
-    # Reference field -> the values this family computes; any other value in a reference config.json is an error.
+    # reference field -> supported values; another value in a reference config.json is an error
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # from_pretrained passes the file's model_type on; kept, it would hide this family's conversion table.
+        # from_pretrained passes the file's model_type; kept, it would hide this family's conversion table
         file_model_type = kwargs.pop("model_type", None)
         kwargs.pop("auto_map", None)
         unknown = set(kwargs) - _PASSED_THROUGH - _generation_keywords() - set(self.attribute_map)
@@ -61,18 +61,18 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     @property
     def first_position(self) -> int:
-        """Position of a sequence's first token, where positions are numbers."""
+        """Position of a sequence's first token."""
         return 0
 
     @property
     def max_sequence_length(self) -> int | None:
         """Longest input in tokens; None for no limit."""
-        rows = getattr(self, "max_position_embeddings", None)  # a model of relative positions has none, or -1
+        rows = getattr(self, "max_position_embeddings", None)  # None or -1 with relative positions
         return None if rows is None or rows < 0 else rows - self.first_position
 
     @property
     def task_size(self) -> int:
-        """Width of what a task head reads of every token."""
+        """Width of a token's representation for task heads."""
         return self.hidden_size
 
     @property
@@ -86,8 +86,19 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         rate = getattr(self, self.head_dropout_field)
         return self.hidden_dropout_prob if rate is None else rate
 
+    def require_positive(self, *names: str) -> None:
+        """Raise ValueError unless the fields of these names are 1 or more."""
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
+
+    def require_two_directions(self) -> None:
+        """Raise ValueError unless the directions of a bidirectional layer can share `hidden_size`."""
+        if self.hidden_size % 2 or self.hidden_size < 2:
+            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
+
     def reference_name(self, field: str) -> str:
-        """What the reference calls a field of this configuration: the name that `attribute_map` reads it by."""
+        """The reference's name of a field, by `attribute_map`."""
         return {own: name for name, own in self.attribute_map.items()}.get(field, field)
 
     def _check_reference_values(self, model_type: str, kwargs: dict[str, Any]) -> None:
@@ -112,12 +123,11 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
 @strict
 class CtxTransformerConfig(CtxConfig):
-    """What Transformers have in common.
+    """The base configuration of Transformers.
 
     Args: those of `CtxConfig`, and
-        classifier_pooling: What heads that classify a sequence read: None for the paper's choice (the first token in
-            most families), "mean" for the mean of its tokens' states. After short pretraining no single token stands
-            for its sequence yet.
+        classifier_pooling: Input of sequence classification heads: None for the paper's choice (the first token in most
+            families), "mean" for the mean of the tokens' states, which is better after short pretraining.
     """
 
     classifier_pooling: Literal["mean"] | None = None

@@ -1,3 +1,3 @@
-"""Numbers that several rooms agree on."""
+"""Shared constants."""
 
-IGNORED = -100  # the target that no loss counts, as in torch's cross-entropy
+IGNORED = -100  # target without a loss, as in torch's cross-entropy

@@ -1,4 +1,4 @@
-"""Errors a user can mend, and the wrapper that shows them on one screen."""
+"""Errors that users can fix, and the wrapper that prints them."""
 
 import gc
 import sys
@@ -7,12 +7,12 @@ from typing import NoReturn
 
 
 class CtxError(ValueError):
-    """Something the user can mend: says what is wrong, where, and how to mend it.
+    """An error that the user can fix.
 
     Args:
-        what: what was wrong and what was expected.
-        location: the file, line, step or argument concerned.
-        hint: what to do about it.
+        what: What was wrong, and what was expected.
+        location: The file, line, step or argument.
+        hint: How to fix it.
     """
 
     exit_code: int = 2
@@ -28,10 +28,9 @@ class CtxError(ValueError):
 
 
 def run_script(main: Callable[[], object]) -> NoReturn:
-    """Run a script's `main` and exit: 0 when it returns, the error's own code (2 by default) after a `CtxError`.
+    """Run a script's `main` and exit: 0 when it returns, the error's `exit_code` (2 by default) after a `CtxError`.
 
-    A `CtxError` is printed on stderr without a traceback. Any other exception is a defect of the program and keeps its
-    traceback.
+    A `CtxError` is printed on stderr without a traceback; other exceptions keep theirs.
     """
     code = 0
     try:
@@ -39,5 +38,5 @@ def run_script(main: Callable[[], object]) -> NoReturn:
     except CtxError as error:
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         code = error.exit_code
-    gc.collect()  # the error's traceback may hold a loader, whose workers the process would wait for
+    gc.collect()  # the traceback may refer to a loader, whose workers would delay the exit
     sys.exit(code)

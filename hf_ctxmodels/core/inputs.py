@@ -1,4 +1,4 @@
-"""Checks of what a model is given, and positions and sequence numbers where none are given."""
+"""Checks of model inputs, and default positions and sequence numbers."""
 
 from collections.abc import Mapping
 
@@ -21,31 +21,31 @@ def check_encoder_input(
     output_mask: Tensor | None = None,
     aligned: Mapping[str, Tensor | None] | None = None,
 ) -> Tensor:
-    """Refuse what would fail deep inside or, on a GPU, take the device down.
+    """Check inputs that would otherwise fail inside a layer or, on a GPU, abort the process.
 
     Args:
         input_ids: (batch, length, *id_axes), or None with `inputs_embeds` (batch, length, hidden).
         attention_mask: (batch, length) or a ready 4-D mask.
-        max_length: Longest sequence the model can take; None sets no limit.
-        limit, limit_name: Every id is below this field of the configuration.
-        id_axes: Names of the axes that the ids of a single token have.
+        max_length: Longest sequence of the model; None for no limit.
+        limit, limit_name: The configuration's field, by value and name, that all ids are below.
+        id_axes: Names of the axes of a single token's ids.
         sequence_ids: (batch, length), 0 at padding.
         output_mask: (batch, length) bool, the positions whose outputs are computed.
-        aligned: Other (batch, length) tensors by their argument name.
+        aligned: Other (batch, length) tensors by argument name.
 
     Returns:
-        What is to be encoded: the ids, or the embeddings (batch, length, hidden).
+        The ids, or the embeddings (batch, length, hidden).
 
     Raises:
-        CtxError: Naming the argument, what it is and what was expected.
+        CtxError: An argument is wrong; the message has its value and the expected one.
     """
     given = _ids_or_embeddings(input_ids, inputs_embeds, id_axes)
     length = given.shape[1]
     if max_length is not None and length > max_length:
         raise CtxError(
-            f"The sequence has {length} tokens, this model takes at most max_sequence_length={max_length} (see "
-            f"max_position_embeddings); truncate it "
-            f"(tokenizer(..., truncation=True, max_length={max_length})) or split it into windows."
+            f"The sequence has {length} tokens, above the model's max_sequence_length={max_length} (see "
+            "max_position_embeddings).",
+            hint=f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows.",
         )
     padding_mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
@@ -82,50 +82,39 @@ def _check_output_mask(output_mask: Tensor, masks: Mapping[str, Tensor | None]) 
     for name, tokens in masks.items():
         if tokens is not None and bool((misplaced := output_mask & (tokens == 0)).any()):
             raise CtxError(
-                f"{int(misplaced.sum())} of the labels other than -100 stand where {name} is 0 (padding), the "
-                f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not belong together."
+                f"{int(misplaced.sum())} of the labels other than -100 are at padding positions ({name} is 0), the "
+                f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not match."
             )
 
 
 def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> None:
-    """Raise if an id is outside [0, limit), naming the first one. Skipped while a graph is being traced.
-
-    Raises:
-        CtxError: The argument, the id, where it stands and the limit.
-    """
+    """Raise CtxError for the first id outside [0, limit). Skipped while a graph is being traced."""
     if ids is None or is_traced(ids):
         return
     low, high = torch.aminmax(ids)
     if int(low) >= 0 and int(high) < limit:
         return
-    place = ((ids < 0) | (ids >= limit)).nonzero()[0].tolist()
+    index = ((ids < 0) | (ids >= limit)).nonzero()[0].tolist()
     raise CtxError(
-        f"{name}{place} is {int(ids[tuple(place)])}, outside [0, {limit_name}={limit}).",
-        hint="give ids that this model's own tokenizer makes; if tokens were added to it, call "
+        f"{name}{index} is {int(ids[tuple(index)])}, outside [0, {limit_name}={limit}).",
+        hint="use the model's own tokenizer; if tokens were added to it, call "
         "model.resize_token_embeddings(len(tokenizer)).",
     )
 
 
 def check_row_lengths(row_lengths: Tensor) -> None:
-    """Raise if a row of the batch has no token.
-
-    Args:
-        row_lengths: (batch,) tokens of each row.
-
-    Raises:
-        CtxError: Naming the first such row.
-    """
+    """Raise CtxError if one of the (batch,) numbers of tokens is 0."""
     if not bool((row_lengths > 0).all()):
         row = int((row_lengths == 0).nonzero()[0])
-        raise CtxError(f"Row {row} of attention_mask has no token at all; drop it or give it one token.")
+        raise CtxError(f"Row {row} of attention_mask has no token.", hint="drop the row, or give it a token.")
 
 
 def count_tokens(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
-    """(batch, length) how many tokens of its sequence stand up to each column, itself included.
+    """(batch, length) number of tokens of its sequence up to and including each column.
 
     Args:
         tokens: (batch, length) bool, False at padding.
-        sequence_ids: (batch, length), a run of equal numbers is one sequence; None makes every row one.
+        sequence_ids: (batch, length), a run of equal numbers is one sequence; None for one sequence per row.
     """
     counts = tokens.cumsum(1)
     if sequence_ids is None:
@@ -134,17 +123,17 @@ def count_tokens(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
 
 
 def sequence_starts(sequence_ids: Tensor) -> Tensor:
-    """(batch, length) bool: where a run of equal ids starts. A run is a sequence, whatever its number elsewhere."""
+    """(batch, length) bool: True at the first token of each run of equal ids."""
     starts = torch.ones_like(sequence_ids, dtype=torch.bool)
     starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
     return starts
 
 
 def sequence_numbers(sequence_ids: Tensor) -> Tensor:
-    """(batch, length) ids of sequences, -> their runs numbered within each row; padding counts as one."""
+    """(batch, length) sequence ids -> runs of equal ids, numbered within each row; padding is a run too."""
     return sequence_starts(sequence_ids).cumsum(1)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether values cannot be looked at: a graph is being compiled or traced, or there are none."""
+    """Whether values are unavailable: a graph is being compiled or traced, or the device is meta."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or tensor.device.type == "meta"

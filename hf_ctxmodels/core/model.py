@@ -1,18 +1,14 @@
 """The model base every family derives from: checked input, native saving, export to the reference layout."""
 
-import functools
 import json
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Container
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightTransform
-from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils.output_capturing import capture_outputs
 
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
@@ -170,38 +166,3 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         if inputs_embeds is not None and inputs_embeds.shape[2] != width:
             raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
         return given
-
-
-class RecordedLayout(Protocol):
-    """What an encoder computed on, and how to undo it."""
-
-    def recorded(self, states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """What was recorded in front of every layer, and the encoder's output -> what leaves the encoder."""
-
-
-@dataclass
-class EncoderOutput(BaseModelOutputWithPooling):
-    """Output of an encoder; `layout` is for `capture_unpacked_outputs`, which removes it."""
-
-    layout: RecordedLayout | None = None
-
-
-def capture_unpacked_outputs(forward: Callable) -> Callable:
-    """`capture_outputs` of transformers, with recorded hidden states padded back when the encoder ran packed.
-
-    The wrapped forward leaves the layout it used on its output, as `outputs.layout`.
-    """
-    captured = capture_outputs(forward)
-
-    @functools.wraps(forward)
-    def wrapper(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        return_dict = kwargs.pop("return_dict", self.config.return_dict)
-        outputs = captured(self, *args, return_dict=True, **kwargs)
-        layout = outputs.layout
-        found = {name: value for name, value in outputs.items() if name != "layout"}
-        if found.get("hidden_states") is not None:
-            found["hidden_states"] = layout.recorded(found["hidden_states"])
-        outputs = type(outputs)(**found)
-        return outputs if return_dict is not False else outputs.to_tuple()
-
-    return wrapper

@@ -1,12 +1,13 @@
-"""What the families' conversion tables are made of: parts they share, and conversions transformers does not ship."""
+"""Shared parts of the families' weight conversions, and conversion operations that transformers lacks."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming
 
-# Names of the first releases; read, never written.
+# names of the first releases, for loading only
 LEGACY_NORM_NAMES = [
     WeightRenaming(r"LayerNorm\.gamma", r"LayerNorm.weight"),
     WeightRenaming(r"LayerNorm\.beta", r"LayerNorm.bias"),
@@ -14,18 +15,18 @@ LEGACY_NORM_NAMES = [
 
 
 class FirstFound(ConversionOps):
-    """Several reference names of one parameter: the first that a file holds is read; all are written."""
+    """Several reference names of one parameter: the first one in a file is loaded; all are saved."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Tensor]:
-        """Keep the tensor of the first source that is there."""
+        """The tensor of the first source in the file."""
         found = next(input_dict[source] for source in source_patterns if source in input_dict)
         return {target_patterns[0]: _single(found)}
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Write the tensor under every name."""
+        """Save the tensor under every name."""
         return _Repeated()
 
 
@@ -35,13 +36,13 @@ class _Repeated(ConversionOps):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Tensor]:
-        """Copy the tensor for every target: safetensors refuses shared memory."""
+        """A copy for every target: safetensors refuses shared memory."""
         (found,) = input_dict.values()
         return {target: _single(found).clone() for target in target_patterns}
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Read the first."""
+        """Load the first."""
         return FirstFound()
 
 
@@ -54,15 +55,16 @@ POST_NORM_RENAMINGS = [
     WeightRenaming(r"output\.dense\.", r"feed_forward.down_proj."),
     WeightRenaming(r"output\.LayerNorm\.", r"feed_forward_norm."),
 ]
-"""Names in the encoder of BERT's heirs, reference layout -> `hf_ctxmodels.models._shared.transformer_encoder`."""
+"""Names in BERT-like encoders, reference layout -> `hf_ctxmodels.models._shared.transformer_encoder`."""
+
+
+def decoder_bias(prefix: str) -> WeightConverter:
+    """The bias of a masked-LM decoder, which has two names in the reference; files of tied models may have only one."""
+    return WeightConverter([f"{prefix}.decoder.bias", f"{prefix}.bias"], "mlm_head.decoder.bias", [FirstFound()])
 
 
 def fused_projections(attention: str) -> list[WeightConverter]:
-    """Queries, keys and values, three matrices there -> one here.
-
-    Args:
-        attention: Where the three stand in the reference's names.
-    """
+    """Three matrices of queries, keys and values in the reference -> one here; `attention` is their prefix there."""
     return [
         WeightConverter(
             [f"{attention}.{part}.{kind}" for part in ("query", "key", "value")],
@@ -73,12 +75,15 @@ def fused_projections(attention: str) -> list[WeightConverter]:
     ]
 
 
-class _EachTensor(ConversionOps):
-    """Rearranges every tensor by itself, under its own name or the only target's."""
+class Rearranged(ConversionOps):
+    """Rearranges every tensor separately, under its own name or the only target's.
 
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """One tensor, given the configuration's number of heads."""
-        raise NotImplementedError
+    Args:
+        load, save: Inverse functions of a tensor and the number of attention heads.
+    """
+
+    def __init__(self, load: Callable[[Tensor, int], Tensor], save: Callable[[Tensor, int], Tensor]) -> None:
+        self.load, self.save = load, save
 
     def convert(
         self,
@@ -89,64 +94,36 @@ class _EachTensor(ConversionOps):
         config: PreTrainedConfig,
         **kwargs: Any,
     ) -> dict[str, Tensor]:
-        """Rearrange each; several keep their names for the operation that joins or parted them."""
+        """Rearrange each tensor; several keep their names for a following operation."""
         heads = config.num_attention_heads
-        tensors = {name: self.rearrange(_single(found), heads) for name, found in input_dict.items()}
+        tensors = {name: self.load(_single(found), heads) for name, found in input_dict.items()}
         if len(tensors) == 1 and len(target_patterns) == 1:
             return dict.fromkeys(target_patterns, next(iter(tensors.values())))
         return tensors
 
-
-class MergeOutputHeads(_EachTensor):
-    """(in, heads, head_dim) -> (heads * head_dim, in): a projection to heads as the weight of a linear map."""
-
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """Flatten and transpose."""
-        return tensor.flatten(1).T.contiguous()
-
     @property
     def reverse_op(self) -> ConversionOps:
-        """Split the output into heads again."""
-        return _SplitOutputs()
+        """The inverse."""
+        return Rearranged(self.save, self.load)
 
 
-class MergeInputHeads(_EachTensor):
-    """(out, heads, head_dim) -> (out, heads * head_dim): a projection from heads as the weight of a linear map."""
+class MergeOutputHeads(Rearranged):
+    """(in, heads, head_dim) -> (heads * head_dim, in), the weight of a linear map."""
 
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """Flatten."""
-        return tensor.flatten(1)
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        """Split the input into heads again."""
-        return _SplitInputs()
+    def __init__(self) -> None:
+        super().__init__(
+            lambda tensor, heads: tensor.flatten(1).T.contiguous(),
+            lambda tensor, heads: tensor.T.unflatten(1, (heads, -1)).contiguous(),
+        )
 
 
-class _SplitOutputs(_EachTensor):
-    """(heads * head_dim, in) -> (in, heads, head_dim)."""
+class MergeInputHeads(Rearranged):
+    """(out, heads, head_dim) -> (out, heads * head_dim), the weight of a linear map."""
 
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """Transpose and split."""
-        return tensor.T.unflatten(1, (heads, -1)).contiguous()
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        """Flatten again."""
-        return MergeOutputHeads()
-
-
-class _SplitInputs(_EachTensor):
-    """(out, heads * head_dim) -> (out, heads, head_dim)."""
-
-    def rearrange(self, tensor: Tensor, heads: int) -> Tensor:
-        """Split."""
-        return tensor.unflatten(1, (heads, -1))
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        """Flatten again."""
-        return MergeInputHeads()
+    def __init__(self) -> None:
+        super().__init__(
+            lambda tensor, heads: tensor.flatten(1), lambda tensor, heads: tensor.unflatten(1, (heads, -1))
+        )
 
 
 def _single(found: Any) -> Tensor:

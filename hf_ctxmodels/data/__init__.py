@@ -21,28 +21,3 @@ from hf_ctxmodels.data.sampling import (
 from hf_ctxmodels.data.sources import load_documents
 from hf_ctxmodels.data.training_set import SamplingPolicy, build_training_set
 from hf_ctxmodels.data.unlabelled import UnlabelledCollator, without_labels
-
-__all__ = [
-    "ContiguousBatchSampler",
-    "ContiguousStream",
-    "DataArguments",
-    "DocumentStream",
-    "Documents",
-    "EpochBatchSampler",
-    "ExampleSet",
-    "ExampleStream",
-    "Mixture",
-    "MixtureBatchSampler",
-    "ResampledDocuments",
-    "RoundRobinMixture",
-    "SampledMixture",
-    "SampledStream",
-    "SamplingPolicy",
-    "ShuffledStream",
-    "UnlabelledCollator",
-    "build_training_set",
-    "load_documents",
-    "sampling_probabilities",
-    "training_loader",
-    "without_labels",
-]

@@ -1,4 +1,4 @@
-"""The flags that say which text a script reads."""
+"""The flags of a script's text data."""
 
 from dataclasses import dataclass, field
 
@@ -9,41 +9,39 @@ from hf_ctxmodels.data.sources import load_documents
 
 @dataclass
 class DataArguments:
-    """Which documents, and which of them are held out.
+    """Documents, and the held-out share of them.
 
-    For one `validation_fraction` all scripts hold out the same documents, whatever --seed is: those that a tokenizer
-    was not trained on are those that no model sees either.
+    For the same `validation_fraction` all scripts hold out the same documents, whatever --seed is, so that neither
+    tokenizers nor models are trained on them.
     """
 
     dataset: list[str] = field(
         metadata={
             "help": "`demo`, a local .txt, .jsonl or .parquet file (plain or .gz) or a quoted pattern of such files, a "
             "directory, a Hub id, or FILE=FIRST,SECOND,LABEL, a table of pairs of texts and its columns; or several of "
-            "these, which are read one after the other."
+            "these."
         }
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub data set.")
     dataset_split: str = flag("train", "Split of a Hub data set or directory.")
     language_tags: list[str] = flag(
-        (),
-        "A word for each of --dataset, put in front of each of its sentences, or of its translations: `<de>`, say, "
-        "where languages have one; `-` for none.",
+        (), "A tag for each --dataset, such as `<de>`, prepended to its sentences or translations; `-` for none."
     )
     translations: list[str] = flag(
-        (), "A file of lines for each of --dataset, which then is one too: line by line its translation; `-` for none."
+        (), "A file for each --dataset, which then is a file of lines too, with their translations; `-` for none."
     )
-    text_column: str = flag("text", "Column that holds the text of a document, except in .txt.")
-    streaming: bool = flag(False, "Read while working instead of loading everything first.")
+    text_column: str = flag("text", "Column of a document's text, except in .txt.")
+    streaming: bool = flag(False, "Stream the data instead of loading everything first.")
     sampling_alpha: float | None = flag(
         None,
-        "Draw each example (or text of a vocabulary) from one of several --dataset, of n sentences each, with a chance "
+        "Sample each example (or text of a vocabulary) from several --dataset, of n sentences each, with probability "
         "proportional to n^alpha: for languages of unequal size, 0.3 or 0.5; by default all text once per epoch.",
     )
-    skip_empty_documents: bool = flag(False, "Pass over documents without text instead of stopping.")
-    validation_fraction: float = flag(0.05, "Share of the documents held out, one of 1/share in a row; 0 for none.")
+    skip_empty_documents: bool = flag(False, "Skip documents without text instead of stopping.")
+    validation_fraction: float = flag(0.05, "Share of held-out documents; 0 for none.")
 
     def load(self) -> tuple[Documents, Documents | None]:
-        """Open the documents: those to train on, and those held out, if any."""
+        """Open the training documents, and the held-out documents or None."""
         documents = load_documents(
             *self.dataset,
             split=self.dataset_split,

@@ -1,4 +1,4 @@
-"""The demo corpus: text that the package gensim carries as its own test data, so that a first run needs no network."""
+"""The demo corpus: test data of the package gensim, so that a first run needs no network."""
 
 import bz2
 import html
@@ -42,11 +42,8 @@ def demo_documents() -> Iterator[list[str]]:
 
 
 def prose_paragraphs(text: str) -> list[str]:
-    """The lines of an article, stripped of wiki markup by gensim, that are running text.
-
-    Headings, list items, captions, table rows and lines in which markup survived are left out; what bold and italic
-    quotes are left around words is removed.
-    """
+    """The lines of running text in an article that gensim stripped of wiki markup: without headings, list items,
+    captions, table rows and lines with remaining markup. Bold and italic quotes are removed."""
     paragraphs = []
     for line in text.splitlines():
         clean = html.unescape(re.sub(r"'{2,5}", "", line)).replace(" , ", ", ").replace("()", "")

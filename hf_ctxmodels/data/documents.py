@@ -1,4 +1,4 @@
-"""Documents: running text, a text with its translation, or a labelled pair; and which of them are held out."""
+"""Documents: running text, a text with its translation, or a labelled pair; and their held-out part."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -10,13 +10,13 @@ from hf_ctxmodels.data.sentences import split_sentences
 
 
 class TranslatedText(list[str]):
-    """A text and its translation. As one string, they are joined by `between`."""
+    """A text and its translation, joined by `separator` in a single string."""
 
-    between: ClassVar[str] = "\t"
+    separator: ClassVar[str] = "\t"
 
 
 class LabelledPair(list[str]):
-    """Two texts of one language, and the label of the pair."""
+    """Two texts of the same language, and the label of the pair."""
 
     def __init__(self, texts: Iterable[str], label: str) -> None:
         super().__init__(texts)
@@ -24,39 +24,37 @@ class LabelledPair(list[str]):
 
 
 class NoDocumentError(CtxError):
-    """A source, or the part of it that was asked for, holds no document with text."""
+    """A source, or the chosen part of it, has no document with text."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Which document numbers are held out: one of every `block` in a row, at a place drawn from (seed, its block).
+    """The held-out document numbers: a random one of every `block` consecutive numbers, a function of (seed, block).
 
-    So the share is exact, a stream can be split, and where a document belongs does not depend on what follows it.
+    So the share is exact, and streams can be split.
     """
 
     block: int
     seed: int
 
     def __contains__(self, number: int) -> bool:
-        block, place = divmod(number, self.block)
-        return int(generator(self.seed, 0, block, Stream.HELD_OUT).integers(self.block)) == place
+        block, offset = divmod(number, self.block)
+        return int(generator(self.seed, 0, block, Stream.HELD_OUT).integers(self.block)) == offset
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents that can be iterated again and again; each is a non-empty list of sentences, or a `TranslatedText` or
-    `LabelledPair`, which are not split.
-
-    Nothing is kept in memory: every iteration reads the source from its start.
+    """Documents that can be iterated repeatedly; each is a non-empty list of sentences, or a `TranslatedText` or
+    `LabelledPair`, which are not split. Every iteration reads the source from its start.
 
     Attributes:
-        name: of the source, for errors and cards.
-        read: opens the source and yields documents, each as its paragraphs.
-        skip_empty: pass over documents without text instead of raising.
-        held_out: how the source is split; None for not at all.
-        part: "all", "training" or "held-out": what of the source is iterated.
-        first: number of the source's first document; numbers decide which documents are held out.
-        sources: name and reader of each of several sources, which `read` reads one after the other.
+        name: Name of the source, for errors and cards.
+        read: Opens the source and yields documents as lists of paragraphs.
+        skip_empty: Skip documents without text instead of raising.
+        held_out: The held-out documents; None for none.
+        part: The part to iterate: "all", "training" or "held-out".
+        first: Number of the source's first document, for `held_out`.
+        sources: Name and reader of each of several sources, which `read` concatenates.
     """
 
     name: str
@@ -71,8 +69,8 @@ class Documents:
         """Yield documents.
 
         Raises:
-            NoDocumentError: there is none.
-            CtxError: the source cannot be read, or a document has no text (unless `skip_empty`).
+            NoDocumentError: There is none.
+            CtxError: The source cannot be read, or a document has no text (unless `skip_empty`).
         """
         empty = True
         for number, paragraphs in enumerate(self.read(), self.first):
@@ -90,25 +88,21 @@ class Documents:
                 raise CtxError(
                     f"Document {number} (counted from 0) has no text.",
                     location=self.name,
-                    hint="remove it from the data, or pass over such ones: --skip_empty_documents (skip_empty).",
+                    hint="remove it from the data, or skip such documents: --skip_empty_documents (skip_empty).",
                 )
         if empty:
             raise NoDocumentError(
-                "The data set is empty: it holds no document with text.",
+                "The data set is empty: it has no document with text.",
                 location=self.name if self.part == "all" else f"{self.name}, {self.part} part",
-                hint="check the source, and the share of it that is held out.",
+                hint="check the source and the held-out share.",
             )
 
     def texts(self) -> "DocumentTexts":
-        """The documents as single strings, one sentence a line; can be iterated again and again."""
+        """The documents as single strings, one sentence per line."""
         return DocumentTexts(self)
 
     def parts(self) -> list[Self]:
-        """The documents of each source by themselves: together those of the whole, with the same ones held out.
-
-        Where documents are held out, every source is read once to count them, so that they are numbered as in the
-        whole.
-        """
+        """The documents of each source, with the same ones held out; every source is read once to number them."""
         parts, first = [], self.first
         for name, read in self.sources or [(self.name, self.read)]:
             parts.append(replace(self, name=name, read=read, first=first, sources=()))
@@ -116,10 +110,7 @@ class Documents:
         return parts
 
     def split(self, validation_fraction: float, seed: int = 0) -> tuple[Self, Self]:
-        """Training documents and held-out documents; see `HeldOut`. Reads nothing.
-
-        All scripts leave the seed at 0, whatever their --seed is; see `DataArguments`.
-        """
+        """Training documents and held-out documents, see `HeldOut`. All scripts use seed 0, see `DataArguments`."""
         if not 0 < validation_fraction <= 0.5:
             raise CtxError(
                 f"validation_fraction={validation_fraction} is out of range.", hint="use more than 0 and at most 0.5."
@@ -130,7 +121,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class DocumentTexts:
-    """Documents as strings: one sentence a line, or a text, a tab and its translation."""
+    """Documents as strings: one sentence per line, or a text, a tab and its translation."""
 
     documents: Iterable[list[str]]
 
@@ -140,5 +131,4 @@ class DocumentTexts:
 
 def text_of(document: list[str]) -> str:
     """A document as one string."""
-    between = TranslatedText.between if isinstance(document, TranslatedText) else "\n"
-    return between.join(document)
+    return (TranslatedText.separator if isinstance(document, TranslatedText) else "\n").join(document)

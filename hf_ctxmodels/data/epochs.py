@@ -1,4 +1,4 @@
-"""The order of one set of examples in training: seeded, endless, and entered at any batch."""
+"""The order of one set of examples in training: seeded, endless, starting at any batch."""
 
 from collections.abc import Iterator
 
@@ -12,14 +12,13 @@ from hf_ctxmodels.data.seeding import Stream, generator
 class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
     """Endless batches of `(epoch, index)`: a fresh permutation every epoch, every example exactly once in each.
 
-    Epochs follow each other without a gap, so a batch may hold the end of one and the start of the next, and no example
-    is dropped. Batch b is known without those before it.
+    A batch may hold the end of one epoch and the start of the next. Batch b does not depend on the preceding ones.
 
     Args:
-        num_examples: of the `ExampleSet`.
-        batch_size: examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
-        seed: of the permutations.
-        start_batch: the first batch to give.
+        num_examples: Number of examples of the set.
+        batch_size: Examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
+        seed: Seed of the permutations.
+        start_batch: Number of the first batch.
     """
 
     drop_last = True  # read by accelerate: every batch is full

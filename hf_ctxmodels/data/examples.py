@@ -13,13 +13,13 @@ import torch
 from hf_ctxmodels.core.errors import CtxError
 
 Example = dict[str, np.ndarray | int]
-"""One tokenised example: token-wise columns as 1-D integer arrays of one length, and integers for the whole row."""
+"""A tokenised example: token-wise columns as 1-D integer arrays of equal length, and integers for the row."""
 
-ROWS_PER_BLOCK = 8192  # examples gathered as small arrays before they are joined
+ROWS_PER_BLOCK = 8192  # examples collected before they are concatenated
 
 
 class ExampleMaker(Protocol):
-    """What turns documents into examples: an `hf_ctxmodels.objectives.Objective`."""
+    """The interface of `hf_ctxmodels.objectives.Objective` for examples."""
 
     statistics: Counter[str]
 
@@ -32,7 +32,7 @@ class Column:
 
     Attributes:
         values: all rows' values, concatenated.
-        offsets: (rows + 1,) row i is `values[offsets[i]:offsets[i + 1]]`; None when each row holds one number.
+        offsets: (rows + 1,) row i is `values[offsets[i]:offsets[i + 1]]`; None for one number per row.
     """
 
     def __init__(self, values: np.ndarray, offsets: np.ndarray | None) -> None:
@@ -45,15 +45,15 @@ class Column:
 
 
 class ExampleSet(torch.utils.data.Dataset):
-    """Examples in memory, at the size of their numbers: about four bytes a token.
+    """Examples in memory, about four bytes per token.
 
-    `examples[i]` and `examples[epoch, i]` give a dictionary with the columns of row i, `example_index` and `epoch`,
-    from which the collators seed their masks. `examples[i]` is of the epoch last given to `set_epoch` (0 at first).
-    `transformers.Trainer` calls that by itself: its training masks are new in every epoch, its evaluation masks stay.
+    `examples[i]` and `examples[epoch, i]` are dictionaries with the columns of row i, and `example_index` and `epoch`,
+    which seed the collators' masks. The epoch of `examples[i]` is set by `set_epoch` (0 at first), which
+    `transformers.Trainer` calls for training but not for evaluation.
 
     Args:
-        columns: of one length.
-        statistics: what the objective met while it made the examples.
+        columns: Columns of equal length.
+        statistics: The objective's statistics.
     """
 
     def __init__(self, columns: dict[str, Column], length: int, statistics: Mapping[str, int]) -> None:
@@ -62,11 +62,7 @@ class ExampleSet(torch.utils.data.Dataset):
 
     @classmethod
     def build(cls, examples: Iterable[Example], statistics: Mapping[str, int] | None = None) -> Self:
-        """Store examples, all of which have the same columns.
-
-        Raises:
-            CtxError: there is none.
-        """
+        """Store examples with the same columns; raises CtxError if there is none."""
         block: list[Example] = []
         blocks: list[dict[str, Column]] = []
         length = 0
@@ -95,7 +91,7 @@ class ExampleSet(torch.utils.data.Dataset):
         return {**row, "example_index": index, "epoch": int(epoch)}
 
     def set_epoch(self, epoch: int) -> None:
-        """Epoch of the examples asked for by their number alone."""
+        """Set the epoch of `examples[i]`."""
         self.epoch = epoch
 
     @property
@@ -125,14 +121,14 @@ def _join(parts: list[Column]) -> Column:
 
 
 class ExampleStream(ABC):
-    """Examples made while they are read, for text that exceeds memory."""
+    """Examples made on the fly, for text that exceeds memory."""
 
     @abstractmethod
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
         """The examples of one pass over the text, with `example_index` and `epoch`."""
 
     def passes(self) -> Iterator[dict[str, Any]]:
-        """The examples of one pass after the other, without end."""
+        """The examples of endless passes."""
         return chain.from_iterable(map(self.one_pass, count()))
 
 
@@ -140,12 +136,12 @@ class ExampleStream(ABC):
 class DocumentStream(ExampleStream):
     """The examples of an objective.
 
-    Its first pass gives the examples of the `ExampleSet` of the same documents, in the same order; later passes draw
-    new pairs. At most the documents that are tokenised together are held.
+    The first pass has the same examples in the same order as the `ExampleSet` of the documents; later passes draw new
+    pairs. Only documents that are tokenised together are in memory.
 
     Attributes:
-        documents: read anew in every pass.
-        objective: makes the examples.
+        documents: Read again in every pass.
+        objective: Makes the examples.
     """
 
     documents: Iterable[list[str]]
@@ -155,7 +151,7 @@ class DocumentStream(ExampleStream):
         """See `ExampleStream.one_pass`.
 
         Raises:
-            CtxError: the documents give no example.
+            CtxError: The documents have no example.
         """
         index = -1
         for index, example in enumerate(self.objective.examples(self.documents, epoch)):
@@ -165,7 +161,5 @@ class DocumentStream(ExampleStream):
 
 
 def no_example() -> CtxError:
-    """The error where documents give no example."""
-    return CtxError(
-        "The documents gave no example: none of them holds a token.", hint="check the data set and the tokenizer."
-    )
+    """The error for documents without examples."""
+    return CtxError("The documents have no tokens.", hint="check the data set and the tokenizer.")

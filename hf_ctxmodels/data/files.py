@@ -1,7 +1,6 @@
-"""Local files -> lines, JSON objects and documents of running text, with errors that name the file and the place.
+"""Local files -> lines, JSON objects and documents of running text, with errors that name file and line.
 
-Documents are read line by line or batch by batch, never as a whole. A document is a list of paragraphs, which may be
-empty.
+Files are read line by line or batch by batch. A document is a list of paragraphs, which may be empty.
 """
 
 import gzip
@@ -19,7 +18,7 @@ FILE_KINDS = (".txt", ".jsonl", ".parquet")
 
 
 def file_kind(path: Path) -> str:
-    """The suffix that says how a file is read, `.gz` left aside: ".txt", ".jsonl", ".parquet" or another one."""
+    """A file's suffix without `.gz`: ".txt", ".jsonl", ".parquet" or another one."""
     return Path(path.stem if path.suffix == ".gz" else path.name).suffix.lower()
 
 
@@ -30,13 +29,12 @@ def check_file(path: Path) -> None:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file with their ends, gunzipped when it ends in `.gz`, without a byte order mark.
+    """Lines of a UTF-8 file with their line feeds, unpacked if it ends in `.gz`, without a byte order mark.
 
-    Only line feeds end a line: `str.splitlines` would also cut at U+2028 and the like, which JSON allows inside
-    strings.
+    Only line feeds end a line: `str.splitlines` also splits at U+2028 and others, which JSON allows inside strings.
 
     Raises:
-        CtxError: the file is missing, damaged, or not UTF-8 (with the offset of the offending byte).
+        CtxError: The file is missing, damaged, or not UTF-8 (with the offset of the wrong byte).
     """
     check_file(path)
     offset = 0
@@ -44,28 +42,24 @@ def read_lines(path: Path) -> Iterator[str]:
     try:
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
             for line in file:
-                # Only a first line may begin with a byte order mark; elsewhere it is a character like any other.
+                # only the first line may begin with a byte order mark
                 yield line.decode("utf-8-sig" if offset == 0 else "utf-8")
                 offset += len(line)
     except UnicodeDecodeError as error:
-        place = offset + error.start + len(line) - len(error.object)  # error.object lacks the byte order mark
+        position = offset + error.start + len(line) - len(error.object)  # error.object lacks the byte order mark
         raise CtxError(
-            f"Not UTF-8: byte {place} is 0x{error.object[error.start]:02x}.",
-            location=f"{path}, byte {place}{' of what it unpacks to' if packed else ''}",
+            f"Not UTF-8: byte {position} is 0x{error.object[error.start]:02x}.",
+            location=f"{path}, byte {position}{' after unpacking' if packed else ''}",
             hint="convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW.",
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CtxError(
-            f"Not a whole gzip file: {error}.", location=str(path), hint="fetch it or pack it again."
+            f"The gzip file is damaged: {error}.", location=str(path), hint="fetch it or pack it again."
         ) from error
 
 
 def read_text(file: str | Path) -> str:
-    """The whole text of a file; see `read_lines`.
-
-    Raises:
-        CtxError: as `read_lines`, or the file is empty.
-    """
+    """The whole text of a file; raises CtxError as `read_lines`, or if it is empty."""
     text = "".join(read_lines(Path(file)))
     if not text.strip():
         raise CtxError("The file is empty.", location=str(file), hint="give a file with at least one example.")
@@ -73,10 +67,10 @@ def read_text(file: str | Path) -> str:
 
 
 def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects of a file with one JSON object a line, and the place of each (`file:line`).
+    """The objects of a file with one JSON object per line, and their locations (`file:line`).
 
     Raises:
-        CtxError: as `read_lines`, or a line is no JSON object.
+        CtxError: As `read_lines`, or a line is no JSON object.
     """
     for number, line in enumerate(read_lines(Path(file)), start=1):
         if not line.strip():
@@ -85,7 +79,7 @@ def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise CtxError(f"Not JSON: {error}.", location=where, hint="write one JSON object a line.") from error
+            raise CtxError(f"Not JSON: {error}.", location=where, hint="write one JSON object per line.") from error
         if not isinstance(row, dict):
             raise CtxError(
                 f"Expected a JSON object, got {type(row).__name__}.",
@@ -99,12 +93,12 @@ def read_file(path: Path, text_column: str) -> Iterator[list[str]]:
     """Documents of a file of one of the `FILE_KINDS`, plain or gzipped.
 
     Args:
-        path: in `.txt` every line is a paragraph and a blank line ends a document; in `.jsonl` every line is an object,
-            in `.parquet` every row a record, and each holds one document.
-        text_column: name of the document's text in `.jsonl` and `.parquet`.
+        path: In `.txt` every line is a paragraph and a blank line ends a document; in `.jsonl` every line, and in
+            `.parquet` every row, is a document.
+        text_column: Column of the document's text in `.jsonl` and `.parquet`.
 
     Raises:
-        CtxError: the file is missing or damaged, not UTF-8, or has no such column.
+        CtxError: The file is missing or damaged, not UTF-8, or has no such column.
     """
     kind = file_kind(path)
     if kind == ".txt":
@@ -115,10 +109,10 @@ def read_file(path: Path, text_column: str) -> Iterator[list[str]]:
 
 
 def read_translated(path: Path, translation: Path) -> Iterator[list[str]]:
-    """The lines of a file, each with that of another: [text, translation]. Where either is blank, both are left out.
+    """[text, translation] of the lines of two files, without pairs in which one is blank.
 
     Raises:
-        CtxError: as `read_lines`, or one file has more lines than the other.
+        CtxError: As `read_lines`, or one file has more lines than the other.
     """
     for number, (line, other) in enumerate(zip_longest(read_lines(path), read_lines(translation)), start=1):
         if line is None or other is None:
@@ -126,7 +120,7 @@ def read_translated(path: Path, translation: Path) -> Iterator[list[str]]:
             raise CtxError(
                 f"The file has {number - 1} lines, but {long} has more.",
                 location=str(short),
-                hint="give files of which each line of one is the translation of the other's.",
+                hint="give files whose lines are translations of each other.",
             )
         if line.strip() and other.strip():
             yield [line.strip(), other.strip()]
@@ -150,19 +144,19 @@ def _text_documents(path: Path) -> Iterator[list[str]]:
 
 
 def column_paragraphs(row: dict[str, Any], text_column: str, where: str) -> list[str]:
-    """The paragraphs of one record's text; a null is a document without text."""
+    """The paragraphs of a record's text; null is a document without text."""
     if text_column not in row:
         raise CtxError(
             f"No column {text_column!r}; the columns are {', '.join(map(repr, row))}.",
             location=where,
-            hint="name the column that holds the text with text_column.",
+            hint="set text_column to the column of the text.",
         )
     text = row[text_column]
     if text is not None and not isinstance(text, str):
         raise CtxError(
             f"Column {text_column!r} holds a {type(text).__name__}, not text.",
             location=where,
-            hint="name a column of strings with text_column.",
+            hint="set text_column to a column of strings.",
         )
     return paragraphs_of(text)
 
@@ -173,7 +167,7 @@ def _parquet_documents(path: Path, text_column: str) -> Iterator[list[str]]:
 
     check_file(path)
     try:
-        # Parquet is read from its end, so a gzipped one has to be unpacked first.
+        # Parquet is read from its end, so gzip is unpacked first
         source = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path
         file = pyarrow.parquet.ParquetFile(source)
         columns = file.schema_arrow.names
@@ -186,5 +180,5 @@ def _parquet_documents(path: Path, text_column: str) -> Iterator[list[str]]:
                 number += 1
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise CtxError(
-            f"Not a whole Parquet file: {error}.", location=str(path), hint="fetch it or write it again."
+            f"The Parquet file is damaged: {error}.", location=str(path), hint="fetch it or write it again."
         ) from error

@@ -1,4 +1,4 @@
-"""Mixtures: several data sets trained on together, and which of them each batch, step or example is drawn from."""
+"""Mixtures of several data sets, in a fixed cycle or sampled at random."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,52 +17,52 @@ _AT_ONCE = 1 << 16  # draws computed together
 
 
 def draw_parts(draws: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndarray:
-    """(n,) the part that each draw is from: independent draws with (parts,) `probabilities`.
+    """(n,) the part of each draw: independent draws with (parts,) `probabilities`.
 
     Args:
-        draws: (n,) numbers of draws, from 0 on; each has a random number of its own.
+        draws: (n,) indices of draws, which determine the random numbers.
     """
     keys = np.repeat(row_keys(seed, [0], [0], Stream.MIXTURE), len(draws))
     return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms(keys, draws), side="right")
 
 
 class Mixture(Dataset, ABC):
-    """Several data sets as one; subclasses say which of them each draw is from.
+    """Several data sets as one; subclasses choose the part of each draw.
 
-    That is a function of the seed and the draw's number alone, so training resumes at any batch. Each part is shuffled
-    by itself and repeated when it ends, whatever is drawn from the others.
+    The choice depends only on the seed and the index of the draw, so training resumes at any batch. Each part is
+    shuffled and repeated independently of the others.
 
     Args:
-        parts: data sets, each a sequence of features.
+        parts: Data sets, each a sequence of features.
 
     Attributes:
-        starts: index of each part's first example in the mixture.
-        by_example: a draw is an example, so that batches hold several parts; else a batch, of one part alone.
+        starts: Index of each part's first example in the mixture.
+        by_example: Whether a draw is an example, so that batches mix parts, or a batch of a single part.
 
     Raises:
-        CtxError: a part is empty.
+        CtxError: A part is empty.
     """
 
     by_example: bool = False
 
     def __init__(self, parts: Sequence[Any]) -> None:
         if not all(map(len, parts)):
-            raise CtxError("One of several data sets is empty.", hint="leave it out.")
+            raise CtxError("A data set of the mixture is empty.", hint="leave it out.")
         sizes = [len(part) for part in parts]
         self.parts, self.starts = parts, [sum(sizes[:number]) for number in range(len(parts))]
 
     @abstractmethod
     def __len__(self) -> int:
-        """Examples of an epoch."""
+        """Number of examples of an epoch."""
 
     @abstractmethod
     def choose(self, draws: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the part that each draw is from.
+        """(n,) the part of each draw.
 
         Args:
-            draws: (n,) numbers of draws, from 0 on.
-            seed: of parts that are drawn at random.
-            batches_per_step: micro-batches of an optimizer step.
+            draws: (n,) indices of draws.
+            seed: Seed of random choices.
+            batches_per_step: Micro-batches per optimizer step.
         """
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Mixture(Dataset, ABC):
         return {**self.parts[part][index - self.starts[part]], "epoch": epoch, "example_index": index}
 
     def drawn_before(self, draw: int, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(parts,) how often each part is drawn before this draw."""
+        """(parts,) number of draws of each part before this draw."""
         drawn = np.zeros(len(self.parts), dtype=np.int64)
         for start in range(0, draw, _AT_ONCE):
             numbers = np.arange(start, min(start + _AT_ONCE, draw))
@@ -82,22 +82,21 @@ class Mixture(Dataset, ABC):
 class RoundRobinMixture(Mixture):
     """Batches of one part each, in a fixed cycle (Clark et al. 2018, section 3.1: labelled, unlabelled, labelled ...).
 
-    An epoch is a pass over the first part. The others are not in step with it: a shorter one is repeated, of a longer
-    one only the beginning is seen.
+    An epoch is a pass over the first part, during which shorter parts are repeated and longer ones are seen in part.
 
     Args:
-        parts: see `Mixture`.
-        order: the cycle, as numbers of parts; by default each once.
+        parts: See `Mixture`.
+        order: The cycle, as indices of parts; by default each once.
 
     Raises:
-        CtxError: a part is empty, or not in the cycle.
+        CtxError: A part is empty, or not in the cycle.
     """
 
     def __init__(self, parts: Sequence[Any], order: Sequence[int] | None = None) -> None:
         super().__init__(parts)
         self.order = list(range(len(parts)) if order is None else order)
         if sorted(set(self.order)) != list(range(len(parts))):
-            raise CtxError(f"order={self.order} for {len(parts)} data sets.", hint="name each, from 0 on.")
+            raise CtxError(f"order={self.order} for {len(parts)} data sets.", hint="give the index of each data set.")
 
     def __len__(self) -> int:
         return len(self.parts[0]) * len(self.order) // self.order.count(0)
@@ -108,21 +107,21 @@ class RoundRobinMixture(Mixture):
 
 
 class SampledMixture(Mixture):
-    """Parts drawn at random with fixed probabilities, for every optimizer step or for every example.
+    """Parts sampled with fixed probabilities, for every optimizer step or for every example.
 
-    By step is for tasks with losses of their own (Subramanian et al. 2018, arXiv 1804.00079): all micro-batches of a
-    step are of one task. By example is for languages (Conneau et al. 2020), see `data.multilingual`: batches are mixed.
-    An epoch is as many examples as there are in all parts.
+    Sampling by step is for tasks with different losses (Subramanian et al. 2018, arXiv 1804.00079): all micro-batches
+    of a step belong to the same task. Sampling by example is for languages (Conneau et al. 2020), see
+    `data.multilingual`. The length of an epoch is the number of examples of all parts.
 
     Args:
-        parts: see `Mixture`.
-        periods: part -> one in how many steps it has, from the first on, in place of random draws; Subramanian et al.
-            have inference at every tenth step. Ignored where all parts have one.
-        probabilities: (parts,) of the draws, in any scale; by default all are equal.
-        by_example: draw for every example in place of every step.
+        parts: See `Mixture`.
+        periods: Part -> period in steps, beginning with the first step, in place of random draws; 10 for natural
+            language inference in Subramanian et al. Ignored if all parts have one.
+        probabilities: (parts,) unnormalised probabilities; by default equal.
+        by_example: Sample for every example, not for every step.
 
     Raises:
-        CtxError: a part is empty, or a period below 1.
+        CtxError: A part is empty, or a period is below 1.
 
     Example:
         >>> tasks = SampledMixture([[{"a": 1}], [{"a": 2}], [{"a": 3}]], {2: 10})
@@ -141,7 +140,7 @@ class SampledMixture(Mixture):
         self.by_example = by_example
         self.periods = dict(periods or {})
         if wrong := [period for period in self.periods.values() if period < 1]:
-            raise CtxError(f"One in {wrong[0]} steps.", hint="give 1 or more.")
+            raise CtxError(f"A period of {wrong[0]} steps is too small.", hint="use 1 or more.")
         if len(self.periods) == len(parts):
             self.periods = {}
         weights = np.ones(len(parts)) if probabilities is None else np.array(probabilities, dtype=np.float64)
@@ -150,7 +149,7 @@ class SampledMixture(Mixture):
 
     @classmethod
     def by_column(cls, examples: ExampleSet, column: str, periods: Mapping[int, int]) -> "SampledMixture":
-        """One part for each number in a column of the examples; `periods` are by that number."""
+        """One part for each value of a column; `periods` are by value."""
         values = examples.columns[column].values
         kinds = np.unique(values).tolist()
         parts = [Subset(examples, np.flatnonzero(values == kind).tolist()) for kind in kinds]
@@ -169,22 +168,21 @@ class SampledMixture(Mixture):
 
 
 class SampledStream(ExampleStream):
-    """Examples of several streams, each drawn at random with fixed probabilities, as by `SampledMixture` by example.
+    """Examples of several streams, sampled with fixed probabilities for every example.
 
-    Each part begins again when it ends, so the stream has no end; the epoch of an example is the number of passes over
-    its part.
+    Each part is repeated, so the stream is endless; the epoch of an example is the number of passes over its part.
 
     Args:
-        parts: streams.
-        probabilities: (parts,) of the draws.
-        seed: of the draws.
+        parts: Streams.
+        probabilities: (parts,) probabilities.
+        seed: Seed of the draws.
     """
 
     def __init__(self, parts: Sequence[ExampleStream], probabilities: np.ndarray, seed: int) -> None:
         self.parts, self.probabilities, self.seed = parts, probabilities, seed
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """All examples there will ever be, whatever `epoch` is."""
+        """All examples, without end; `epoch` is ignored."""
         streams = [part.passes() for part in self.parts]
         for first in count(0, _AT_ONCE):
             for part in draw_parts(np.arange(first, first + _AT_ONCE), self.probabilities, self.seed).tolist():
@@ -193,17 +191,17 @@ class SampledStream(ExampleStream):
 
 
 class MixtureBatchSampler(Sampler[list[tuple[int, int]]]):
-    """Endless batches of `(epoch, index)` of a `Mixture`: each part in an order of its own, see `EpochBatchSampler`.
+    """Endless batches of `(epoch, index)` of a `Mixture`, with each part in the order of an `EpochBatchSampler`.
 
     The epoch of an example is the number of passes over its part.
 
     Args:
-        mixture: what is drawn from.
-        batch_size, seed, start_batch: see `EpochBatchSampler`.
-        batches_per_step: micro-batches of an optimizer step.
+        mixture: The mixture.
+        batch_size, seed, start_batch: See `EpochBatchSampler`.
+        batches_per_step: Micro-batches per optimizer step.
     """
 
-    drop_last = True  # read by accelerate: every batch is full
+    drop_last = True  # for accelerate: all batches are full
 
     def __init__(
         self, mixture: Mixture, batch_size: int, seed: int, start_batch: int = 0, batches_per_step: int = 1
@@ -212,13 +210,13 @@ class MixtureBatchSampler(Sampler[list[tuple[int, int]]]):
         self.batches_per_step = batches_per_step
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        mixture, how = self.mixture, (self.seed, self.batches_per_step)
-        draws = self.batch_size if mixture.by_example else 1  # of a batch
-        drawn = mixture.drawn_before(self.start_batch * draws, *how).tolist()
+        mixture, options = self.mixture, (self.seed, self.batches_per_step)
+        draws = self.batch_size if mixture.by_example else 1  # per batch
+        drawn = mixture.drawn_before(self.start_batch * draws, *options).tolist()
         orders = [
             iter(EpochBatchSampler(len(part), self.batch_size // draws, self.seed + number, drawn[number]))
             for number, part in enumerate(mixture.parts)
         ]
         for first in count(self.start_batch * draws, draws):
-            parts = mixture.choose(np.arange(first, first + draws), *how).tolist()
+            parts = mixture.choose(np.arange(first, first + draws), *options).tolist()
             yield [(epoch, mixture.starts[part] + index) for part in parts for epoch, index in next(orders[part])]

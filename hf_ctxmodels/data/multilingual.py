@@ -1,8 +1,7 @@
-"""Languages of unequal size, sampled by an exponent (Lample & Conneau 2019, section 3.1; Conneau et al. 2020, 3.1).
+"""Exponential sampling of languages (Lample & Conneau 2019, section 3.1; Conneau et al. 2020, section 3.1).
 
 With n_i sentences of language i and p_i = n_i / sum(n), language i is sampled with probability q_i = p_i^alpha /
-sum(p^alpha). alpha = 1 keeps the languages' shares of the text, alpha = 0 makes them equal. XLM has 0.5 for its
-vocabulary and 0.7 for training, XLM-R has 0.3 for both.
+sum(p^alpha). XLM uses alpha = 0.5 for its vocabulary and 0.7 for training, XLM-R 0.3 for both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,15 +17,7 @@ from hf_ctxmodels.data.mixtures import SampledMixture, SampledStream
 
 
 def sampling_probabilities(sizes: Sequence[float] | np.ndarray, alpha: float) -> np.ndarray:
-    """(languages,) the probability q_i of each; see the module.
-
-    Args:
-        sizes: n_i, in sentences or any other unit; all above 0.
-        alpha: from 0 to 1.
-
-    Raises:
-        CtxError: alpha is out of range.
-    """
+    """(languages,) probabilities q_i of languages with sizes n_i > 0; raises CtxError unless `alpha` is in [0, 1]."""
     if not 0 <= alpha <= 1:
         raise CtxError(f"sampling_alpha={alpha} is out of range.", hint="use 0 (equal shares) to 1 (as in the text).")
     weights = (np.asarray(sizes, dtype=np.float64) / np.sum(sizes)) ** alpha
@@ -36,20 +27,20 @@ def sampling_probabilities(sizes: Sequence[float] | np.ndarray, alpha: float) ->
 def multilingual_training_set(
     documents: Iterable[list[str]], objective: ExampleMaker, alpha: float, *, seed: int, streaming: bool = False
 ) -> SampledMixture | SampledStream:
-    """Examples of several sources, one for each language, of which training draws each example by `alpha`.
+    """Examples of several sources, one per language, sampled by `alpha`.
 
-    An example holds text of one source. Examples of a small language are repeated, in every pass in another order and
-    with other masks; those of a large one are all used, over several epochs.
+    Examples of a small language are repeated, in a new order and with new masks in every pass; those of a large one are
+    used over several epochs.
 
     Args:
-        documents: `Documents` of several sources. When streaming they are read once to count sentences.
-        objective: makes the examples.
-        alpha: see the module.
-        seed: of the draws from a stream; a set is drawn from by the seed of its loader.
-        streaming: make the examples while training.
+        documents: `Documents` of several sources, read once to count sentences when streaming.
+        objective: Makes the examples.
+        alpha: See the module.
+        seed: Seed of the draws from a stream; a set's seed is that of its loader.
+        streaming: Make the examples during training.
 
     Raises:
-        CtxError: there is one source, or one without an example, or alpha is out of range.
+        CtxError: There is one source, a source has no example, or alpha is out of range.
     """
     parts = _several(documents)
     if streaming:
@@ -63,17 +54,17 @@ def multilingual_training_set(
 
 @dataclass(frozen=True)
 class ResampledDocuments:
-    """As many sentences as there are in several sources, in shares by `alpha`: text to train a vocabulary on.
+    """Text to train a vocabulary on: several sources in shares by `alpha`, with the same total number of sentences.
 
-    Each document is given as often as its source's share asks for, on average: of a large language every n-th one, of a
-    small one each several times. Nothing is drawn at random, and sources are read one after the other.
+    Documents are repeated or left out at a constant rate per source, without randomness, and sources are read one after
+    the other.
 
     Attributes:
-        documents: of several sources.
-        alpha: see the module.
+        documents: Documents of several sources.
+        alpha: See the module.
 
     Raises:
-        CtxError: while iterating, there is one source, or alpha is out of range.
+        CtxError: While iterating, there is one source, or alpha is out of range.
     """
 
     documents: Documents
@@ -81,7 +72,7 @@ class ResampledDocuments:
 
     @cached_property
     def _rates(self) -> list[tuple[Documents, float]]:
-        """Each source, and how often each of its sentences is given. Reads all of them once."""
+        """Each source and the rate of its sentences. Reads all sources once."""
         parts = _several(self.documents)
         sizes = np.array([_count_sentences(part) for part in parts])
         rates = sampling_probabilities(sizes, self.alpha) * sizes.sum() / sizes
@@ -89,7 +80,7 @@ class ResampledDocuments:
 
     def __iter__(self) -> Iterator[list[str]]:
         for part, rate in self._rates:
-            due = 0.5  # sentences; so that rounding is to the nearest
+            due = 0.5  # sentences; for rounding to the nearest
             for document in part:
                 due += rate * len(document)
                 while due >= len(document):
@@ -103,7 +94,7 @@ class ResampledDocuments:
 
 @dataclass
 class _Counted:
-    """Documents, and the number of their sentences once they are read."""
+    """Documents that count their sentences while they are read."""
 
     documents: Iterable[list[str]]
     sentences: int = 0

@@ -1,4 +1,4 @@
-"""The order of examples in training: seeded, endless, and entered at any batch."""
+"""The order of examples in training: seeded, endless, with random access to batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -16,22 +16,21 @@ from hf_ctxmodels.data.seeding import Stream, generator
 
 
 class ContiguousBatchSampler(Sampler[list[tuple[int, int]]]):
-    """Endless batches of `(epoch, index)` of contiguous text: row r of a step is continued by row r of the next step.
+    """Endless batches of `(epoch, index)` of contiguous text: row r of a step continues row r of the previous step.
 
-    Every epoch the examples, in their order, are cut into as many equal sequences as a step has rows, from an example
-    drawn at random (the last example is followed by the first). Examples that fill no whole sequence are left out,
-    others in each epoch. Micro-batch m of a step has the rows m * batch_size to (m + 1) * batch_size. Batch b is known
-    without those before it.
+    Every epoch the consecutive examples, beginning with a random one and wrapping around, are cut into one sequence per
+    row of a step; remaining examples are left out. Micro-batch m of a step has the rows m * batch_size to
+    (m + 1) * batch_size.
 
     Args:
-        num_examples: of the `ExampleSet`, each of which continues the one before it.
-        batch_size: examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
-        contiguous_rows: rows of a step, a multiple of `batch_size`.
-        seed: of the epochs' first examples.
-        start_batch: the first batch to give.
+        num_examples: Number of consecutive examples.
+        batch_size: Examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
+        contiguous_rows: Rows of a step, a multiple of `batch_size`.
+        seed: Seed of the epochs' first examples.
+        start_batch: The first batch to yield.
     """
 
-    drop_last = True  # read by accelerate: every batch is full
+    drop_last = True  # for accelerate: all batches are full
 
     def __init__(
         self, num_examples: int, batch_size: int, contiguous_rows: int, seed: int, start_batch: int = 0
@@ -53,21 +52,21 @@ class ContiguousBatchSampler(Sampler[list[tuple[int, int]]]):
 def _check_rows(num_examples: int, contiguous_rows: int) -> None:
     if num_examples < contiguous_rows:
         raise CtxError(
-            f"{num_examples} examples cannot fill {contiguous_rows} contiguous rows, the rows of a step.",
-            hint="give more text, or use smaller batches, fewer of them in a step, or a shorter max_length.",
+            f"{num_examples} examples cannot fill a step of {contiguous_rows} contiguous rows.",
+            hint="give more text, or use smaller or fewer micro-batches, or a shorter max_length.",
         )
 
 
 class EndlessStream(IterableDataset, ABC):
-    """Endless examples of an `ExampleStream`, the same for any number of workers; subclasses say in which order.
+    """Endless examples of an `ExampleStream`, independent of the number of workers; subclasses define their order.
 
-    Every worker reads the whole stream and keeps each n-th batch, in the order in which `DataLoader` asks its workers.
-    To start at a later batch the ones before it are made and thrown away.
+    Every worker reads the whole stream and yields every n-th batch, in the order of `DataLoader`. To start at a later
+    batch, earlier batches are made and dropped.
 
     Args:
-        stream: what is read; once per epoch.
-        batch_size: examples of a micro-batch over all processes, the `batch_size` of the `DataLoader`.
-        start_batch: the first batch to give.
+        stream: The examples.
+        batch_size: Examples of a micro-batch over all processes, the `batch_size` of the `DataLoader`.
+        start_batch: The first batch to yield.
     """
 
     def __init__(self, stream: ExampleStream, batch_size: int, start_batch: int) -> None:
@@ -84,16 +83,16 @@ class EndlessStream(IterableDataset, ABC):
 
     @abstractmethod
     def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """The examples of one pass, in the order of training."""
+        """The examples of a pass in training order."""
 
 
 class ShuffledStream(EndlessStream):
     """Endless examples, shuffled in a buffer.
 
     Args:
-        stream, batch_size, start_batch: see `EndlessStream`.
-        seed: of the shuffling.
-        buffer_size: examples held to draw the next one from; 1 keeps the order of the text.
+        stream, batch_size, start_batch: See `EndlessStream`.
+        seed: Seed of the shuffling.
+        buffer_size: Size of the shuffle buffer; 1 keeps the order of the text.
     """
 
     def __init__(
@@ -109,22 +108,22 @@ class ShuffledStream(EndlessStream):
             if len(buffer) < self.buffer_size:
                 buffer.append(example)
                 continue
-            place = int(rng.integers(len(buffer)))
-            yield buffer[place]
-            buffer[place] = example
-        yield from (buffer[place] for place in rng.permutation(len(buffer)))
+            slot = int(rng.integers(len(buffer)))
+            yield buffer[slot]
+            buffer[slot] = example
+        yield from (buffer[slot] for slot in rng.permutation(len(buffer)))
 
 
 class ContiguousStream(EndlessStream):
-    """Endless examples of contiguous text, as `ContiguousBatchSampler` gives them, for text that exceeds memory.
+    """Endless examples of contiguous text, as `ContiguousBatchSampler`, for text that exceeds memory.
 
-    The text is read in blocks of `stretch` examples for each row, so a row is continued for `stretch` steps and then
-    begins elsewhere. At the end of a pass fewer examples than a step has rows are left out.
+    The text is read in blocks of `stretch` examples per row, so a row is contiguous for `stretch` steps. Examples at
+    the end of a pass that do not fill a step are left out.
 
     Args:
-        stream, batch_size, start_batch: see `EndlessStream`.
-        contiguous_rows: rows of a step, a multiple of `batch_size`.
-        stretch: steps for which a row is continued; `stretch * contiguous_rows` examples are held in memory.
+        stream, batch_size, start_batch: See `EndlessStream`.
+        contiguous_rows: Rows of a step, a multiple of `batch_size`.
+        stretch: Steps of contiguous text; `stretch * contiguous_rows` examples are in memory.
     """
 
     def __init__(
@@ -135,13 +134,13 @@ class ContiguousStream(EndlessStream):
 
     def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
         examples = self.stream.one_pass(epoch)
-        read = 0
+        total = 0
         while block := list(islice(examples, self.contiguous_rows * self.stretch)):
-            read += len(block)
+            total += len(block)
             length = len(block) // self.contiguous_rows
-            for place in range(length):
-                yield from block[place : length * self.contiguous_rows : length]
-        _check_rows(read, self.contiguous_rows)
+            for offset in range(length):
+                yield from block[offset : length * self.contiguous_rows : length]
+        _check_rows(total, self.contiguous_rows)
 
 
 def training_loader(
@@ -155,19 +154,18 @@ def training_loader(
     contiguous_rows: int | None = None,
     batches_per_step: int = 1,
 ) -> DataLoader:
-    """Endless training batches, the same for any number of workers, from `start_batch` on.
+    """Endless training batches from `start_batch` on, independent of the number of workers.
 
     Args:
-        examples: a set, a stream, or a mixture of sets.
-        collate: the objective's.
-        batch_size: examples of a micro-batch over all processes. For several, prepare the loader with an `Accelerator`
-            made with `DataLoaderConfiguration(split_batches=True, dispatch_batches=False)`.
-        seed: of the order.
-        start_batch: the first batch to give.
-        workers: background processes; 0 makes batches in this one.
-        contiguous_rows: rows of a step, each continued in the next step (see `ContiguousBatchSampler`); None to
-            shuffle.
-        batches_per_step: micro-batches of an optimizer step, which are of one part of a `SampledMixture` by step.
+        examples: A set, a stream, or a mixture of sets.
+        collate: The objective's collator.
+        batch_size: Examples of a micro-batch over all processes. With several, prepare the loader with an `Accelerator`
+            with `DataLoaderConfiguration(split_batches=True, dispatch_batches=False)`.
+        seed: Seed of the order.
+        start_batch: The first batch to yield.
+        workers: Background processes; 0 for none.
+        contiguous_rows: Rows of a step of contiguous text (see `ContiguousBatchSampler`); None to shuffle.
+        batches_per_step: Micro-batches per optimizer step, for a `SampledMixture`.
     """
     if isinstance(examples, ExampleStream):
         stream: EndlessStream = (

@@ -1,8 +1,7 @@
-"""The one rule of randomness in every objective.
+"""Seeding of all random draws for examples by `(seed, epoch, example index)`.
 
-Whatever is drawn for an example is drawn from a generator made of `(seed, epoch, example index)` and of nothing else.
-No global state is read or advanced, so the number of workers, the order of a batch, the number of processes and a
-resume change nothing.
+There is no global state, so results do not depend on the number of workers and processes, the order of a batch, or a
+resume.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import numpy as np
 
 
 class Stream(IntEnum):
-    """What the numbers are for. Two uses of one `(seed, epoch, index)` must not share a sequence."""
+    """The use of random numbers: each has its own sequence for the same `(seed, epoch, index)`."""
 
     CORRUPTION = 0
     PAIRING = 1
@@ -23,24 +22,23 @@ class Stream(IntEnum):
 
 
 def generator(seed: int, epoch: int, index: int, stream: Stream = Stream.CORRUPTION) -> np.random.Generator:
-    """A generator that depends on its arguments (all >= 0) only. Costs about ten microseconds."""
+    """A generator seeded by its arguments (all >= 0), created in about ten microseconds."""
     entropy = np.random.SeedSequence((seed, epoch, index), spawn_key=(int(stream),))
     return np.random.Generator(np.random.Philox(entropy))
 
 
 STEP, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_AT_ONCE = 8192  # numbers that stay in the nearest cache
+_AT_ONCE = 8192  # numbers that fit into the L1 cache
 
 
 def row_keys(
     seed: int, epochs: Sequence[int], indices: Sequence[int], stream: Stream = Stream.CORRUPTION, use: int = 0
 ) -> np.ndarray:
-    """(rows,) the keys of `uniforms`: what `generator` is for one example, for all examples of a batch at once.
+    """(rows,) keys of `uniforms`: the counterpart of `generator` for all examples of a batch.
 
     Args:
-        seed: >= 0.
-        epochs, indices: of each example, >= 0.
-        stream, use: what the numbers are for, and which of several uses.
+        seed, epochs, indices: As in `generator`, for each example.
+        stream, use: The use of the numbers.
     """
     keys = np.zeros(len(indices), dtype=np.uint64)
     for part in (seed, epochs, indices, int(stream), use):
@@ -49,14 +47,12 @@ def row_keys(
 
 
 def uniforms(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """(n,) in [0, 1): of each sequence, given by its key, the number at a place.
-
-    SplitMix64 (Steele, Lea & Flood 2014), of which any number can be had without those before it. A generator for every
-    row costs more than all that a short row draws from it.
+    """(n,) numbers in [0, 1), by SplitMix64 (Steele, Lea & Flood 2014), which has random access; a generator per row
+    would cost more than the draws of a short row.
 
     Args:
-        keys: (n,) see `row_keys`.
-        numbers: (n,) integers >= 0.
+        keys: (n,) keys of the sequences, see `row_keys`.
+        numbers: (n,) indices in the sequences.
     """
     drawn = np.empty(len(numbers))
     for start in range(0, len(numbers), _AT_ONCE):
@@ -69,7 +65,7 @@ def uniforms(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def _mixed(bits: np.ndarray) -> np.ndarray:
-    """Every bit of each number spread over all of it; in place."""
+    """Mix the bits of each number, in place."""
     for shift, factor in ((30, FIRST), (27, SECOND)):
         bits ^= bits >> np.uint64(shift)
         bits *= factor

@@ -1,11 +1,9 @@
-"""Splitting paragraphs into sentences by rule.
+"""Rule-based sentence splitting, fast and deterministic.
 
-A sentence ends after `.`, `!`, `?` or `…` (and closing quotes and brackets) when white space follows and the next word,
-opening quotes and brackets aside, does not begin with a lower-case letter. It does not end after a known abbreviation
-or an initial ("J. Smith"). The full-width marks of Chinese and Japanese end a sentence with or without white space.
-In a paragraph without capitals, case says nothing: there a sentence ends at every such mark but an ellipsis.
-
-Pretraining needs pieces that mostly are sentences, cheaply and always the same; no model is used for it.
+A sentence ends after `.`, `!`, `?` or `…` (and closing quotes and brackets) if white space follows and the next word,
+without opening quotes and brackets, does not begin with a lower-case letter. It does not end after a known abbreviation
+or an initial ("J. Smith"). Full-width marks of Chinese and Japanese end a sentence with or without white space. In a
+paragraph without capitals a sentence ends at every such mark but an ellipsis.
 """
 
 import re
@@ -35,7 +33,7 @@ _LONGEST_WORD = 32
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Sentences of a paragraph, stripped, none empty; joined they hold every visible character of it.
+    """The sentences of a paragraph, stripped and non-empty, with all of its visible characters.
 
     >>> split_sentences("Mr. Smith left. Was it late? It was 4.30 p.m. by the clock.")
     ['Mr. Smith left.', 'Was it late?', 'It was 4.30 p.m. by the clock.']
@@ -61,7 +59,7 @@ def _is_ellipsis(marks: str) -> bool:
 
 
 def _ends_in_abbreviation(text: str) -> bool:
-    """Whether the full stop at the end of `text` belongs to its last word."""
+    """Whether the full stop at the end of `text` is part of its last word."""
     match = _LAST_WORD.search(text[-_LONGEST_WORD:])
     if match is None:
         return False

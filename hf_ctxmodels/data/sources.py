@@ -20,7 +20,7 @@ from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.data.tasks.readers import read_table
 
 NONE = "-"
-"""Given for a data set without translations, or without a language tag, among others that have them."""
+"""The value for a data set without translations or language tag."""
 
 
 def load_documents(
@@ -33,33 +33,31 @@ def load_documents(
     language_tags: Sequence[str] = (),
     translations: Sequence[str] = (),
 ) -> Documents:
-    """Open a source of documents. A file, the demo text and a stream are read anew by every iteration.
+    """Open sources of documents; every iteration reads them again.
 
     Args:
-        datasets: one source or several, which are read one after the other. Each is `demo`, a local `.txt`, `.jsonl` or
-            `.parquet` file (plain or `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, what
-            `datasets.load_dataset` takes, a Hub id or a directory, or FILE=FIRST,SECOND,LABEL: a table (see
-            `data.tasks.readers`) of pairs of texts, and its columns.
-        split: of a Hub data set or directory.
-        text_column: of a record's text; the text files have none.
-        config_name: configuration of a Hub data set.
-        streaming: read a Hub data set over the network instead of downloading it first. Files are never loaded whole.
-        skip_empty: pass over documents without text instead of raising.
-        language_tags: one word for each source, put in front of each of its sentences, such as the name of its
-            language; `-` for none.
-        translations: one file of lines for each source, which then is one too: line by line its translation. Each
-            document is a line with its translation; where one of the two is empty, both are left out. `-` for a source
-            that has none.
+        datasets: Sources, read one after the other: `demo`, a local `.txt`, `.jsonl` or `.parquet` file (plain or
+            `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, a Hub id or directory for
+            `datasets.load_dataset`, or FILE=FIRST,SECOND,LABEL: a table (see `data.tasks.readers`) of pairs of texts,
+            and its columns.
+        split: Split of a Hub data set or directory.
+        text_column: Column of a record's text, except in text files.
+        config_name: Configuration of a Hub data set.
+        streaming: Stream a Hub data set instead of downloading it first. Files are always streamed.
+        skip_empty: Skip documents without text instead of raising.
+        language_tags: A tag for each source, prepended to each of its sentences; `-` for none.
+        translations: A file for each source with the translations of its lines. A document is a line with its
+            translation; pairs with an empty side are left out. `-` for none.
 
     Raises:
-        CtxError: a source cannot be found, or there are not as many tags. What is wrong inside it is raised
-            while iterating.
+        CtxError: A source does not exist, or the numbers of arguments do not match. Errors in the data are raised while
+            iterating.
     """
     if translations and (len(translations) != len(datasets) or len(language_tags) not in (0, len(datasets))):
         raise CtxError(
             f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(language_tags)} "
             "language tags.",
-            hint="give one file of translations for each data set, and one tag for each or none.",
+            hint="give a file of translations for each data set, and a tag for each or none.",
         )
     if len(language_tags) not in (0, len(datasets)):
         raise CtxError(
@@ -83,7 +81,7 @@ def load_documents(
 def _open(
     dataset: str, split: str, text_column: str, config_name: str | None, streaming: bool
 ) -> tuple[str, Callable[[], Iterator[list[str]]]]:
-    """The name of one source, and what reads it."""
+    """The name of a source, and its reader."""
     if dataset == "demo":
         return "demo", demo_documents
     path = Path(dataset).expanduser()
@@ -103,12 +101,12 @@ def _open(
 
 
 def _open_pairs(file: str, columns: Sequence[str]) -> tuple[str, Callable[[], Iterator[list[str]]]]:
-    """The name of a table of pairs, and what reads it."""
+    """The name of a table of pairs, and its reader."""
     if len(columns) != 3:
         raise CtxError(
             f"{len(columns)} columns: {', '.join(columns)}.",
             location=file,
-            hint="give those of two texts and of their label: FILE=FIRST,SECOND,LABEL.",
+            hint="give the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
         )
     path = Path(file).expanduser()
     check_file(path)
@@ -116,7 +114,7 @@ def _open_pairs(file: str, columns: Sequence[str]) -> tuple[str, Callable[[], It
 
 
 def _open_translated(dataset: str, translation: str, tag: str) -> tuple[str, Callable[[], Iterator[list[str]]]]:
-    """The name of a file with another one of translations, and what reads both."""
+    """The names of a file and its translations, and their reader."""
     paths = Path(dataset).expanduser(), Path(translation).expanduser()
     for path in paths:
         check_file(path)
@@ -168,7 +166,7 @@ def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: 
         raise CtxError(
             f"The data set cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
             location=f"{dataset} (configuration {config_name}, split {split})",
-            hint="give the path of a text file, `demo`, or a Hub id that exists and can be reached.",
+            hint="give the path of a text file, `demo`, or the Hub id of an accessible data set.",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""From documents to what training draws its examples from: a set, a stream, or a mixture."""
+"""From documents to training examples: a set, a stream, or a mixture."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from hf_ctxmodels.data.multilingual import multilingual_training_set
 
 @dataclass(frozen=True)
 class SamplingPolicy:
-    """In which order training draws the examples of an objective: shuffled unless one of the attributes is set.
+    """The order of an objective's examples in training, by default shuffled.
 
     Attributes:
-        contiguous: each example continues the text of the one before it. Training keeps that order in every row of a
-            batch, so that a model with a memory or recurrent state can carry it (`ContiguousBatchSampler`).
-        task_column: the column of an example that holds the number of its task. Each optimizer step then has examples
-            of one task alone, drawn at random (`SampledMixture`).
-        task_periods: task -> one in how many steps it has, in place of random draws.
+        contiguous: Consecutive examples are contiguous text, for models with a memory or recurrent state
+            (`ContiguousBatchSampler`).
+        task_column: Column of the task's number. Each optimizer step then has examples of one random task
+            (`SampledMixture`).
+        task_periods: Task -> period in steps, in place of random draws.
     """
 
     contiguous: bool = False
@@ -38,29 +38,29 @@ def build_training_set(
     """Examples of an objective, in memory or as a stream, for `training_loader`.
 
     Args:
-        documents: read once, or once per epoch when streaming.
-        objective: makes the examples.
-        policy: the objective's; a stream of several tasks is not possible.
-        streaming: make the examples while training, for text that exceeds memory.
-        alpha: draw examples from the documents' sources by this exponent (see `data.multilingual`); None for all text
+        documents: Read once, or once per epoch when streaming.
+        objective: Makes the examples.
+        policy: The objective's policy; several tasks cannot be streamed.
+        streaming: Make the examples during training, for text that exceeds memory.
+        alpha: Sample examples from the documents' sources by this exponent (see `data.multilingual`); None for all text
             once per epoch.
-        seed: of draws from a stream by `alpha`.
+        seed: Seed of draws from a stream by `alpha`.
 
     Raises:
-        CtxError: no document gives an example, or the policy does not allow what is asked for.
+        CtxError: There is no example, or the policy does not allow the other arguments.
     """
     if alpha is not None:
         if policy != SamplingPolicy():
             raise CtxError(
-                "The objective's examples have an order of their own (contiguous rows, or one task a step), so that "
-                "they cannot be drawn by language.",
+                "The objective defines the order of its examples (contiguous rows, or one task per step), so they "
+                "cannot be sampled by language.",
                 location="--sampling_alpha",
                 hint="leave it out, or for contiguous rows switch the memory off.",
             )
         return multilingual_training_set(documents, objective, alpha, seed=seed, streaming=streaming)
     if policy.task_column is not None and streaming:
         raise CtxError(
-            "The objective draws a task for each step, which needs all examples in memory.",
+            "The objective samples a task for each step, which needs all examples in memory.",
             location="--streaming",
             hint="leave it out.",
         )

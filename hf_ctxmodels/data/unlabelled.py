@@ -1,4 +1,4 @@
-"""Unlabelled examples of a labelled task, as semi-supervised heads learn from them (Clark et al. 2018, section 3)."""
+"""Unlabelled examples of a task, for semi-supervised heads (Clark et al. 2018, section 3)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,24 +11,22 @@ UNLABELLED = "unlabelled"
 
 
 def without_labels(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Features marked as unlabelled; the labels in them only say at which positions there could be one."""
+    """Features marked as unlabelled; their labels only mark the positions of targets."""
     return [{**feature, UNLABELLED: True} for feature in features]
 
 
 class UnlabelledCollator:
-    """A task's collator for labelled and unlabelled examples.
-
-    Unlabelled examples get `views` (see the heads that learn from it) in place of labels.
+    """A collator of labelled and unlabelled examples; the latter have `views` in place of labels, see CVT's heads.
 
     Args:
-        collate: the task's collator.
+        collate: The task's collator.
     """
 
     def __init__(self, collate: Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]) -> None:
         self._collate = collate
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """A batch with `labels` and `views`, -100 where there is none."""
+        """A batch with `labels` and `views`, -100 for none."""
         bare = [{name: value for name, value in feature.items() if name != UNLABELLED} for feature in features]
         batch = dict(self._collate(bare))
         labels = batch["labels"]

@@ -1,4 +1,4 @@
-"""Heads, written once; a family binds each to its encoder in two lines (see `HeadModel`)."""
+"""Generic heads; a family binds each to its encoder in two lines (see `HeadModel`)."""
 
 from hf_ctxmodels.heads.base import (
     IGNORED,
@@ -21,32 +21,5 @@ from hf_ctxmodels.heads.downstream import (
     sequence_loss,
 )
 from hf_ctxmodels.heads.masked_lm import ForMaskedLM, ForMaskedLMWithPair
-from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, ForConditionalGeneration
+from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, DecoderInputs, ForConditionalGeneration
 from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEncoder, pair_features
-
-__all__ = [
-    "IGNORED",
-    "ConditionalGenerationOutput",
-    "ForCausalLM",
-    "ForConditionalGeneration",
-    "ForMaskedLM",
-    "ForMaskedLMWithPair",
-    "ForMultipleChoice",
-    "ForQuestionAnswering",
-    "ForSequenceClassification",
-    "ForTextPairClassification",
-    "ForTokenClassification",
-    "HeadModel",
-    "ItemCounts",
-    "SiameseEncoder",
-    "accuracy_counts",
-    "check_classes",
-    "check_token_labels",
-    "cross_entropy_over_targets",
-    "language_modeling_loss",
-    "mean_over_targets",
-    "next_token_targets",
-    "pair_features",
-    "problem_type_of",
-    "sequence_loss",
-]

@@ -1,8 +1,8 @@
-"""The base of every head: the encoder it stands on, and losses that are sums over targets divided by their number.
+"""The base of all heads, and losses that are sums over targets divided by their number.
 
 `num_items_in_batch` replaces that number by the count over a larger batch (accumulated micro-batches, other
-processes), so that accumulation is exact: a number for heads with one term (what Trainer passes), a mapping from target
-name to number for all heads.
+processes), so that accumulation is exact: a number for heads with one term (from Trainer), or a mapping from target
+names to numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,8 +26,8 @@ def mean_over_targets(total: Tensor, targets: Tensor, name: str, counts: ItemCou
 
     Args:
         total: The sum over this batch.
-        targets: This batch's targets; those equal to -100 do not count.
-        name: The `forward` argument they came in as.
+        targets: This batch's targets; -100 is not counted.
+        name: Their argument in `forward`.
         counts: Their number over a larger batch, see the module's docstring; None counts `targets`.
     """
     count = counts.get(name) if isinstance(counts, Mapping) else counts
@@ -56,14 +56,14 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, count
 
 
 def check_classes(targets: Tensor, classes: int, name: str) -> None:
-    """Raise CtxError if one of the targets that are not -100 is outside [0, classes). Skipped while compiling."""
+    """Raise CtxError if a target that is not -100 is outside [0, classes). Skipped while compiling."""
     if torch.compiler.is_compiling():
         return
     bad = targets[(targets != IGNORED) & ((targets < 0) | (targets >= classes))]
     if bad.numel():
         raise CtxError(
             f"{name} holds {int(bad[0])}, outside [0, {classes}) and not -100 (ignored). "
-            f"Set config.num_labels (now {classes}) to the number of classes, or mend the labels."
+            f"Set config.num_labels (now {classes}) to the number of classes, or correct the labels."
         )
 
 
@@ -76,15 +76,14 @@ def language_modeling_loss(
     *,
     summed_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Mean cross-entropy in nats of a softmax over the vocabulary, at the labelled positions alone.
+    """Mean cross-entropy in nats of a softmax over the vocabulary, at the labelled positions only.
 
     Args:
-        decoder: The linear map to logits, one for each token of the vocabulary.
+        decoder: The linear map to the vocabulary's logits.
         states: (targets, hidden) the states where `labels` is not -100.
         labels: (...) token ids.
         counts, name: As in `mean_over_targets`.
-        summed_loss: (targets, hidden) states and (targets,) ids -> their summed cross-entropy, where it is not simply
-            that of the decoder's softmax.
+        summed_loss: (targets, hidden) states and (targets,) ids -> summed cross-entropy; None for that of `decoder`.
 
     Raises:
         CtxError: A label outside the vocabulary.
@@ -105,10 +104,10 @@ def check_token_labels(labels: Tensor, vocab_size: int, name: str = "labels") ->
 
 
 def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
-    """(2,): how many targets have the largest logit, and how many targets there are: an accuracy, as outputs hold it.
+    """(2,): number of targets with the largest logit, and number of targets.
 
-    A pretraining head reports what it counts in its output field `metrics`, name -> (numerator, denominator), both
-    summed over the batch; the training loop adds them up and logs the ratio.
+    The output field `metrics` of a pretraining head is a mapping of name -> (numerator, denominator), both summed over
+    the batch; the training loop sums them and logs the ratio.
 
     Args:
         logits: (..., classes).
@@ -119,14 +118,15 @@ def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class HeadModel(CtxPreTrainedModel):
-    """A head on a family's encoder, which it holds under the family's `base_model_prefix`.
+    """A head on a family's encoder, which is an attribute named by the family's `base_model_prefix`.
 
     A family binds it in a class that derives from both: `class CtxXForY(heads.ForY, CtxXHeadModel)`, where
-    `CtxXHeadModel` names the encoder. What a family's head has of its own it creates in `build_head`.
+    `CtxXHeadModel` has the `encoder_class`. `build_head` creates the head's modules. Every `forward` raises CtxError
+    for inputs that do not match each other or the model.
 
     Attributes:
         encoder_class: The family's base model.
-        pools: Whether the head reads `pooler_output`.
+        pools: Whether the head uses `pooler_output`.
         accepts_loss_kwargs: Whether Trainer may pass one `num_items_in_batch`: exact for heads with one term only.
         output_layer: Name of the linear map to the vocabulary's logits, such as "mlm_head.decoder"; None without one.
     """
@@ -143,20 +143,20 @@ class HeadModel(CtxPreTrainedModel):
         self.post_init()
 
     def build_encoder(self, config: Any) -> CtxPreTrainedModel:
-        """Create the encoder, with a pooler if the head reads its output."""
+        """Create the encoder, with a pooler if the head uses it."""
         return self.encoder_class(config, add_pooling_layer=self.pools and self.pooling is None)
 
     @property
     def pooling(self) -> Pooling | None:
-        """How the tokens' states become the sequence's vector; None for the encoder's `pooler_output`."""
+        """Pooling of the tokens' states; None for the encoder's `pooler_output`."""
         return None
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """The linear map to the vocabulary's logits, or None; `tie_word_embeddings` says whether it is tied."""
+        """The linear map to the vocabulary's logits, or None."""
         return None if self.output_layer is None else self.get_submodule(self.output_layer)
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace it (used when the vocabulary is resized)."""
+        """Replace the linear map to the vocabulary's logits."""
         if self.output_layer is not None:
             self.set_submodule(self.output_layer, new_embeddings)
 
@@ -165,19 +165,19 @@ class HeadModel(CtxPreTrainedModel):
         raise NotImplementedError
 
     def with_unused_parameters(self, loss: Tensor | None) -> Tensor | None:
-        """The same loss, with a gradient of zero for parameters that the batch did not use, which distributed training
-        waits for: for heads of which no kind of batch uses every parameter."""
+        """The loss with zero gradients for parameters that the batch did not use, which distributed training needs:
+        for heads without a kind of batch that uses all parameters."""
         if loss is None or not self.training or not (distributed.is_available() and distributed.is_initialized()):
             return loss
         return loss + 0.0 * torch.stack([each.sum() for each in self.parameters() if each.requires_grad]).sum()
 
     def penalty(self) -> Tensor | None:
-        """The regularization term of the loss in training, a function of the parameters alone; None without one."""
+        """The training loss's regularization term, a function of the parameters only; None without one."""
         return None
 
     def regularized(self, loss: Tensor, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
-        """The loss plus `penalty`, of which each target carries its share, so that the micro-batches of a batch add up
-        to one penalty. See `mean_over_targets` for the arguments."""
+        """The loss plus each target's share of `penalty`, so that the shares of micro-batches sum to one penalty. See
+        `mean_over_targets` for the arguments."""
         penalty = self.penalty() if self.training else None
         if penalty is None:
             return loss

@@ -1,4 +1,4 @@
-"""The language modeling head: each token is predicted from those before it."""
+"""The causal language modelling head."""
 
 from typing import Any, ClassVar, cast
 
@@ -15,21 +15,20 @@ from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_mod
 class ForCausalLM(HeadModel, GenerationMixin):
     """Predicts each token from those before it; `generate` continues a text.
 
-    With `labels`, the encoder's output and the vocabulary logits are those of the tokens that have a target alone, and
-    `logits` is None; without labels, `logits` is full. A family creates the linear map to the logits in `build_head`,
-    names it in `output_layer`, and lists `GenerationMixin` among its class's direct bases, where transformers looks for
-    it.
+    With `labels`, the encoder's output and the vocabulary logits are computed for the tokens with a target only, and
+    `logits` is None. A family creates the linear map to the logits in `build_head`, names it in `output_layer`, and
+    lists `GenerationMixin` among its class's direct bases, as transformers requires.
 
     Attributes:
-        looks_ahead: Whether a token's label is the target of the token read before it.
+        shifts_labels: Whether the head shifts the labels: a token's label is the target of the token before it.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    looks_ahead: ClassVar[bool] = True
+    shifts_labels: ClassVar[bool] = True
 
     @property
     def is_backward(self) -> bool:
-        """Whether a text is read from right to left, and each token predicted from those after it."""
+        """Whether the model reads from right to left and predicts each token from those after it."""
         return False
 
     @can_return_tuple
@@ -46,15 +45,12 @@ class ForCausalLM(HeadModel, GenerationMixin):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """The loss where `labels` are given, else logits. Other arguments as in the encoder's forward.
+        """The loss with `labels`, else logits. Other arguments as in the encoder's forward.
 
         Args:
-            labels: (batch, length) the tokens themselves, as in transformers; each is the target of the token read
-                before it, and -100 is ignored. Or (batch, length + 1), with the token that follows the row, or precedes
-                it where a text is read from right to left, so that the token read last has a target too.
-
-        Raises:
-            CtxError: Input that does not fit together or the model.
+            labels: (batch, length) the tokens themselves, as in transformers, shifted by the head; -100 is ignored. Or
+                (batch, length + 1), including the token that follows the row (precedes it, for a backward model), so
+                that the last token in reading order has a target too.
         """
         given = input_ids if input_ids is not None else inputs_embeds
         targets = None
@@ -85,10 +81,10 @@ class ForCausalLM(HeadModel, GenerationMixin):
         )
 
     def next_token_loss(self, outputs: Any, targets: Tensor, counts: ItemCounts) -> Tensor:
-        """Mean cross-entropy in nats per target, whose exponential is the perplexity.
+        """Mean cross-entropy in nats per target, the logarithm of the perplexity.
 
         Args:
-            outputs: The encoder's, whose `last_hidden_state` is (targets, hidden).
+            outputs: The encoder's output, with `last_hidden_state` (targets, hidden).
             targets: (batch, length), see `next_token_targets`.
             counts: As in `mean_over_targets`.
         """
@@ -102,10 +98,10 @@ class ForCausalLM(HeadModel, GenerationMixin):
 def next_token_targets(
     labels: Tensor, length: int, attention_mask: Tensor | None, sequence_ids: Tensor | None, backward: bool = False
 ) -> Tensor:
-    """(batch, length): each token's target, the token read next; -100 for none.
+    """(batch, length): each token's target, the next token in reading order; -100 for none.
 
-    (batch, length) labels give no target at padding positions and at the end of a sequence; (batch, length + 1) labels
-    are taken as they are.
+    (batch, length) labels have no target at padding positions and at the end of a sequence; (batch, length + 1) labels
+    are used as they are.
     """
     if backward:
         mask, sequences = (None if each is None else each.flip(1) for each in (attention_mask, sequence_ids))

@@ -1,4 +1,4 @@
-"""Heads for tasks: sequences, tokens, spans, choices (Devlin et al. 2019, sections 4 and 5.3)."""
+"""Heads for downstream tasks: sequences, tokens, spans, choices (Devlin et al. 2019, sections 4 and 5.3)."""
 
 from typing import Any, ClassVar
 
@@ -21,24 +21,24 @@ from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 
 
 class SequenceHead(HeadModel):
-    """Reads one vector of a sequence: the encoder's `pooler_output`, or what `config.classifier_pooling` says."""
+    """A head on a sequence's vector: the encoder's `pooler_output`, or a pooling by `config.classifier_pooling`."""
 
     pools = True
 
     @property
     def pooling(self) -> Pooling | None:
-        """How the tokens' states become the sequence's vector; None for the encoder's `pooler_output`."""
+        """Pooling of the tokens' states; None for the encoder's `pooler_output`."""
         return getattr(self.config, "classifier_pooling", None)
 
     def encode(self, *, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder; `pooler_output` is what the head reads."""
+        """Run the encoder; `pooler_output` is the head's input."""
         if sequence_ids is not None:
             kwargs["sequence_ids"] = sequence_ids
         outputs = super().encode(attention_mask=attention_mask, **kwargs)
         if self.pooling is not None:
             if attention_mask is not None and attention_mask.dim() != 2:
                 raise CtxError(
-                    f"The mean over tokens takes an attention_mask (batch, length); got {tuple(attention_mask.shape)}.",
+                    f"Pooling needs an attention_mask (batch, length); got {tuple(attention_mask.shape)}.",
                     hint="give one, or use classifier_pooling=None.",
                 )
             tokens = token_mask(outputs.last_hidden_state, attention_mask, sequence_ids)
@@ -46,25 +46,20 @@ class SequenceHead(HeadModel):
         return outputs
 
     def reference_config(self) -> dict[str, Any]:
-        """This model's configuration as the reference class reads it.
-
-        Raises:
-            CtxError: The reference's head reads another state of a sequence.
-        """
+        """The reference class's configuration; raises CtxError if its head has no such pooling."""
         if self.pooling is not None:
             raise CtxError(
-                f"transformers' peer of {type(self).__name__} cannot read the mean of a sequence's tokens.",
+                f"transformers' peer of {type(self).__name__} does not support classifier_pooling.",
                 hint="use save_pretrained, or fine-tune with classifier_pooling=None.",
             )
         return super().reference_config()
 
 
 class ForSequenceClassification(SequenceHead):
-    """Classifies a sequence, or regresses a number on it, from its pooled output (Devlin et al. 2019, section 4.1).
+    """A classifier or regressor on a sequence's vector (Devlin et al. 2019, section 4.1).
 
-    `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; unset, it
-    follows from `num_labels` and the type of `labels` at each call (`problem_type_of`). Unlike transformers, the head
-    does not write it into the configuration.
+    `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; None
+    chooses by `problem_type_of` at each call. Unlike transformers, the head does not change the configuration.
 
     Attributes:
         classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
@@ -74,7 +69,7 @@ class ForSequenceClassification(SequenceHead):
     classifier_activation: ClassVar[str | None] = None
 
     def build_head(self, config: Any) -> None:
-        """Dropout and the classifier; a family may put another module in the place of either."""
+        """Dropout and the classifier; a family may replace either."""
         size, labels, rate = config.pooled_size, config.num_labels, config.head_dropout
         self.dropout: nn.Module = Dropout(rate)
         self.classifier: nn.Module
@@ -95,8 +90,8 @@ class ForSequenceClassification(SequenceHead):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Logits (batch, num_labels), and the loss where `labels` are given: (batch,) class ids or numbers, or
-        (batch, num_labels) of 0.0 and 1.0 for several labels at once."""
+        """Logits (batch, num_labels), and the loss with `labels`: (batch,) class ids or numbers, or (batch, num_labels)
+        of 0.0 and 1.0 for multi-label classification."""
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -116,8 +111,8 @@ class ForSequenceClassification(SequenceHead):
 
 
 def problem_type_of(config: Any, labels: Tensor | None) -> str:
-    """`config.problem_type`; where it is None, what the number of classes and the type of the labels say, by
-    transformers' rule: regression with one class, several labels at once where they are floating-point numbers."""
+    """`config.problem_type`; if None, by transformers' rule: regression with one class, multi-label classification with
+    floating-point labels."""
     if config.problem_type is not None:
         return config.problem_type
     if config.num_labels == 1:
@@ -127,8 +122,7 @@ def problem_type_of(config: Any, labels: Tensor | None) -> str:
 
 
 def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-    """Mean loss of (batch, num_labels) logits: squared error, cross-entropy or binary cross-entropy, by
-    `problem_type_of`."""
+    """Mean squared error, cross-entropy or binary cross-entropy of (batch, num_labels) logits, by `problem_type_of`."""
     problem_type = problem_type_of(config, labels)
     if problem_type == "single_label_classification":
         return cross_entropy_over_targets(logits, labels.view(-1), "labels", counts)
@@ -138,12 +132,12 @@ def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCount
 
 
 class ForTokenClassification(HeadModel):
-    """Classifies each token (Devlin et al. 2019, section 5.3)."""
+    """A classifier of each token (Devlin et al. 2019, section 5.3)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: Any) -> None:
-        """Dropout and a linear classifier of every token's state."""
+        """Dropout and a linear classifier."""
         self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.task_size, config.num_labels)
 
@@ -159,7 +153,7 @@ class ForTokenClassification(HeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
-        """Logits (batch, length, num_labels), and the loss where `labels` (batch, length; -100 ignored) are given."""
+        """Logits (batch, length, num_labels), and the loss with `labels` (batch, length); -100 is ignored."""
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -179,13 +173,13 @@ class ForTokenClassification(HeadModel):
 
 
 class ForQuestionAnswering(HeadModel):
-    """Predicts the start and the end of an answer span (Devlin et al. 2019, section 4.2)."""
+    """Start and end logits of an answer span (Devlin et al. 2019, section 4.2)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     accepts_loss_kwargs = False
 
     def build_head(self, config: Any) -> None:
-        """A linear map from every token's state to its logits as a start and as an end."""
+        """A linear map from each token's state to its start and end logits."""
         self.qa_outputs = nn.Linear(config.task_size, 2)
 
     @can_return_tuple
@@ -201,9 +195,8 @@ class ForQuestionAnswering(HeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Start and end logits (batch, length), and the mean of the two losses where both positions (batch,) are given;
-        positions outside the sequence are ignored, as in transformers. Unlike there, padding is no candidate: the loss
-        does not depend on how far a batch is padded."""
+        """Start and end logits (batch, length), and the mean of the two losses with both positions (batch,); positions
+        outside the sequence are ignored, as in transformers. Unlike there, the softmax excludes padding."""
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -230,7 +223,7 @@ class ForQuestionAnswering(HeadModel):
 
 
 class ForMultipleChoice(SequenceHead):
-    """Chooses one of several continuations, each encoded with the context (Devlin et al. 2019, section 4.4)."""
+    """A logit for each of several choices, each encoded with the context (Devlin et al. 2019, section 4.4)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -255,8 +248,7 @@ class ForMultipleChoice(SequenceHead):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
-        """Logits (batch, choices) from inputs (batch, choices, length), and the loss where `labels` (batch,) are
-        given."""
+        """Logits (batch, choices) from inputs (batch, choices, length), and the loss with `labels` (batch,)."""
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None or given.dim() != (3 if input_ids is not None else 4):
             raise CtxError(
@@ -288,13 +280,13 @@ def position_loss(
 
     Args:
         scores: (batch, length).
-        positions: (batch,), those outside the sequence are ignored.
-        excluded: (batch, length) bool, positions that are no candidates, or None.
+        positions: (batch,); positions outside the sequence are ignored.
+        excluded: (batch, length) bool, positions excluded from the softmax, or None.
         name, counts: As in `mean_over_targets`.
-        why: What excludes them, for the error.
+        why: The reason of the exclusion, for the error.
 
     Raises:
-        CtxError: A target that is no candidate.
+        CtxError: A target is excluded.
     """
     positions = positions.view(-1)
     positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORED)
@@ -302,6 +294,6 @@ def position_loss(
         misplaced = excluded.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORED)
         if not torch.compiler.is_compiling() and bool(misplaced.any()):
             row = int(misplaced.nonzero()[0])
-            raise CtxError(f"{name}[{row}] is {int(positions[row])}, which is no candidate: {why}.")
+            raise CtxError(f"{name}[{row}] is {int(positions[row])}, which is excluded: {why}.")
         scores = scores.masked_fill(excluded, torch.finfo(scores.dtype).min)
     return cross_entropy_over_targets(scores, positions, name, counts)

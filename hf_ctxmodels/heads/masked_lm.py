@@ -1,4 +1,4 @@
-"""Heads that predict masked tokens, alone or together with the relation of a pair of segments."""
+"""Heads for masked language modelling, alone or with the classification of a pair of segments."""
 
 import inspect
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
 class ForMaskedLM(HeadModel):
     """Predicts masked tokens (Devlin et al. 2019, section 3.1).
 
-    With `labels`, the last layer and the vocabulary logits are computed at the labelled positions alone, and `logits`
-    is None; without labels, `logits` is full.
+    With `labels`, the last layer and the vocabulary logits are computed at the labelled positions only, and `logits` is
+    None.
 
     Attributes:
         transform_activation: Activation of the head's dense layer; None for `config.hidden_act`.
@@ -38,7 +38,7 @@ class ForMaskedLM(HeadModel):
     output_layer = "mlm_head.decoder"
 
     def build_head(self, config: Any) -> None:
-        """The masked-LM head; its decoder is as wide as the word embeddings."""
+        """The masked-LM head; its decoder has the width of the word embeddings."""
         self.mlm_head = MaskedPredictionHead(
             config.hidden_size,
             self.get_input_embeddings().embedding_dim,
@@ -71,7 +71,7 @@ class ForMaskedLM(HeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Masked-LM logits, or the loss where `labels` (batch, length; -100 is ignored) are given."""
+        """Logits, or the loss with `labels` (batch, length); -100 is ignored."""
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -93,18 +93,17 @@ class ForMaskedLM(HeadModel):
 
 
 class ForMaskedLMWithPair(ForMaskedLM):
-    """Predicts masked tokens, and classifies how the two segments of a pair belong together.
+    """Predicts masked tokens, and classifies the pair of segments.
 
-    The loss is the sum of the terms whose targets are given, each a mean over its own targets: Trainer's single
+    The loss is the sum of the terms with targets, each a mean over its own targets: Trainer's single
     `num_items_in_batch` cannot describe two terms, so the head does not accept it (`accepts_loss_kwargs`).
 
-    A family names the pair's target and its logits, creates the classifier in `build_head` and applies it in
-    `classify_pair`. From the names follow, once for every such class, `loss_targets`, the name of the argument in
-    `forward` and in its signature, and `output_class`. With the target "next_sentence_label" the output has
-    "next_sentence_loss", and its `metrics` "next_sentence_accuracy".
+    A family sets the names of the pair's label and logits, creates the classifier in `build_head` and applies it in
+    `classify_pair`. `loss_targets`, the signature of `forward` and `output_class` follow from the names: with
+    "next_sentence_label" the output has "next_sentence_loss", and its `metrics` "next_sentence_accuracy".
 
     Attributes:
-        pair_label: The argument of `forward` for the pair's target.
+        pair_label: The argument of `forward` for the pair's label.
         pair_logits: The output's field for the pair's logits.
         output_class: The class of the output, see `pair_output_class`.
     """
@@ -116,7 +115,7 @@ class ForMaskedLMWithPair(ForMaskedLM):
     output_class: ClassVar[type[ModelOutput]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Derive from the pair's names what depends on them."""
+        """Set the attributes that depend on the pair's names."""
         super().__init_subclass__(**kwargs)
         if "pair_label" in vars(cls):
             cls.loss_targets = ("labels", cls.pair_label)
@@ -150,11 +149,11 @@ class ForMaskedLMWithPair(ForMaskedLM):
         """Logits of both heads, and the loss; see `pair_output_class`.
 
         Args:
-            labels: (batch, length) ids of the masked tokens, -100 elsewhere; given, the last layer and the vocabulary
-                logits are computed only there, and `prediction_logits` is None.
-            pair_label: (batch,) the class of each pair, under the name that the class gives it.
+            labels: (batch, length) ids of the masked tokens, -100 elsewhere; the last layer and the vocabulary logits
+                are then computed only there, and `prediction_logits` is None.
+            pair_label: (batch,) the class of each pair, under the family's name.
             num_items_in_batch: As in `mean_over_targets`.
-            kwargs: What the encoder takes.
+            kwargs: Arguments of the encoder.
         """
         outputs = self.encode(
             input_ids=input_ids,
@@ -186,17 +185,17 @@ class ForMaskedLMWithPair(ForMaskedLM):
 
 
 def pair_output_class(model_class: type, pair_logits: str, pair_task: str) -> type[ModelOutput]:
-    """The output of a head that predicts masked tokens and classifies pairs, with the fields of its own task.
+    """The output class of a head that predicts masked tokens and classifies pairs.
 
-    Its fields, in this order: `loss`, the sum of the terms whose targets were given; `prediction_logits` (batch,
-    length, vocabulary), None with `labels`; the logits (batch, classes) of the pairs; `mlm_loss` and the pairs' loss,
-    each a cross-entropy in nats, detached; `metrics`, the pairs' accuracy as in `accuracy_counts`, None without such
-    targets; `hidden_states` and `attentions` as requested.
+    Its fields, in this order: `loss`, the sum of the terms with targets; `prediction_logits` (batch, length,
+    vocabulary), None with `labels`; the logits (batch, classes) of the pairs; `mlm_loss` and the pairs' loss, each a
+    cross-entropy in nats, detached; `metrics`, the pairs' accuracy as in `accuracy_counts`, None without labels;
+    `hidden_states` and `attentions` as requested.
 
     Args:
-        model_class: The head; the class is called like it, with "Output" appended.
+        model_class: The head, whose name plus "Output" is the name of the class.
         pair_logits: Name of the field for the pair's logits.
-        pair_task: "next_sentence" for the fields "next_sentence_loss" and the like.
+        pair_task: For example "next_sentence" for the field "next_sentence_loss".
     """
     name = f"{model_class.__name__}Output"
     own = (pair_logits, "mlm_loss", f"{pair_task}_loss")
@@ -209,7 +208,7 @@ def pair_output_class(model_class: type, pair_logits: str, pair_task: str) -> ty
 
 
 def renamed_argument(function: Callable, old: str, new: str) -> Callable:
-    """The function with one of its arguments under another name, which its signature shows (Trainer reads it)."""
+    """The function with an argument renamed, also in its signature, which Trainer inspects."""
     signature = inspect.signature(function)
     parameters = [each.replace(name=new) if each.name == old else each for each in signature.parameters.values()]
 

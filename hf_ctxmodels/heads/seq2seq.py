@@ -1,4 +1,4 @@
-"""The sequence-to-sequence head: an encoder, an autoregressive decoder, and a softmax over the target vocabulary."""
+"""The sequence-to-sequence head: an encoder, an autoregressive decoder, and logits over the target vocabulary."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -34,21 +34,38 @@ class ConditionalGenerationOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
+@dataclass(frozen=True)
+class DecoderInputs:
+    """Inputs of a decoder besides its ids.
+
+    Attributes:
+        encoded: The encoder's output.
+        attention_mask: (batch, length) mask of the source, or None.
+        cache: The decoder's state before the ids.
+        languages: (batch,) numbers of the target languages, or None.
+    """
+
+    encoded: Any
+    attention_mask: Tensor | None
+    cache: RecurrentCache
+    languages: Tensor | None
+
+
 class ForConditionalGeneration(HeadModel, GenerationMixin):
     """Predicts each target token from the source and the target tokens before it.
 
-    The configuration has `target_vocab_size` and `decoder_start_token_id`, and `num_languages` with `reads_languages`.
-    A family's class lists `GenerationMixin` among its direct bases, where transformers looks for it.
+    The configuration has `target_vocab_size` and `decoder_start_token_id`, and `num_languages` if `takes_languages`.
+    A family's class lists `GenerationMixin` among its direct bases, as transformers requires.
 
     Attributes:
         prediction: Linear map from the decoder's states to logits.
-        reads_languages: Whether the decoder reads the target language.
+        takes_languages: Whether the decoder is conditioned on the target language.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    reads_languages: ClassVar[bool] = False
+    takes_languages: ClassVar[bool] = False
     prediction: nn.Linear
-    _is_stateful = True  # no tokens can be removed from a state, as assisted generation would
+    _is_stateful = True  # tokens cannot be removed from a state, which assisted generation would need
 
     @abstractmethod
     def start(self, encoded: Any) -> RecurrentCache:
@@ -56,23 +73,14 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
 
     @abstractmethod
     def decode(
-        self,
-        ids: Tensor,
-        target_mask: Tensor | None,
-        encoded: Any,
-        attention_mask: Tensor | None,
-        cache: RecurrentCache,
-        languages: Tensor | None,
+        self, ids: Tensor, target_mask: Tensor | None, given: DecoderInputs
     ) -> tuple[Tensor, RecurrentCache | None]:
         """Run the decoder.
 
         Args:
             ids: (batch, steps) target ids, each the token before the one to be predicted.
-            target_mask: (batch, steps) bool, True where a token is to be predicted; None for everywhere.
-            encoded: The encoder's output.
-            attention_mask: Of the source.
-            cache: The decoder's state.
-            languages: (batch,) target languages, or None.
+            target_mask: (batch, steps) bool, True at positions with a target; None for all positions.
+            given: The other inputs.
 
         Returns:
             (targets, hidden) states, or (batch, steps, hidden) without `target_mask`, and the state after the last
@@ -85,7 +93,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the first forward makes the cache
+        return False  # the first forward creates the cache
 
     @can_return_tuple
     def forward(
@@ -103,19 +111,16 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> ConditionalGenerationOutput:
-        """The loss where `labels` are given, else logits. Other arguments as in the encoder's forward.
+        """The loss with `labels`, else logits. Other arguments as in the encoder's forward.
 
         Args:
             decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted; None for
                 `labels` shifted to the right, after `config.decoder_start_token_id`.
             labels: (batch, steps) target ids; -100 is ignored.
-            encoder_outputs: The encoder's output, if it ran before.
-            past_key_values: The state after the tokens before `decoder_input_ids`, as an earlier forward returned it.
+            encoder_outputs: The encoder's output, if it has been computed.
+            past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`.
-            target_languages: (batch,) numbers of the target languages, with `reads_languages`; None for the first.
-
-        Raises:
-            CtxError: Input that does not fit together or the model.
+            target_languages: (batch,) numbers of the target languages; None for the first.
         """
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
@@ -123,12 +128,12 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         decoder_input_ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
         self._check_languages(len(decoder_input_ids), target_languages)
         before = self.start(encoder_outputs) if past_key_values is None else past_key_values
-        given = (encoder_outputs, attention_mask, before, target_languages)
+        given = DecoderInputs(encoder_outputs, attention_mask, before, target_languages)
         loss = logits = cache = None
         if labels is None:
-            logits, cache = self.predict(decoder_input_ids, *given)
+            logits, cache = self.predict(decoder_input_ids, given)
         else:
-            loss = self.written_loss(decoder_input_ids, labels, *given, num_items_in_batch)
+            loss = self.decoder_loss(decoder_input_ids, labels, given, num_items_in_batch)
         return ConditionalGenerationOutput(
             loss=loss,
             logits=logits,
@@ -136,41 +141,25 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             hidden_states=encoder_outputs.hidden_states,
         )
 
-    def predict(
-        self,
-        ids: Tensor,
-        encoded: Any,
-        attention_mask: Tensor | None,
-        cache: RecurrentCache,
-        languages: Tensor | None,
-    ) -> tuple[Tensor, RecurrentCache | None]:
+    def predict(self, ids: Tensor, given: DecoderInputs) -> tuple[Tensor, RecurrentCache | None]:
         """(batch, steps, target vocabulary) logits, and the state after the last token; see `decode`."""
-        states, after = self.decode(ids, None, encoded, attention_mask, cache, languages)
+        states, after = self.decode(ids, None, given)
         return self.prediction(states), after
 
-    def written_loss(
-        self,
-        ids: Tensor,
-        labels: Tensor,
-        encoded: Any,
-        attention_mask: Tensor | None,
-        cache: RecurrentCache,
-        languages: Tensor | None,
-        counts: ItemCounts,
-    ) -> Tensor:
+    def decoder_loss(self, ids: Tensor, labels: Tensor, given: DecoderInputs, counts: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats of the labels; see `decode` and `language_modeling_loss`."""
-        given, target_mask = (encoded, attention_mask, cache, languages), labels != IGNORED
+        target_mask = labels != IGNORED
         if is_traced(labels) or not self.config.unpad:
-            states = self.decode(ids, None, *given)[0][target_mask]
+            states = self.decode(ids, None, given)[0][target_mask]
         else:
-            states, _ = self.decode(ids, target_mask, *given)
+            states, _ = self.decode(ids, target_mask, given)
         return language_modeling_loss(self.prediction, states, labels, counts)
 
     def decoder_ids(self, encoded: Any, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right.
 
         Raises:
-            CtxError: Neither is given, or they do not fit together or the text.
+            CtxError: Neither is given, or their shapes do not match each other or the source.
         """
         rows = len(encoded.last_hidden_state)
         if ids is None and labels is None:
@@ -186,7 +175,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
     def _check_languages(self, rows: int, languages: Tensor | None) -> None:
         if languages is None:
             return
-        if not self.reads_languages:
+        if not self.takes_languages:
             raise CtxError(f"{type(self).__name__} has one target language.", hint="leave target_languages out.")
         if tuple(languages.shape) != (rows,):
             raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
@@ -196,13 +185,13 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         """(batch, steps) labels shifted to the right."""
         size = self.config.target_vocab_size
         ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
-        # ids outside the vocabulary are refused with the loss
+        # the loss raises for ids outside the vocabulary
         return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, past_key_values: RecurrentCache | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """The tokens of the target text, (batch, steps) `input_ids`, that the cache has not read yet."""
+        """The target tokens, (batch, steps) `input_ids`, after those in the cache."""
         if past_key_values is not None:
             kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)

@@ -1,4 +1,4 @@
-"""Heads on the vectors of two texts that are encoded separately (Conneau et al. 2017, section 3.1)."""
+"""Heads on the vectors of two separately encoded texts (Conneau et al. 2017, section 3.1)."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def pair_features(first: Tensor, second: Tensor) -> Tensor:
 
 
 class SiameseEncoder(HeadModel):
-    """Encodes the two texts of a row separately, with one encoder; `token_type_ids` tell them apart."""
+    """Encodes the two texts of a row separately with the same encoder; `token_type_ids` separate them."""
 
     def encode_texts(
         self,
@@ -32,13 +32,10 @@ class SiameseEncoder(HeadModel):
         sequence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Tensor, Tensor]:
-        """Run the encoder on both texts. A single text stands for both.
+        """Run the encoder on both texts. A single text is used as both.
 
         Returns:
-            The output, in which a token has the state of its own text, and the (batch, width) vectors of both texts.
-
-        Raises:
-            CtxError: Input that does not fit together, see `check_encoder_input`.
+            The output, with each token's state from its own text, and the (batch, width) vectors of both texts.
         """
         if attention_mask is not None and attention_mask.dim() != 2:
             raise CtxError(f"attention_mask must be (batch, length); got {tuple(attention_mask.shape)}.")
@@ -64,7 +61,7 @@ class SiameseEncoder(HeadModel):
 
 
 def _texts(given: Tensor, mask: Tensor | None, types: Tensor) -> tuple[Tensor, Tensor]:
-    """Two (batch, length) masks, of the first and of the second text's tokens; a single text stands for both."""
+    """Two (batch, length) masks of the first and the second text's tokens; a single text is used as both."""
     tokens, second = token_mask(given, mask), types != 0
     parts = (tokens & ~second, tokens & second)
     first, second = (torch.where(part.any(1, keepdim=True), part, tokens) for part in parts)
@@ -72,9 +69,9 @@ def _texts(given: Tensor, mask: Tensor | None, types: Tensor) -> tuple[Tensor, T
 
 
 class ForTextPairClassification(SiameseEncoder, ForSequenceClassification):
-    """Classifies how two texts are related, from (u, v, |u - v|, u * v) of their vectors u and v.
+    """A classifier of text pairs on the features (u, v, |u - v|, u * v) of their vectors u and v.
 
-    A single text stands for both; with `config.text_pairs` off, a linear classifier reads its vector.
+    A single text is used as both; without `config.text_pairs`, a linear classifier of a single text's vector.
     """
 
     def build_head(self, config: Any) -> None:
@@ -90,15 +87,15 @@ class ForTextPairClassification(SiameseEncoder, ForSequenceClassification):
         raise NotImplementedError
 
     def encode(self, *, token_type_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder on both texts; `pooler_output` is what the classifier reads.
+        """Run the encoder on both texts; `pooler_output` is the classifier's input.
 
         Raises:
-            CtxError: There is a second text, and `config.text_pairs` is off.
+            CtxError: There is a second text without `config.text_pairs`.
         """
         if self.config.text_pairs:
             outputs, first, second = self.encode_texts(token_type_ids=token_type_ids, **kwargs)
             outputs.pooler_output = pair_features(first, second)
             return outputs
         if token_type_ids is not None and not is_traced(token_type_ids) and bool(token_type_ids.any()):
-            raise CtxError("There is a second text.", hint="set text_pairs=true, and train the classifier anew.")
+            raise CtxError("text_pairs is off, but there is a second text.", hint="train with text_pairs=true.")
         return super().encode(**kwargs)

@@ -22,17 +22,17 @@ except ImportError as missing:
 
 
 class CtxSentenceEncoder(InputModule):
-    """The first module of a `SentenceTransformer`, and the only one it needs: any base model, and how it pools.
+    """The only module of a `SentenceTransformer`: a base model with its pooling.
 
-    Its files lie in the directory itself, which `AutoModel` and `AutoTokenizer` therefore open as well. The class being
-    none of theirs, sentence-transformers opens a saved directory with `trust_remote_code=True` only.
+    Its files are saved in the directory itself, so `AutoModel` and `AutoTokenizer` can open it. sentence-transformers
+    needs `trust_remote_code=True` to open it, since the class is not its own.
 
     Args:
-        model: A base model, as `AutoModel` opens.
-        tokenizer: Its own.
-        pooling: How to pool the states of tokens; None takes what the model pools itself.
+        model: A base model of `AutoModel`.
+        tokenizer: Its tokenizer.
+        pooling: Pooling of the tokens' states; None for the pooling of the model.
         normalize: Scale every vector to length 1.
-        max_seq_length: Tokens of a sentence at most; None for the model's own limit, if there is one.
+        max_seq_length: Maximum length in tokens; None for the limit of the model, if any.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -62,11 +62,11 @@ class CtxSentenceEncoder(InputModule):
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **settings: Any) -> Self:
-        """Of a model's directory or Hub id.
+        """The module of a saved model.
 
         Args:
-            source: Where the model and its tokenizer are.
-            settings: Of the class; those not given are as they were saved, or as the class has them.
+            source: Directory or Hub id of the model and its tokenizer.
+            settings: Arguments of the class; by default the saved ones, if any.
         """
         return cls.load(str(source), **settings)
 
@@ -81,7 +81,7 @@ class CtxSentenceEncoder(InputModule):
         local_files_only: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """As sentence-transformers opens a module."""
+        """See `InputModule.load`."""
         where: dict[str, Any] = {
             "revision": revision,
             "local_files_only": local_files_only,
@@ -96,23 +96,15 @@ class CtxSentenceEncoder(InputModule):
         return cls(model, tokenizer, **settings)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Weights, tokenizer and settings.
-
-        Raises:
-            CtxError: Asked for a pickle.
-        """
+        """Save weights, tokenizer and settings; raises CtxError for `safe_serialization=False`."""
         if not safe_serialization:
-            raise CtxError("Weights are saved as safetensors only.", hint="leave safe_serialization as it is.")
+            raise CtxError("Weights are saved as safetensors only.", hint="omit safe_serialization.")
         self.model.save_pretrained(output_path)
         self.tokenizer.save_pretrained(output_path)
         self.save_config(output_path)
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
-        """Texts -> what the model reads, padded.
-
-        Raises:
-            CtxError: A text has no token.
-        """
+        """The padded model inputs of texts; raises CtxError for a text without tokens."""
         texts = [f"{prompt or ''}{text}" for text in inputs]
         encoded = tokenise(self.tokenizer, texts, self.max_seq_length or longest_input(self.model, self.tokenizer))
         return dict(self.tokenizer.pad(encoded, return_tensors="pt"))
@@ -126,5 +118,5 @@ class CtxSentenceEncoder(InputModule):
         return features
 
     def get_embedding_dimension(self) -> int:
-        """Width of a vector; in older versions `get_sentence_embedding_dimension`."""
+        """Width of a vector."""
         return self.width

@@ -1,4 +1,4 @@
-"""Using fine-tuned models, where transformers has no pipeline for it, and sentence vectors of any model."""
+"""Inference for which transformers has no pipeline, and sentence vectors of any model."""
 
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
 from hf_ctxmodels.inference.question_answering import answer_questions

@@ -1,4 +1,4 @@
-"""Several classifiers as one: the mean of their probabilities."""
+"""Ensembles of classifiers: the mean of their probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class EnsembleScores:
     """Metrics by name.
 
     Attributes:
-        alone: of each classifier by itself.
-        together: of the mean of their probabilities.
+        alone: Metrics of each classifier.
+        together: Metrics of the mean of their probabilities.
     """
 
     alone: list[dict[str, float]]
@@ -32,40 +32,39 @@ def score_ensemble(
     task: SequenceClassification,
     batch_size: int = 32,
 ) -> EnsembleScores:
-    """Score classifiers on labelled texts, each alone and all together.
+    """Score classifiers on labelled texts, each alone and the mean of their probabilities.
 
-    Their probabilities are averaged, as Howard & Ruder 2018 (arXiv 1801.06146, section 3.3) do with a forward and a
-    backward model.
+    Howard & Ruder 2018 (arXiv 1801.06146, section 3.3) average the probabilities of a forward and a backward model.
 
     Args:
-        classifiers: Models with a classifier of texts, each with its own tokenizer; of any families.
-        examples: What `task` read.
-        task: Says how long the texts may be.
-        batch_size: Texts at a time.
+        classifiers: Sequence classifiers of any families, each with its tokenizer.
+        examples: Examples of `task`.
+        task: The task, with the maximum length of texts.
+        batch_size: Texts per batch.
 
     Raises:
-        CtxError: There is no classifier or no text, or two classifiers tell other labels apart, or a text has another.
+        CtxError: There are no classifiers or no texts, or their labels differ.
     """
     if not classifiers or not examples:
-        raise CtxError(f"{len(classifiers)} classifiers on {len(examples)} texts.", hint="give one or more of either.")
+        raise CtxError(f"{len(classifiers)} classifiers on {len(examples)} texts.", hint="give at least one of each.")
     labels = [{str(name) for name in model.config.id2label.values()} for model, _ in classifiers]
-    for (model, _), found in zip(classifiers, labels, strict=True):
-        if found != labels[0]:
+    for (model, _), names in zip(classifiers, labels, strict=True):
+        if names != labels[0]:
             raise CtxError(
-                f"One classifier tells {sorted(labels[0])} apart, another one {sorted(found)}.",
+                f"The labels of one classifier are {sorted(labels[0])}, those of another one {sorted(names)}.",
                 location=model.name_or_path,
-                hint="take classifiers that were fine-tuned on the same labels.",
+                hint="use classifiers that were fine-tuned on the same labels.",
             )
     alone, probabilities = [], []
-    names = sorted(labels[0])
+    common = sorted(labels[0])
     for model, tokenizer in classifiers:
         task.labels = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
         encoded = task.encode(examples, tokenizer)
         outputs = run_head(model, tokenizer, task, encoded, batch_size)
         alone.append(task.score(examples, task.decode(examples, encoded, outputs)))
-        order = [task.labels.index(name) for name in names]  # each may number its labels in its own way
+        order = [task.labels.index(name) for name in common]  # label ids differ between classifiers
         logits = torch.from_numpy(np.stack([output["logits"] for output in outputs]))
         probabilities.append(logits.double().softmax(-1)[:, order].numpy())
-    task.labels = names
+    task.labels = common
     together: list[Logits] = [{"logits": row} for row in np.mean(probabilities, axis=0)]
     return EnsembleScores(alone, task.score(examples, task.decode(examples, encoded, together)))

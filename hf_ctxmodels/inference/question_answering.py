@@ -1,4 +1,4 @@
-"""Answers from contexts of any length; transformers removed its question-answering pipeline in version 5."""
+"""Answers from contexts of any length; transformers 5 has no question-answering pipeline."""
 
 from collections.abc import Sequence
 
@@ -20,19 +20,15 @@ def answer_questions(
     may_be_unanswerable: bool = False,
     batch_size: int = 16,
 ) -> list[AnswerSpan]:
-    """The best span of its context for every question, found as in evaluation by `scripts/finetune.py`.
+    """The best span of its context for every question, as in the evaluation of `scripts/finetune.py`.
 
     Args:
-        model: as `AutoModelForQuestionAnswering` opens.
+        model: A model of `AutoModelForQuestionAnswering`.
+        tokenizer: Its tokenizer.
         questions: (question, context) pairs.
-        max_length: longest window in tokens; longer contexts are read in several.
-        doc_stride: tokens that neighbouring windows share; by default a third of `max_length`.
-        max_answer_length: in tokens.
-        may_be_unanswerable: give "" where the model prefers no answer (it must have been trained on such questions).
-        batch_size: windows per forward pass.
-
-    Returns:
-        One `AnswerSpan` per question: `text`, and `no_answer_probability`.
+        max_length, doc_stride, max_answer_length: See `TaskArguments`.
+        may_be_unanswerable: Return "" where the model prefers no answer; for models trained on unanswerable questions.
+        batch_size: Windows per batch.
     """
     task = QuestionAnswering(TaskArguments(None, None, None, max_length, doc_stride, max_answer_length))
     task.has_unanswerable = may_be_unanswerable

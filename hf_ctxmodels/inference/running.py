@@ -1,4 +1,4 @@
-"""What a head gives for the features of a task."""
+"""The outputs of a head for the features of a task."""
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -11,15 +11,7 @@ from hf_ctxmodels.training.metrics.task_evaluation import feature_outputs
 def run_head(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, encoded: Encoded, batch_size: int
 ) -> list[Logits]:
-    """The outputs for every feature, in order, without dropout; the model's mode is left as it was.
-
-    Args:
-        model: With the task's head.
-        tokenizer: Its own, with which the features were encoded.
-        task: Whose features they are.
-        encoded: The features.
-        batch_size: Of them at a time.
-    """
+    """The outputs for every feature, in order, without dropout; the model's mode is restored."""
     collate, training = task.collator(tokenizer), model.training
     model.eval()
     outputs: list[Logits] = []

@@ -1,4 +1,4 @@
-"""Texts translated by a model, and how near they come to translations by people."""
+"""Translations of texts, and their BLEU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Score:
 
     Attributes:
         bleu: 0 to 100.
-        signature: By which sacreBLEU's figures can be compared.
+        signature: sacreBLEU's signature of the metric.
     """
 
     bleu: float
@@ -38,18 +38,17 @@ def translate(
     """The translation of every text.
 
     Args:
-        model: As `AutoModelForSeq2SeqLM` opens.
-        tokenizer: Its own, with `decode_target`.
-        texts: In the source language.
-        num_beams: Width of the beam search; 1 is greedy.
-        max_new_tokens: Longest translation.
-        batch_size: Texts at a time; texts of about the same length are put together.
-        language: Mark of the language to write, one of `tokenizer.languages`; None for the first, or where there is
-            one only.
-        options: Of `generate`, such as `length_penalty`.
+        model: A model of `AutoModelForSeq2SeqLM`.
+        tokenizer: Its tokenizer, with `decode_target`.
+        texts: Texts in the source language.
+        num_beams: Beams; 1 is greedy.
+        max_new_tokens: Maximum length of a translation.
+        batch_size: Texts per batch; texts of similar length are batched.
+        language: The target language, one of `tokenizer.languages`; None for the first or only one.
+        options: Arguments of `generate`, such as `length_penalty`.
 
     Raises:
-        CtxError: The model does not write a text of its own, or not in this language, or a text has no word.
+        CtxError: The model does not translate, or not into this language, or a text has no words.
     """
     if not hasattr(tokenizer, "decode_target") or not model.can_generate():
         raise CtxError(
@@ -58,12 +57,14 @@ def translate(
         )
     languages = getattr(tokenizer, "languages", [])
     if language is not None and language not in languages:
-        raise CtxError(f"The model does not write {language!r}.", hint=f"use one of {', '.join(languages) or 'none'}.")
+        raise CtxError(
+            f"The model does not translate into {language!r}.", hint=f"use one of {', '.join(languages) or 'none'}."
+        )
     encoded = tokenizer(list(texts), verbose=False)["input_ids"]
     special = tokenizer.num_special_tokens_to_add()
     for number, ids in enumerate(encoded):
         if len(ids) == special:
-            raise CtxError(f"Text {number} (counted from 0) has no word: {texts[number]!r}.", hint="leave it out.")
+            raise CtxError(f"Text {number} (counted from 0) has no words: {texts[number]!r}.", hint="remove it.")
     order = sorted(range(len(texts)), key=lambda number: len(encoded[number]))
     training = model.training
     model.eval()
@@ -74,10 +75,10 @@ def translate(
         batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
         if language is not None:
             batch["target_languages"] = torch.full((len(numbers),), languages.index(language), device=model.device)
-        written = model.generate(
+        generated = model.generate(
             **batch, num_beams=num_beams, do_sample=False, max_new_tokens=max_new_tokens, **options
         )
-        found |= dict(zip(numbers, tokenizer.decode_target(written.tolist()), strict=True))
+        found |= dict(zip(numbers, tokenizer.decode_target(generated.tolist()), strict=True))
     model.train(training)
     return [found[number] for number in range(len(texts))]
 
@@ -86,7 +87,7 @@ def score_translations(translations: Sequence[str], references: Sequence[str], *
     """sacreBLEU (Post 2018) of a corpus with one reference for each text.
 
     Raises:
-        CtxError: There are not as many references, or none, or sacreBLEU is not installed.
+        CtxError: The numbers of texts and references differ or are 0, or sacreBLEU is not installed.
     """
     if len(translations) != len(references) or not references:
         raise CtxError(f"{len(translations)} translations, {len(references)} references.", hint="give one for each.")

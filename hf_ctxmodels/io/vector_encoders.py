@@ -1,4 +1,4 @@
-"""What the conversions of encoders on released word vectors share: the files, and a model and tokenizer of both."""
+"""Conversion of released encoders on word vectors."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,27 +12,27 @@ from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS
 
 @dataclass
 class VectorConversionArguments:
-    """What is converted."""
+    """The files of a conversion."""
 
     weights: str = field(metadata={"help": "The state dict of the encoder."})
-    vectors: str = field(metadata={"help": "The file of word vectors that it reads."})
+    vectors: str = field(metadata={"help": "The file of its word vectors."})
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    read: str = field(default="glove", metadata={"help": "The form of that file.", "choices": list(READERS)})
-    do_lower_case: bool = flag(False, "The vectors are those of lower-cased words.")
+    read: str = field(default="glove", metadata={"help": "The format of that file.", "choices": list(READERS)})
+    do_lower_case: bool = flag(False, "The words are in lower case.")
 
 
 def convert(arguments: VectorConversionArguments, family: str, **fields: Any) -> str:
-    """Save a family's model of these files and its tokenizer; gives what to print of it.
+    """Save a family's model with these weights, and its tokenizer; returns a summary to print.
 
-    The released models were trained on text that had been split into words, so the tokenizer splits at white space.
+    The tokenizer splits at white space, since the released models were trained on tokenized text.
 
     Args:
-        arguments: Of the command line.
+        arguments: The files.
         family: Name of the family.
-        fields: Of the configuration; `bos_token` and `eos_token` are the tokenizer's, where they have vectors.
+        fields: Configuration fields; `bos_token` and `eos_token` are used by the tokenizer if they have vectors.
 
     Raises:
-        CtxError: A file cannot be read, or they do not fit together.
+        CtxError: A file cannot be read, or the files do not match.
     """
     found, row = READERS[arguments.read](arguments.vectors), get_family(family)
     kept = [place for place, word in enumerate(found.words) if word not in SPECIAL_TOKENS]

@@ -1,7 +1,7 @@
 """Files of word vectors: the text and binary form of word2vec, and the text form of GloVe.
 
-Text: a word and its numbers a line; word2vec has a first line with the number of words and of dimensions. Binary: that
-line, then each word, a space, and its numbers as little-endian float32. Names ending in `.gz` are packed.
+Text: lines of a word and its numbers; word2vec has a first line with the numbers of words and dimensions. Binary: that
+line, then each word, a space, and its numbers as little-endian float32. Files ending in `.gz` are compressed.
 """
 
 import gzip
@@ -21,17 +21,13 @@ _LONGEST_WORD = 10_000  # bytes
 
 
 def read_word2vec_text(path: str | Path) -> WordVectors:
-    """Read word2vec's text form.
-
-    Raises:
-        CtxError: the file is not of this form, is cut short, or holds numbers that are none; with the line.
-    """
+    """Read the text format of word2vec; raises CtxError if the file is in another format or damaged."""
     lines = read_lines(Path(path))
     count, width = _header(next(lines, ""), path)
     words, matrix = _parse_lines(lines, path, width, first_line=2)
     if len(words) != count:
         raise CtxError(
-            f"The first line promises {count} words, and {len(words)} follow.",
+            f"The first line gives {count} words, but there are {len(words)}.",
             location=str(path),
             hint="copy the file again from its source, or correct the first line.",
         )
@@ -39,16 +35,16 @@ def read_word2vec_text(path: str | Path) -> WordVectors:
 
 
 def read_glove(path: str | Path) -> WordVectors:
-    """Read GloVe's text form. A word may hold spaces; the width is that of the first line.
+    """Read the text format of GloVe. Words may contain spaces; the width is that of the first line.
 
     Raises:
-        CtxError: as `read_word2vec_text`; and when the file begins with word2vec's first line.
+        CtxError: As `read_word2vec_text`; or the first line is that of word2vec.
     """
     first = next(read_lines(Path(path)), "")
     width = len(first.split()) - 1
     if width < 2:
         raise CtxError(
-            f"The first line is no word with its vector: {first.strip()[:80]!r}.",
+            f"The first line is not a word and its vector: {first.strip()[:80]!r}.",
             location=f"{path}, line 1",
             hint="a first line of two numbers is word2vec's: read it as word2vec-text.",
         )
@@ -56,11 +52,7 @@ def read_glove(path: str | Path) -> WordVectors:
 
 
 def read_word2vec_binary(path: str | Path) -> WordVectors:
-    """Read word2vec's binary form.
-
-    Raises:
-        CtxError: the file is not of this form or is cut short; with the word.
-    """
+    """Read the binary format of word2vec; raises CtxError if the file is in another format or damaged."""
     check_file(Path(path))
     try:
         with _open(path, "rb") as file:
@@ -79,20 +71,20 @@ def read_word2vec_binary(path: str | Path) -> WordVectors:
 
 
 def write_word2vec_text(vectors: WordVectors, path: str | Path) -> None:
-    """Write word2vec's text form; the numbers are read back exactly."""
+    """Write the text format of word2vec; the numbers are exact."""
     with _open(path, "wb") as file:
         file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
         _write_lines(vectors, file)
 
 
 def write_glove(vectors: WordVectors, path: str | Path) -> None:
-    """Write GloVe's text form; the numbers are read back exactly."""
+    """Write the text format of GloVe; the numbers are exact."""
     with _open(path, "wb") as file:
         _write_lines(vectors, file)
 
 
 def write_word2vec_binary(vectors: WordVectors, path: str | Path) -> None:
-    """Write word2vec's binary form."""
+    """Write the binary format of word2vec."""
     _require_plain_words(vectors)
     with _open(path, "wb") as file:
         file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
@@ -136,9 +128,9 @@ def _parse_lines(lines: Iterator[str], path: str | Path, width: int, first_line:
         parts = line.rstrip().rsplit(" ", width)
         if len(parts) != width + 1 or not parts[0]:
             raise CtxError(
-                f"A word and {width} numbers were expected: {line.strip()[:80]!r}.",
+                f"Expected a word and {width} numbers, got {line.strip()[:80]!r}.",
                 location=f"{path}, line {number}",
-                hint="copy the file again from its source: it is damaged, cut short, or of another form.",
+                hint="download the file again: it is damaged, truncated, or in another format.",
             )
         try:
             rows.append(np.array(parts[1:], dtype=np.float32))
@@ -146,7 +138,7 @@ def _parse_lines(lines: Iterator[str], path: str | Path, width: int, first_line:
             raise CtxError(
                 f"Not a number among the {width} of {parts[0]!r}: {error}.",
                 location=f"{path}, line {number}",
-                hint="copy the file again from its source.",
+                hint="download the file again.",
             ) from error
         words.append(parts[0])
     matrix = np.stack(rows) if rows else np.empty((0, width), dtype=np.float32)
@@ -155,28 +147,28 @@ def _parse_lines(lines: Iterator[str], path: str | Path, width: int, first_line:
 
 
 def _read_word(file: IO[bytes], path: str | Path, number: int) -> str:
-    read = bytearray()
+    word = bytearray()
     while (byte := file.read(1)) != b" ":
-        if not byte or len(read) > _LONGEST_WORD:
+        if not byte or len(word) > _LONGEST_WORD:
             raise _cut_short(path, number, None)
-        if byte != b"\n" or read:  # the released code ends each vector with a line feed, others do not
-            read += byte
+        if byte != b"\n" or word:  # in some files, a line feed follows each vector
+            word += byte
     try:
-        return read.decode("utf-8")
+        return word.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CtxError(
-            f"Word {number} (counted from 0) is not UTF-8: {bytes(read[:40])!r}.",
+            f"Word {number} (counted from 0) is not UTF-8: {bytes(word[:40])!r}.",
             location=str(path),
-            hint="the file is damaged, or its vectors have another width than its first line says.",
+            hint="download the file again; it is damaged, or its first line gives another width.",
         ) from error
 
 
 def _cut_short(path: str | Path, number: int, count: int | None) -> CtxError:
     of = "" if count is None else f" of {count}"
     return CtxError(
-        f"The file ends, or is garbled, at word {number}{of} (counted from 0).",
+        f"The file ends or is damaged at word {number}{of} (counted from 0).",
         location=str(path),
-        hint="copy it again from its source, and check that it is the binary form.",
+        hint="download it again, and check that it is in the binary format.",
     )
 
 
@@ -184,16 +176,16 @@ def _require_finite(words: list[str], matrix: np.ndarray, path: str | Path) -> N
     bad = np.flatnonzero(~np.isfinite(matrix).all(1))
     if len(bad):
         raise CtxError(
-            f"The vector of {words[bad[0]]!r} holds NaN or infinity ({len(bad)} such words).",
+            f"The vector of {words[bad[0]]!r} has NaN or infinity ({len(bad)} such words).",
             location=str(path),
-            hint="copy the file again from its source, and check that its form is the one you name.",
+            hint="download the file again, and check its format.",
         )
 
 
 def _without_repetitions(words: list[str], matrix: np.ndarray, path: str | Path) -> WordVectors:
-    """The first of each word; published files repeat some."""
+    """The words without repetitions, which some published files have."""
     if not words:
-        raise CtxError("The file holds no word.", location=str(path), hint="check the path.")
+        raise CtxError("The file has no words.", location=str(path), hint="check the path.")
     first = {word: place for place, word in reversed(list(enumerate(words)))}
     if len(first) < len(words):
         warnings.warn(f"{path}: {len(words) - len(first)} repeated words left out.", stacklevel=3)
@@ -206,8 +198,8 @@ def _require_plain_words(vectors: WordVectors) -> None:
     for word in vectors.words:
         if not word or any(sign.isspace() for sign in word):
             raise CtxError(
-                f"The word {word!r} is empty or holds white space, which separates words from numbers in such a file.",
-                hint="rename it (phrases are joined by _), or leave it out.",
+                f"The word {word!r} is empty or has white space, which separates words from numbers in these formats.",
+                hint="rename it (for example, join phrases by _), or remove it.",
             )
 
 

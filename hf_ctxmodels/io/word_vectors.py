@@ -1,4 +1,4 @@
-"""Words and their vectors outside a model: what files hold, what gensim holds, and what is evaluated."""
+"""Words and their vectors outside a model: from files, gensim or a model."""
 
 import importlib
 from collections.abc import Sequence
@@ -16,11 +16,7 @@ from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS, CtxWordTokenizer, requ
 
 
 def gensim_models() -> Any:
-    """The module `gensim.models`.
-
-    Raises:
-        CtxError: gensim is not installed.
-    """
+    """The module `gensim.models`; raises CtxError if it is not installed."""
     try:
         return importlib.import_module("gensim.models")
     except ImportError as error:
@@ -32,13 +28,13 @@ class WordVectors:
     """A vector for each word.
 
     Attributes:
-        words: no two alike; the most frequent first, where that is known.
+        words: Distinct words, by decreasing frequency if it is known.
         matrix: (words, dimensions) float32.
-        counts: how often each word was seen, or None.
-        lower_case: whether the words are lower-cased, so that others have to be before they are looked up.
+        counts: Frequency of each word, or None.
+        lower_case: Whether the words are in lower case, so words must be lower-cased before the look-up.
 
     Raises:
-        CtxError: the three do not fit together.
+        CtxError: The lengths differ, or words are repeated.
     """
 
     words: Sequence[str]
@@ -59,27 +55,25 @@ class WordVectors:
         """The vectors of a model of a static family, without special tokens.
 
         Raises:
-            CtxError: the model has no vector for each word, or the tokenizer is not one of words.
+            CtxError: The model has no vector for each word, or the tokenizer is not a word tokenizer.
         """
         words, vectors, ids = words_and_vectors(model, tokenizer)
-        found: Any = tokenizer  # of words, as was checked
-        counts = None if found.counts is None else [found.counts[number] for number in ids]
-        return cls(words, vectors.numpy(), counts, found.do_lower_case)
+        word_tokenizer: Any = tokenizer  # checked by words_and_vectors
+        counts = None if word_tokenizer.counts is None else [word_tokenizer.counts[number] for number in ids]
+        return cls(words, vectors.numpy(), counts, word_tokenizer.do_lower_case)
 
     def to_model(self, family: str) -> tuple[PreTrainedModel, CtxWordTokenizer]:
-        """A model of a static family with these vectors, and its tokenizer, which splits at white space alone.
+        """A model of a static family with these vectors, and its tokenizer, which splits only at white space.
 
-        Padding is zero, and so are unknown words, unless the words hold "[UNK]".
+        The vectors of padding and, unless "[UNK]" is one of the words, of unknown words are zero.
 
         Raises:
-            CtxError: the family has no fixed vector for each word.
+            CtxError: The family is not static.
         """
         row = get_family(family)
         if not issubclass(row.models["AutoModel"], StaticEncoder):
             static = [name for name, other in FAMILIES.items() if issubclass(other.models["AutoModel"], StaticEncoder)]
-            raise CtxError(
-                f"The family {family} has no fixed vector for each word.", hint=f"use one of: {', '.join(static)}."
-            )
+            raise CtxError(f"The family {family} has no static embeddings.", hint=f"use one of: {', '.join(static)}.")
         kept = [place for place, word in enumerate(self.words) if word not in SPECIAL_TOKENS]
         counts = None if self.counts is None else [self.counts[place] for place in kept]
         tokenizer = row.tokenizer.from_words(
@@ -105,11 +99,7 @@ class WordVectors:
         return cls(words, np.array(keyed_vectors.vectors, dtype=np.float32), counts)
 
     def to_gensim(self) -> Any:
-        """As a gensim `KeyedVectors`.
-
-        Raises:
-            CtxError: gensim is not installed.
-        """
+        """As a gensim `KeyedVectors`; raises CtxError without gensim."""
         keyed = gensim_models().KeyedVectors(self.matrix.shape[1], dtype=np.float32)
         keyed.add_vectors(list(self.words), self.matrix)
         for word, count in zip(self.words, self.counts or ()):

@@ -1,1 +1,1 @@
-"""Building blocks: plain modules with explicit arguments; they know no family."""
+"""Building blocks: modules with explicit arguments, independent of families."""

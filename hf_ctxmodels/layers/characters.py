@@ -1,7 +1,7 @@
-"""Words as their characters: convolution, highway layers and a projection (Kim et al. 2016, arXiv 1508.06615).
+"""Character encoders of words: convolution, highway layers and a projection (Kim et al. 2016, arXiv 1508.06615).
 
-A batch repeats its words, and most words are short. So every different word is computed once, and what all of them have
-behind their last character is left out; `CharacterEncoder.plain` computes the same on every position.
+Words repeat within a batch, and most are short: `CharacterEncoder` computes each distinct word once, without common
+padding. `CharacterEncoder.plain` computes the same at every position.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from transformers import initialization as init
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import Linear
 
-_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number of 64 bits, as a signed one
+_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd 64-bit number, as int64
 
 
 class Highway(nn.Module):
-    """Layers that carry a part of their input on (Srivastava et al. 2015, arXiv 1505.00387).
+    """Highway layers (Srivastava et al. 2015, arXiv 1505.00387).
 
     `gate * x + (1 - gate) * relu(W x + b)`, where the gate is a sigmoid of a linear map of x.
 
     Args:
-        width: of input and output.
-        layers: their number.
+        width: Width of input and output.
+        layers: Number of layers.
     """
 
     def __init__(self, width: int, layers: int) -> None:
@@ -34,7 +34,7 @@ class Highway(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As in the released code; a bias of 2 lets most of the input through."""
+        """As in the released code; a gate bias of 2 carries most of the input."""
         for layer in self.layers:
             init.normal_(layer.weight, std=layer.in_features**-0.5)
             if not getattr(layer.bias, "_is_hf_initialized", False):
@@ -54,13 +54,13 @@ class CharacterEncoder(nn.Module):
     """A word's characters -> one vector (Peters et al. 2018, section 3.4; Jozefowicz et al. 2016, arXiv 1602.02410).
 
     Args:
-        characters: Number of character ids; 0 is no character, and stands at every place of a word that is padding.
+        characters: Number of character ids; words of zeros are padding.
         embedding_size: Width of a character.
-        filters: (characters a filter reads, number of such filters).
-        highway_layers: Behind the convolution.
-        projection_size: Width of the result.
-        padding_character: What fills a word behind its end. It is a character like the others: filters read it.
-        activation: Of the filters' largest values.
+        filters: (width in characters, number of filters) pairs.
+        highway_layers: Number of highway layers after the convolution.
+        projection_size: Width of the output.
+        padding_character: Padding after a word's end; the filters see it.
+        activation: Activation of the filters' maxima.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CharacterEncoder(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As in the released code; the characters of padding are zero."""
+        """As in the released code; the embedding of padding is zero."""
         if not getattr(self.embeddings.weight, "_is_hf_initialized", False):
             init.uniform_(self.embeddings.weight, -1.0, 1.0)
             init.zeros_(self.embeddings.weight[0])
@@ -100,30 +100,26 @@ class CharacterEncoder(nn.Module):
 
     def forward(self, character_ids: Tensor) -> Tensor:
         """(words, characters) ids -> (words, projection)."""
-        if torch.compiler.is_compiling() or character_ids.device.type == "meta":  # what is unique depends on values
+        if torch.compiler.is_compiling() or character_ids.device.type == "meta":  # data-dependent shapes
             return self.plain(character_ids)
-        words, places = unique_rows(character_ids)
-        return self.plain(self.trimmed(words))[places]
+        words, indices = unique_rows(character_ids)
+        return self.plain(self.trimmed(words))[indices]
 
     def plain(self, character_ids: Tensor) -> Tensor:
-        """What `forward` gives, computed at every place of every word."""
+        """`forward`, computed at every position of every word."""
         characters = self.embeddings(character_ids).transpose(1, 2)
-        found = torch.cat([convolution(characters).amax(-1) for convolution in self.convolutions], -1)
-        return self.projection(self.highway(self.activation(found)))
+        features = torch.cat([convolution(characters).amax(-1) for convolution in self.convolutions], -1)
+        return self.projection(self.highway(self.activation(features)))
 
     def trimmed(self, character_ids: Tensor) -> Tensor:
-        """The words without what fills all of them behind their ends; exact.
-
-        As much of it stays as the widest filter reads: further places give the filters nothing new, for their largest
-        values.
-        """
+        """Remove padding common to all words but for the widest filter's width, beyond which the maxima are equal."""
         filled = (character_ids != self.padding_character).any(0).nonzero()
         longest = int(filled[-1]) + 1 if len(filled) else 0
         return character_ids[:, : longest + self.widest]
 
 
 def row_keys(rows: Tensor) -> Tensor:
-    """(n, width) integers -> (n,) int64, one number for each row, which depends on all of it; zeros add nothing."""
+    """(n, width) integers -> (n,) int64 hash of each row; trailing zeros do not change it."""
     factors = torch.arange(1, rows.shape[1] + 1, device=rows.device) * _SPREAD
     factors = (factors ^ (factors >> 31)) * _SPREAD | 1
     mixed = rows.long() * factors
@@ -131,9 +127,9 @@ def row_keys(rows: Tensor) -> Tensor:
 
 
 def unique_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The different rows among (n, width) integers, and which of them each row is, (n,): `rows = different[which]`.
+    """Distinct rows of (n, width) integers, and the (n,) index of each row among them: `rows = different[which]`.
 
-    Sorts one number for each row, which is far faster than sorting rows; should two rows share it, rows are sorted.
+    Sorts one hash per row, which is much faster than sorting rows; in case of a collision it sorts rows.
     """
     keys, which = row_keys(rows).unique(return_inverse=True)
     first = which.new_zeros(len(keys)).index_put_((which,), torch.arange(len(rows), device=rows.device))

@@ -1,7 +1,7 @@
-"""Dropout (Srivastava et al. 2014) that is cheap on a CPU too.
+"""Dropout (Srivastava et al. 2014), fast on a CPU.
 
-torch draws one number after the other there, on one thread, and keeps the mask as floating-point numbers: a good tenth
-of a training step and of its memory. Here one 64-bit draw decides four elements, and the mask is kept in bytes.
+There torch draws the numbers one by one on one thread, and stores a floating-point mask: about a tenth of a training
+step's time and memory. Here one 64-bit draw decides four elements, and the mask is in bytes.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ class Dropout(nn.Dropout):
 
 
 def dropout(tensor: Tensor, p: float, training: bool) -> Tensor:
-    """Zero elements with probability `p` and scale the others so that the expectation stays.
+    """Zero elements with probability `p` and scale the others to keep the expectation.
 
-    On a CPU `p` is rounded to a multiple of 1/65536, and the scale belongs to the rounded rate: still unbiased. Draws
-    come from torch's default generator. Elsewhere, and in a compiled graph, this is torch's own dropout.
+    On a CPU `p` is rounded to a multiple of 1/65536, with the scale of the rounded rate, so the result is unbiased.
+    Draws come from torch's default generator. On other devices, and in a compiled graph, this is torch's dropout.
     """
     if not training or p == 0:
         return tensor
@@ -36,16 +36,16 @@ def dropout(tensor: Tensor, p: float, training: bool) -> Tensor:
 
 
 def shared_dropout(tensor: Tensor, numbers: Tensor, count: int, p: float, training: bool, *, whole: bool) -> Tensor:
-    """Dropout of one draw for all rows of a tensor that have the same number.
+    """Dropout with one mask for all rows of a tensor that have the same number.
 
-    Numbers of sequences make it variational dropout (Gal & Ghahramani 2016): a sequence loses the same features at
-    every step. Ids of words, with `whole`, make it embedding dropout (Merity et al. 2017, section 4.3): a word that is
-    dropped is missing wherever it stands.
+    With sequence numbers it is variational dropout (Gal & Ghahramani 2016): the same features of a sequence are dropped
+    at every step. With word ids and `whole` it is embedding dropout (Merity et al. 2017, section 4.3): all occurrences
+    of a word are dropped.
 
     Args:
         tensor: (..., rows, width).
-        numbers: (..., rows) integers below `count`; fewer dimensions are those of all.
-        count: How many there are to draw for.
+        numbers: (..., rows) integers below `count`; missing leading dimensions are broadcast.
+        count: Number of masks.
         p, training: As in `dropout`.
         whole: Drop rows, not single features.
     """
@@ -59,25 +59,23 @@ def shared_dropout(tensor: Tensor, numbers: Tensor, count: int, p: float, traini
 
 
 def signs(shape: torch.Size, dropped_levels: int) -> Tensor:
-    """Positive where an element is kept, negative where it is dropped: with probability `dropped_levels` / 65536."""
+    """Positive for kept elements, negative for dropped ones, with probability `dropped_levels` / 65536."""
     return _draws(shape) + (DROPOUT_LEVELS // 2 - dropped_levels + 0.5)
 
 
 def byte_mask(shape: torch.Size, dropped_levels: int) -> Tensor:
-    """1 where an element is kept, 0 where it is dropped, which happens with probability `dropped_levels` / 65536.
-
-    Bytes, since torch multiplies by booleans far more slowly.
-    """
+    """1 for kept elements, 0 for dropped ones, with probability `dropped_levels` / 65536; bytes, since torch multiplies
+    by booleans far more slowly."""
     return (_draws(shape) >= dropped_levels - DROPOUT_LEVELS // 2).view(torch.int8)
 
 
 def kept_scale(dropped_levels: int) -> float:
-    """What kept elements are multiplied by, so that the expectation stays."""
+    """The factor of kept elements that keeps the expectation."""
     return DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped_levels)
 
 
 def _draws(shape: torch.Size) -> Tensor:
-    """int16, uniform over all its values."""
+    """Uniform int16 numbers."""
     elements = shape.numel()
     draws = torch.empty((elements + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     return draws.view(torch.int16)[:elements].view(shape)

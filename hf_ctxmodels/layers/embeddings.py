@@ -16,9 +16,9 @@ class TokenPositionTypeEmbeddings(nn.Module):
         num_types: Number of segments.
         layer_norm_eps: Epsilon of the LayerNorm.
         dropout: Dropout on the result.
-        padding_idx: Id whose word embedding starts at zero and gets no gradient.
-        projected_size: Width the result is projected to, for tables narrower than the encoder (Lan et al. 2019,
-            section 3.1, "factorized embedding parameterization"); None for no projection.
+        padding_idx: Id with a zero word embedding without a gradient.
+        projected_size: Width of a projection of the result (Lan et al. 2019, section 3.1, "factorized embedding
+            parameterization"); None for none.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class TokenPositionTypeEmbeddings(nn.Module):
         """Embed tokens.
 
         Args:
-            words: (...) ids, or (..., width) word embeddings made elsewhere.
+            words: (...) ids, or (..., width) word embeddings.
             position_ids: Same leading shape as `words`, or broadcastable to it.
-            token_type_ids: Likewise; None means the first segment everywhere.
+            token_type_ids: Likewise; None for the first segment.
 
         Returns:
             (..., width), or (..., projected_size).

@@ -8,14 +8,8 @@ from hf_ctxmodels.layers.linear import Linear
 
 
 def make_activation(name: str) -> nn.Module:
-    """An activation by transformers' name.
-
-    `gelu_new`, the tanh approximation of GELU, is written out there in eight elementwise operations; torch has it as
-    one, which also keeps one tensor for the backward pass where the formula keeps five.
-
-    Args:
-        name: `gelu`, `gelu_new`, `relu`, ...
-    """
+    """An activation by transformers' name (`gelu`, `relu`, ...). For `gelu_new`, the tanh approximation of GELU, it is
+    torch's single operation in place of the eight elementwise operations there."""
     return nn.GELU(approximate="tanh") if name == "gelu_new" else ACT2FN[name]
 
 

@@ -1,8 +1,8 @@
-"""Linear maps that run at a CPU's full rate.
+"""Linear maps at full speed on a CPU.
 
-`torch.nn.functional.linear` hands single-precision products on a CPU to the BLAS library torch was built with. That is
-MKL, which uses half the width of the vector units of processors that are not Intel's. torch ships oneDNN as well, and
-uses it for half precision and in compiled graphs; here it multiplies in single precision too.
+`torch.nn.functional.linear` uses MKL for single-precision products on a CPU, which uses half the width of the vector
+units of processors that are not Intel's. torch also ships oneDNN, for half precision and compiled graphs; here it
+multiplies in single precision too.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_LEAST_WORK = 1 << 21  # multiplications; with fewer, the call costs more than it saves
+_LEAST_WORK = 1 << 21  # multiplications; with fewer, the overhead exceeds the gain
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -43,11 +43,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def partial_linear(module: nn.Module, input: Tensor, start: int, stop: int) -> Tensor:
     """A range of the output features of a linear map.
 
-    A plain `Linear` computes them alone. Anything else (an adapter around it, a quantized or parametrised map, one with
-    hooks or a replaced `forward`) is called, and its output cut.
+    A plain `Linear` computes only these. Other modules (an adapter, a quantized or parametrised map, one with hooks or
+    a replaced `forward`) are called, and their output is sliced.
 
     Args:
-        module: The linear map, or what was put in its place.
+        module: The linear map, or its replacement.
         input: (..., in).
         start, stop: The range.
 
@@ -64,30 +64,30 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 def _is_plain(module: Linear) -> bool:
-    """Whether calling it does nothing but multiply by its own ordinary weight."""
+    """Whether a call only multiplies by an ordinary weight."""
     if "forward" in module.__dict__ or any(getattr(module, hooks) for hooks in _HOOKS):
         return False
     return type(module.weight) in (nn.Parameter, Tensor)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """(rows, inner) times the transpose of (columns, inner), for code that makes its gradients itself."""
+    """(rows, inner) times the transpose of (columns, inner), without autograd."""
     if not multiplies_fast(left, right):
         return left @ right.T
-    if not left.is_contiguous() and right.numel() < left.numel():  # oneDNN copies a left one to have its rows in order
+    if not left.is_contiguous() and right.numel() < left.numel():  # oneDNN would copy the left operand
         return _multiply(right, left).T
     return _multiply(left, right)
 
 
 def multiplies_fast(*tensors: Tensor) -> bool:
-    """Whether oneDNN takes them: on a CPU, in single precision, outside of graphs being compiled and of autocast."""
+    """Whether oneDNN applies: on a CPU, in single precision, outside of compilation and autocast."""
     if not _HAS_ONEDNN or torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
         return False
     return all(each.device.type == "cpu" and each.dtype is torch.float32 and each.numel() > 0 for each in tensors)
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    if not (right.is_contiguous() or right.T.is_contiguous()):  # a part of wider rows, say: oneDNN has no fast way
+    if not (right.is_contiguous() or right.T.is_contiguous()):  # for example a slice of columns: slow in oneDNN
         right = right.contiguous()
     return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
 
@@ -97,7 +97,7 @@ def _differentiable(*tensors: Tensor | None) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """left @ right.T + bias; its gradients are such products too, so that they have gradients in turn."""
+    """left @ right.T + bias, twice differentiable."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""From the states of a row's tokens to one vector for the row."""
+"""Pooling of the states of a row's tokens."""
 
 from typing import Literal
 
@@ -11,11 +11,11 @@ Pooling = Literal["last", "ends", "mean", "max", "mean+max", "last+max+mean", "f
 
 
 def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
-    """(batch, length) bool: where there is a token, by masks (batch, length) that are 0 at padding.
+    """(batch, length) bool: False at padding.
 
     Args:
-        given: (batch, length, ...) what is read.
-        masks: `attention_mask`, `sequence_ids`, or None.
+        given: (batch, length, ...) ids or states.
+        masks: (batch, length), 0 at padding: `attention_mask`, `sequence_ids`, or None.
     """
     tokens = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
     for mask in masks:
@@ -25,11 +25,7 @@ def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
 
 
 class RowPooler(nn.Module):
-    """`pool_rows` as a module.
-
-    Args:
-        kind: See there.
-    """
+    """`pool_rows` as a module."""
 
     def __init__(self, kind: Pooling) -> None:
         super().__init__()
@@ -41,16 +37,14 @@ class RowPooler(nn.Module):
 
 
 def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
-    """The last token's state, or the first's, or the mean over a row's tokens, or the largest value of every dimension,
-    or several of them.
+    """Pool the states of each row's tokens.
 
     Args:
         states: (batch, length, hidden).
-        tokens: (batch, length) bool, where there is a token.
-        kind: "last"; "ends", of states of two directions side by side the ones in which each ends; "mean"; "max"
-            (Conneau et al. 2017, section 3.2); "mean+max" (Shen et al. 2018, arXiv 1805.09843, call it SWEM-concat);
-            or "last+max+mean" (Howard & Ruder 2018, section 3.3), and "first+max+mean" for what reads from right to
-            left.
+        tokens: (batch, length) bool, False at padding.
+        kind: "last" token's state; "ends", the final states of both directions of bidirectional states; "mean"; "max"
+            (Conneau et al. 2017, section 3.2); "mean+max" (SWEM-concat, Shen et al. 2018, arXiv 1805.09843);
+            "last+max+mean" (Howard & Ruder 2018, section 3.3), and "first+max+mean" for backward models.
 
     Returns:
         (batch, hidden), 2 or 3 * hidden.

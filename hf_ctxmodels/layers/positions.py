@@ -1,4 +1,4 @@
-"""One position of each row of a padded batch, whichever side the padding is on."""
+"""Positions in rows of a padded batch, with padding on either side."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ def first_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
 
     Args:
         states: (batch, length, hidden).
-        tokens: (batch, length) bool, False at padding; None when there is none.
+        tokens: (batch, length) bool, False at padding; None for no padding.
     """
     if tokens is None:
         return torch.zeros(len(states), dtype=torch.long, device=states.device)
@@ -27,7 +27,7 @@ def states_at(states: Tensor, columns: Tensor) -> Tensor:
 
 
 def until_last(target_mask: Tensor) -> Tensor:
-    """(batch, length) bool -> long, 1 until the last asked column of a row; the first column always."""
+    """(batch, length) bool -> long, 1 up to the last True column of a row; the first column is always 1."""
     numbers = torch.arange(target_mask.shape[1], device=target_mask.device)
     lengths = ((numbers + 1) * target_mask).amax(1).clamp(min=1)
     return (numbers < lengths[:, None]).long()

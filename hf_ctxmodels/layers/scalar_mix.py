@@ -1,4 +1,4 @@
-"""Layers mixed by learned weights (Peters et al. 2018, section 3.2, equation 1)."""
+"""Scalar mix of layers (Peters et al. 2018, section 3.2, equation 1)."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,11 @@ from torch import Tensor, nn
 
 
 class ScalarMix(nn.Module):
-    """`gamma * sum of softmax(weights)_l * layer_l`.
-
-    The weights start at zero, where the mix is the average.
+    """`gamma * sum of softmax(weights)_l * layer_l`; with the initial weights, zeros, the average.
 
     Args:
-        layers: Their number.
-        layer_norm: Bring every layer to mean 0 and variance 1, over all values of its tokens, before mixing.
+        layers: Number of layers.
+        layer_norm: Normalise every layer to mean 0 and variance 1, over all values of its tokens, before mixing.
     """
 
     def __init__(self, layers: int, layer_norm: bool = False) -> None:
@@ -23,15 +21,15 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(1))
 
     def distance(self) -> Tensor:
-        """How far the mix is from the average: the weights' squared norm, of which a loss may hold a multiple (3.4)."""
+        """The squared distance of the mix from the average, the squared norm of the weights (section 3.4)."""
         return self.weights.float().square().sum()
 
     def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:
         """Mix.
 
         Args:
-            states: Of every layer, (batch, length, width).
-            tokens: (batch, length) bool, where there is a token; None for everywhere.
+            states: (batch, length, width) of every layer.
+            tokens: (batch, length) bool, False at padding; None for no padding.
         """
         weights = self.weights.float().softmax(0) * self.gamma
         if self.layer_norm:
@@ -43,7 +41,7 @@ class ScalarMix(nn.Module):
 
 
 def _normalised(states: Tensor, tokens: Tensor | None) -> Tensor:
-    """One layer of one batch with mean 0 and variance 1, over all its tokens and dimensions; 0 at padding."""
+    """A layer's states with mean 0 and variance 1 over all tokens and dimensions of the batch; 0 at padding."""
     values = states.float()
     inside = torch.ones_like(values[..., :1]) if tokens is None else tokens[..., None].to(values.dtype)
     number = inside.sum() * values.shape[-1]

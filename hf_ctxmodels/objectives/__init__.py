@@ -1,4 +1,4 @@
-"""Pretraining objectives: how rows are made of documents, what is corrupted in them and what is predicted."""
+"""Pretraining objectives: rows made of documents, their corruption and their targets."""
 
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
@@ -25,40 +25,3 @@ from hf_ctxmodels.objectives.translation_with_lm import (
     DataCollatorForTranslationWithLanguageModels,
     TranslationWithLanguageModels,
 )
-
-__all__ = [
-    "BaselinePolicy",
-    "BidirectionalLM",
-    "CausalLM",
-    "ContinuousBagOfWords",
-    "Cooccurrence",
-    "DataCollatorForBidirectionalLanguageModeling",
-    "DataCollatorForCooccurrences",
-    "DataCollatorForMaskedLanguageModeling",
-    "DataCollatorForNextSentencePrediction",
-    "DataCollatorForPermutationLanguageModeling",
-    "DataCollatorForReplacedTokenDetection",
-    "DataCollatorForRunningText",
-    "DataCollatorForSentenceOrderPrediction",
-    "DataCollatorForSentenceTasks",
-    "DataCollatorForSequenceAutoencoding",
-    "DataCollatorForTranslation",
-    "DataCollatorForTranslationWithLanguageModels",
-    "DataCollatorForWindowPrediction",
-    "FullSentences",
-    "MaskedLM",
-    "MaskedLMWithNextSentence",
-    "MaskedLMWithSentenceOrder",
-    "MaskingRule",
-    "Objective",
-    "PermutationLM",
-    "ReplacedTokenDetection",
-    "SentenceTasks",
-    "SequenceAutoencoding",
-    "SkipGram",
-    "TokenMasker",
-    "Translation",
-    "TranslationToLanguages",
-    "TranslationWithLanguageModels",
-    "expand_permutation",
-]

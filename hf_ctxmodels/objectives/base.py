@@ -1,4 +1,4 @@
-"""What every pretraining objective offers: documents -> examples -> batches."""
+"""The interface of pretraining objectives: documents -> examples -> batches."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,6 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
+from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
 
 Batch = dict[str, torch.Tensor]
 
@@ -20,15 +21,15 @@ Batch = dict[str, torch.Tensor]
 class Objective(ABC):
     """Documents -> examples -> batches for one pretraining head.
 
-    `examples` runs once per pass over the text, in one process, and decides which tokens a row holds. `collate` runs
-    for every batch, in any worker, and draws what is corrupted and predicted. Both are deterministic in the seed; see
-    `data.seeding`. Each subclass says in its docstring what a row holds and what is predicted in it.
+    `examples` runs once per pass over the text, in one process, and makes the rows. `collate` runs for every batch, in
+    any worker, and draws corruptions and targets. Both are deterministic in the seed, see `data.seeding`. The docstring
+    of each subclass describes its rows and targets.
 
     Args:
-        tokenizer: gives ids, special tokens, padding side and, where an objective asks for it, word ids.
-        max_length: longest row in tokens, special tokens included.
-        seed: of all random draws.
-        **options: the fields of the objective's `Options`; an unknown one raises.
+        tokenizer: Gives ids, special tokens, the padding side and, where an objective needs them, word ids.
+        max_length: Longest row in tokens, special tokens included.
+        seed: Seed of all random draws.
+        **options: The fields of the objective's `Options`; an unknown one raises.
 
     Example:
         >>> objective = MaskedLM(tokenizer, max_length=128, seed=0)
@@ -41,7 +42,7 @@ class Objective(ABC):
     """The Auto class whose head this objective trains, for example "AutoModelForMaskedLM"."""
 
     evaluates: ClassVar[bool] = True
-    """Whether the loss on held-out text means anything."""
+    """Whether the loss on held-out text is meaningful."""
 
     reads_translations: ClassVar[bool] = False
     """Whether every document must be a `TranslatedText`."""
@@ -56,10 +57,10 @@ class Objective(ABC):
     """A `DataCollatorFor...`: returns exactly what the head's `forward` names."""
 
     baseline: BaselinePolicy
-    """What the loss on held-out text is compared with: by default each non-special token by its frequency."""
+    """The baseline of the held-out loss; by default each non-special token is predicted by its frequency."""
 
     sampling: SamplingPolicy
-    """In which order training draws the examples: by default shuffled."""
+    """The order of the examples in training; shuffled by default."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         known = self.option_help()
@@ -84,7 +85,7 @@ class Objective(ABC):
         self.baseline = BaselinePolicy(len(tokenizer), tokenizer.all_special_ids)
         self.sampling = SamplingPolicy()
         self.statistics: Counter[str] = Counter()
-        """What `examples` met: documents, sentences, tokens, truncated_tokens. Kept in the process that called it."""
+        """Counts of `examples` in this process: documents, sentences, tokens, truncated_tokens."""
 
     @classmethod
     def option_help(cls) -> dict[str, str]:
@@ -93,26 +94,34 @@ class Objective(ABC):
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """Fields that the model's configuration must have, and their values; most objectives ask for none. A field
-        that is False may be missing: what has no such thing does not do it."""
+        """Required fields of the model's configuration; a configuration without a field meets the value False."""
         return {}
 
     @property
     def immutable_config_fields(self) -> tuple[str, ...]:
-        """Names of those among them that cannot be changed in a model that has been trained."""
+        """Names of `config_fields` that cannot be changed in a trained model."""
         return ()
 
     @abstractmethod
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Tokenised examples of the documents, deterministic in (seed, pass_index, position of the document)."""
 
-    @abstractmethod
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """What a collated batch holds, as counts that may be added up over batches and processes.
+        """Counts of a collated batch, to be summed over batches and processes; by default tokens and targets."""
+        return count_targets(batch, self.tokenizer.unk_token_id)
 
-        It reads the batch alone, so it works whatever process made it.
-        """
-
-    @abstractmethod
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Realised rates from the added-up counts of `count`, for example the share of tokens selected."""
+        """Realised rates from the summed counts, for example the share of tokens selected."""
+        return target_rates(counts)
+
+
+def collator_options(collator: type, options: Any) -> dict[str, Any]:
+    """Those of an objective's options that are fields of its collator."""
+    return {each.name: getattr(options, each.name) for each in fields(collator) if hasattr(options, each.name)}
+
+
+def check_at_least(minimum: float, **values: float) -> None:
+    """Raise CtxError if one of the values is below `minimum`."""
+    for name, value in values.items():
+        if value < minimum:
+            raise CtxError(f"{name}={value} is too small.", hint=f"use {minimum} or more.")

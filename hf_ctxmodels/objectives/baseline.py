@@ -1,4 +1,4 @@
-"""What the loss of an objective on held-out text is compared with."""
+"""The frequency baseline of an objective's held-out loss."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class BaselinePolicy:
-    """How to predict an objective's targets by their frequency in the training text, without reading the input.
+    """How to predict an objective's targets from their frequency in the training text alone.
 
     Attributes:
-        num_tokens: tokens from which one is predicted.
-        excluded_ids: tokens that are no target.
-        column: the column of an example that holds the tokens to count.
-        targets: the head's targets that are tokens of `column`, or classes of a row; None for all.
+        num_tokens: Size of the vocabulary of targets.
+        excluded_ids: Tokens that are never targets.
+        column: The column of an example whose tokens are counted.
+        targets: The head's targets that are tokens of `column` or classes of a row; None for all.
         scores: (num_tokens,) counts -> (num_tokens,) logits of this prediction, for losses that are not the
-            cross-entropy of one token among all; the head takes them in `loss_by_scores`.
+            cross-entropy of one token among all; passed to the head's `loss_by_scores`.
     """
 
     num_tokens: int

@@ -1,83 +1,79 @@
 """Bidirectional language modelling: a forward and a backward model (Peters et al. 2018, section 3.1)."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator, require_padding_token
+from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
+from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.segments import document_batches
 
-_BEHIND_A_WORD = 0xFF  # in no UTF-8 text
+_SEPARATOR = 0xFF  # a byte that UTF-8 never uses
 
 
 def log_uniform_samples(numbers: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Ids with the probabilities of `layers.lm_loss.sampled.log_uniform`, from numbers that are uniform in [0, 1)."""
+    """Ids distributed as `layers.lm_loss.sampled.log_uniform`, from numbers uniform in [0, 1)."""
     ids = (numbers.double() * math.log(vocab_size + 1)).exp().long() - 1
     return ids.clamp(0, vocab_size - 1)
 
 
-def spelling_of(words: Iterable[str]) -> np.ndarray:
+def encode_words(words: Iterable[str]) -> np.ndarray:
     """(bytes,) uint8: the UTF-8 bytes of the words, each followed by a separator."""
-    text = b"".join(word.encode("utf-8", "surrogatepass") + bytes([_BEHIND_A_WORD]) for word in words)
+    text = b"".join(word.encode("utf-8", "surrogatepass") + bytes([_SEPARATOR]) for word in words)
     return np.frombuffer(text, dtype=np.uint8)
 
 
-def words_of(spelling: np.ndarray) -> list[str]:
-    """The inverse of `spelling_of`."""
-    parts = spelling.astype(np.uint8).tobytes().split(bytes([_BEHIND_A_WORD]))
+def decode_words(encoded: np.ndarray) -> list[str]:
+    """The inverse of `encode_words`."""
+    parts = encoded.astype(np.uint8).tobytes().split(bytes([_SEPARATOR]))
     return [part.decode("utf-8", "surrogatepass") for part in parts[:-1]]
 
 
 @dataclass
-class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
-    """Makes the characters of each word, and its next and previous word as targets.
+class DataCollatorForBidirectionalLanguageModeling(PaddingCollator):
+    """Collates words as characters, with the next and the previous word of each as targets.
 
     Each feature holds:
-        input_ids: (words,) vocabulary ids, with those that mark sentence boundaries.
-        spelling: the words that are not in the vocabulary, see `spelling_of`.
-        example_index, epoch: integers, needed with `negatives`; they seed the draws.
+        input_ids: (words,) vocabulary ids, those of sentence boundaries included.
+        unknown_words: The words outside the vocabulary, see `encode_words`.
+        example_index, epoch: Integers that seed the draws of `negatives`.
 
     Returns, padded on the tokenizer's side:
         input_ids: (batch, words, characters).
         attention_mask: (batch, words).
-        labels: (batch, words, 2) the next and the previous word; -100 at padding, at the ends of a row, and for
-            boundary tokens of the neighbouring sentence, which follow from the word itself.
+        labels: (batch, words, 2) the next and the previous word; -100 at padding, at the ends of a row, and for the
+            boundary token of the neighbouring sentence, which the word itself implies.
         negatives: (batch, negatives) ids for a sampled softmax, see `layers.lm_loss.sampled`; absent with 0.
 
     Attributes:
-        tokenizer: one that gives characters (`spell`).
-        negatives: drawn for every row.
-        seed: of the draws.
+        tokenizer: A `CtxCharacterTokenizer`.
+        negatives: Number of samples for every row.
+        seed: Seed of the samples.
     """
 
-    tokenizer: PreTrainedTokenizerBase
     negatives: int = 0
     seed: int = 0
-    return_tensors: str = "pt"
 
     def __post_init__(self) -> None:
-        require_padding_token(self.tokenizer)
-        if not hasattr(self.tokenizer, "spell"):
+        super().__post_init__()
+        if not hasattr(self.tokenizer, "character_ids"):
             raise CtxError(
-                f"{type(self.tokenizer).__name__} does not spell words, which this objective reads.",
-                hint="use the tokenizer of a family that reads characters.",
+                f"{type(self.tokenizer).__name__} gives no characters, which this objective needs.",
+                hint="use the tokenizer of a character-based family.",
             )
-        table = self.tokenizer.spell(range(len(self.tokenizer)), self.tokenizer.words)
+        table = self.tokenizer.character_ids(range(len(self.tokenizer)), self.tokenizer.words)
         self.characters = table.astype(np.int16)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
@@ -87,12 +83,12 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
         ids = np.concatenate(rows)
         check_token_ids(ids, len(self.characters))
         unknown = self.tokenizer.unk_token_id
-        words = [word for feature in features for word in words_of(np.asarray(feature["spelling"]))]
-        spelled = self.characters[ids]
-        spelled[ids == unknown] = self.tokenizer.spell([unknown] * len(words), words)
-        spelled = self.tokenizer.tagged(ids, spelled)
-        characters = np.zeros((*padder.filled.shape, spelled.shape[1]), dtype=np.int64)
-        characters[padder.filled] = spelled
+        words = [word for feature in features for word in decode_words(np.asarray(feature["unknown_words"]))]
+        table = self.characters[ids]
+        table[ids == unknown] = self.tokenizer.character_ids([unknown] * len(words), words)
+        table = self.tokenizer.tagged(ids, table)
+        characters = np.zeros((*padder.filled.shape, table.shape[1]), dtype=np.int64)
+        characters[padder.filled] = table
         batch = {
             "input_ids": torch.from_numpy(characters),
             "attention_mask": padder.attention_mask(),
@@ -103,7 +99,7 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
         return batch
 
     def _neighbours(self, rows: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Of every row the next words, and the previous ones."""
+        """The next and the previous words of every row."""
         begins, ends = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         following, previous = [], []
         for row in rows:
@@ -123,22 +119,19 @@ class DataCollatorForBidirectionalLanguageModeling(DataCollatorMixin):
 class BidirectionalLMOptions:
     """Options of `BidirectionalLM`."""
 
-    negatives: int = flag(
-        0, "Words sampled for every row in place of the whole vocabulary (sampled softmax); 0: the whole softmax."
-    )
+    negatives: int = flag(0, "Negatives of a sampled softmax for every row; 0: the full softmax.")
     carry: bool = flag(True, "Carry the LSTM's state from row to row; rows are then contiguous text, not shuffled.")
 
     def __post_init__(self) -> None:
-        if self.negatives < 0:
-            raise CtxError(f"negatives={self.negatives} is negative.", hint="use 0 or more.")
+        check_at_least(0, negatives=self.negatives)
 
 
 class BidirectionalLM(Objective):
-    """ELMo's objective: predict each word from those before it, and from those after it, by two LSTMs.
+    """ELMo's objective: two LSTMs predict each word from the words before it and from those after it.
 
-    Rows are whole sentences, as many as fit, each between its boundary tokens; a longer sentence is cut. The LSTM state
-    of both directions is carried from row to row: the backward state then is that of the beginning of a sentence, as in
-    the released models.
+    Rows are whole sentences, as many as fit, each between its boundary tokens; a longer sentence is cut. The state of
+    both LSTMs is carried from row to row; that of the backward LSTM comes from the row's first word, as in the released
+    models.
 
     | document | row | targets |
     |---|---|---|
@@ -159,7 +152,7 @@ class BidirectionalLM(Objective):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if max_length < 3:
             raise CtxError(
-                f"max_length={max_length} leaves no room for a word between its marks.", hint="use 3 or more."
+                f"max_length={max_length} leaves no room for a word between boundary tokens.", hint="use 3 or more."
             )
         self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <S> are targets
         self.sampling = SamplingPolicy(contiguous=self.options.carry)
@@ -167,14 +160,14 @@ class BidirectionalLM(Objective):
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """Whether the model gives its state, to be carried on; and how many languages tag words, if any."""
+        """Whether the model returns its state; the number of languages that tag words, if any."""
         fields: dict[str, Any] = {"stateful": self.options.carry}
         if languages := self.tokenizer.languages:
             fields |= {"num_characters": self.tokenizer.num_characters, "num_languages": len(languages)}
         return fields
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids and spelling."""
+        """Rows with input_ids and unknown_words."""
         unknown, room = self.tokenizer.unk_token_id, self.max_length
         rows: list[np.ndarray] = []
         words: list[str] = []
@@ -183,24 +176,16 @@ class BidirectionalLM(Objective):
             self.statistics["documents"] += len(batch)
             for ids, unknown_words in self.tokenizer.vocabulary_ids(sentences):
                 if len(ids) == 2:
-                    continue  # nothing between the marks
+                    continue  # boundary tokens only
                 self.statistics.update(sentences=1, tokens=len(ids), unknown_tokens=len(unknown_words))
                 if rows and sum(map(len, rows)) + len(ids) > room:
-                    yield {"input_ids": np.concatenate(rows), "spelling": spelling_of(words)}
+                    yield {"input_ids": np.concatenate(rows), "unknown_words": encode_words(words)}
                     rows, words = [], []
                 while len(ids) > room:
                     cut = int((ids[:room] == unknown).sum())
-                    yield {"input_ids": ids[:room], "spelling": spelling_of(unknown_words[:cut])}
+                    yield {"input_ids": ids[:room], "unknown_words": encode_words(unknown_words[:cut])}
                     ids, unknown_words = np.append(self.tokenizer.mark_of(ids), ids[room:]), unknown_words[cut:]
                 rows.append(ids)
                 words += unknown_words
         if rows:
-            yield {"input_ids": np.concatenate(rows), "spelling": spelling_of(words)}
-
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """See `Objective.count`."""
-        return count_targets(batch, self.tokenizer.unk_token_id)
-
-    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """See `Objective.rates`."""
-        return target_rates(counts)
+            yield {"input_ids": np.concatenate(rows), "unknown_words": encode_words(words)}

@@ -8,18 +8,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.features import require_padding_token
+from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
+from hf_ctxmodels.objectives.common.rates import target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 
 _HALVED = 0.05  # share of the rows that are half as long
@@ -27,29 +25,24 @@ _SHORTEST = 5
 
 
 @dataclass
-class DataCollatorForRunningText(DataCollatorMixin):
+class DataCollatorForRunningText(PaddingCollator):
     """Pads rows of running text and adds the word after each row as the last target.
 
     Each feature holds:
         input_ids: (words,).
-        following: integer, the word that is read after the row; -100 where there is none.
+        following: The id of the word that the model reads after the row; -100 for none.
 
     Returns, padded on the tokenizer's side:
         input_ids, attention_mask: (batch, words).
-        labels: (batch, words + 1) the row's words and the following one, which is on the left when reading backward;
-            -100 for the word that is read first, and for none.
+        labels: (batch, words + 1) the row's words and the following one, which is on the left for a backward model;
+            -100 for the first word in reading order and for a missing following word.
 
     Attributes:
-        tokenizer: whose padding token and side are used.
-        backward: read from right to left.
+        tokenizer: Its padding token and side are used.
+        backward: Read from right to left.
     """
 
-    tokenizer: PreTrainedTokenizerBase
     backward: bool = False
-    return_tensors: str = "pt"
-
-    def __post_init__(self) -> None:
-        require_padding_token(self.tokenizer)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -65,11 +58,11 @@ class DataCollatorForRunningText(DataCollatorMixin):
 
     @property
     def _read_first(self) -> tuple[int, int]:
-        """How many words are read before one that is a target, on the left and on the right of a row."""
+        """Columns without a target on the left and on the right of a row: the first word in reading order."""
         return (0, 1) if self.backward else (1, 0)
 
     def _targets(self, row: np.ndarray, following: int) -> np.ndarray:
-        """(words,) ids -> (words,) of each the word that is read next."""
+        """(words,) ids -> (words,) the next word of each in reading order."""
         return np.append(following, row[:-1]) if self.backward else np.append(row[1:], following)
 
 
@@ -77,25 +70,22 @@ class DataCollatorForRunningText(DataCollatorMixin):
 class CausalLMOptions:
     """Options of `CausalLM`."""
 
-    bptt: int = flag(0, "Usual length of a row; 0: max_length less two of its deviations.")
-    bptt_deviation: float = flag(5.0, "Standard deviation of the rows' lengths; 0: all are alike.")
+    bptt: int = flag(0, "Mean length of a row; 0: max_length less two standard deviations.")
+    bptt_deviation: float = flag(5.0, "Standard deviation of the rows' lengths; 0: rows of equal length.")
     backward: bool = flag(False, "Read from right to left: predict each word from those after it.")
     carry: bool = flag(True, "Carry the model's state from row to row; rows are then contiguous text, not shuffled.")
 
     def __post_init__(self) -> None:
-        for name in ("bptt", "bptt_deviation"):
-            if getattr(self, name) < 0:
-                raise CtxError(f"{name}={getattr(self, name)} is negative.", hint="use 0 or more.")
+        check_at_least(0, bptt=self.bptt, bptt_deviation=self.bptt_deviation)
 
 
 class CausalLM(Objective):
-    """Predict each word from the words before it, in rows of random lengths of the concatenated documents.
+    """Predict each word from the words before it, in rows of random length cut from the concatenated documents.
 
-    Row lengths are drawn from a normal distribution around `bptt`, in one case of twenty around half of it, so that the
-    gradient does not always stop at the same words. Every row has a length of its own, since the text is cut before
-    batches are made. With rows of `bptt` words on average, the loop's `lr_reference_targets` scales the learning rate
-    by the number of targets. With `backward` the text is cut from its end: a row is followed by the one before it in
-    the text, and each word is predicted from those after it.
+    Row lengths are drawn from a normal distribution around `bptt`, one in twenty around half of it, so that gradients
+    are not always truncated at the same words. The text is cut before batches are made, so a batch's rows differ in
+    length; the loop's `lr_reference_targets` scales the learning rate by the number of targets. With `backward` the
+    text is cut from its end, and each word is predicted from those after it.
 
     | document | row | targets |
     |---|---|---|
@@ -117,7 +107,7 @@ class CausalLM(Objective):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if max_length < 2 or self.options.bptt > max_length:
             raise CtxError(
-                f"Rows of max_length={max_length} words, usually of bptt={self.options.bptt}.",
+                f"max_length={max_length} and bptt={self.options.bptt} do not fit together.",
                 hint="use a max_length of 2 or more, and a bptt of at most that, or 0.",
             )
         self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <eos> are targets
@@ -127,7 +117,7 @@ class CausalLM(Objective):
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """Whether the model gives its state, to be carried on, and from which side it reads."""
+        """Whether the model returns its state, and its direction."""
         return {"stateful": self.options.carry, "backward": self.options.backward}
 
     @property
@@ -159,7 +149,7 @@ class CausalLM(Objective):
             yield text
 
     def _length(self, pass_index: int, number: int) -> int:
-        """Words of a row, without the one after it."""
+        """Number of words of a row, without the following one."""
         if not self.options.bptt_deviation:
             return self.usual
         draws = generator(self.seed, pass_index, number, Stream.CORRUPTION)
@@ -168,14 +158,10 @@ class CausalLM(Objective):
         return int(np.clip(length, min(_SHORTEST, self.max_length), self.max_length))
 
     def _row(self, text: np.ndarray, start: int, stop: int) -> Example:
-        """A row of a text given in reading order; its words are in the order of writing."""
+        """A row of a text in reading order; the row's words are in the order of the text."""
         words = text[start:stop]
         following = int(text[stop]) if stop < len(text) else IGNORED
         return {"input_ids": words[::-1].copy() if self.options.backward else words, "following": following}
-
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """See `Objective.count`."""
-        return count_targets(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""

@@ -1,4 +1,4 @@
-"""Rows cut one after the other from the concatenated documents, each with a pair of segments at its end."""
+"""Contiguous rows of the concatenated documents, each with a pair of segments at its end."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,24 +10,24 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.common.segments import NO_WORD, RowTemplate, TokenizedDocument
 
-RANDOM_SEGMENT_SHARE = 0.5  # of the rows whose segment B is from elsewhere, as in the original data preparation
+RANDOM_SEGMENT_SHARE = 0.5  # share of rows with a random segment B, as in the released data preparation
 
 
 @dataclass(frozen=True)
 class ContiguousRows:
-    """Lays documents end to end and cuts rows `reused text, segment A <sep> segment B <sep> <cls>` from them.
+    """Concatenates documents and cuts rows `reused text, segment A <sep> segment B <sep> <cls>` from them.
 
-    With `reuse_length` = 0 rows share no text: a row begins where the last one's text ended. Otherwise row i + 1
-    begins `reuse_length` tokens after row i, so that the reused parts are the text without a gap, and what follows in a
-    row is read again in the next one. B continues A in one half of the rows and is text from a random place in the
-    other (Yang et al. 2019, section 2.5, and its released data preparation). A ends with a sentence where one ends.
+    With `reuse_length` = 0 a row begins where the text of the last one ended. Otherwise row i + 1 begins `reuse_length`
+    tokens after row i: the reused parts form the text without gaps, and the remainder of a row occurs again in the
+    next one. In one half of the rows B continues A; in the other it is text from a random place (Yang et al. 2019,
+    section 2.5, and the released data preparation). A ends at a sentence end, if there is one.
 
     Attributes:
-        template: of a pair; puts its special tokens around the segments.
-        max_length: of a row, special tokens included.
-        reuse_length: see above; 0 for rows that do not share text.
-        document_end: token id put after every document; None for nothing.
-        seed: of the segments.
+        template: The special tokens of a pair.
+        max_length: Length of a row, special tokens included.
+        reuse_length: See above; 0 for rows that share no text.
+        document_end: Id of the token after every document; None for none.
+        seed: Seed of the segments.
     """
 
     template: RowTemplate
@@ -41,8 +41,8 @@ class ContiguousRows:
     ) -> Iterator[Example]:
         """Rows with input_ids, token_type_ids and, if the documents have them, word_ids.
 
-        Rows that share text are all full; what is too short for one more at the end of the text is counted as
-        truncated. Otherwise only the last rows are shorter than the rest.
+        Rows that share text are all full, and the remaining text is counted as truncated. Otherwise the last rows are
+        shorter.
         """
         room = self.template.room(self.max_length)
         rest: list[TokenizedDocument] = []
@@ -67,7 +67,7 @@ class ContiguousRows:
             number += 1
 
     def _closed(self, document: TokenizedDocument) -> TokenizedDocument:
-        """The document with its end marked."""
+        """The document with the token of its end."""
         if self.document_end is None:
             return document
         words = document.word_ids
@@ -78,7 +78,7 @@ class ContiguousRows:
         )
 
     def _row(self, text: TokenizedDocument, start: int, rng: np.random.Generator) -> tuple[Example, int]:
-        """The row that begins at token `start`, and where the next one begins."""
+        """The row that begins at token `start`, and the start of the next one."""
         room = self.template.room(self.max_length)
         begin = start + self.reuse_length
         stop = min(start + room, len(text.ids))
@@ -105,14 +105,14 @@ class ContiguousRows:
 
     @staticmethod
     def _elsewhere(text: TokenizedDocument, length: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Range of `length` tokens (fewer if the text has no more) from a random sentence on."""
+        """Range of at most `length` tokens that begins at a random sentence."""
         sentence = int(text.bounds[rng.integers(len(text))])
         first = max(0, min(sentence, len(text.ids) - length))
         return first, min(first + length, len(text.ids))
 
 
 def join(documents: list[TokenizedDocument]) -> TokenizedDocument:
-    """Documents as one, their words numbered through."""
+    """Concatenate documents, and renumber their words."""
     lengths = [len(document.ids) for document in documents]
     starts = np.cumsum([0, *lengths])
     bounds = [document.bounds[:-1] + start for document, start in zip(documents, starts)]

@@ -1,4 +1,4 @@
-"""Masked language modelling on rows filled with whole sentences of one or more documents (Liu et al. 2019)."""
+"""Masked language modelling on rows of whole sentences of one or more documents (Liu et al. 2019)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,17 +19,16 @@ class FullSentencesOptions(MaskingOptions):
     """Options of `FullSentences`."""
 
     cross_documents: bool = flag(
-        True,
-        "A row continues with the next document, after a separator; False: DOC-SENTENCES, it ends with its document.",
+        True, "Rows continue with the next document after a separator; False: they end with it (DOC-SENTENCES)."
     )
 
 
 class FullSentences(MaskedLM):
-    """Dynamic masking of rows of contiguous whole sentences, filled across the ends of documents; no second task.
+    """Dynamic masking of rows of contiguous whole sentences that cross the ends of documents; no second task.
 
-    A row takes sentences in the order of the text while they fit. Between two documents of a row there is one separator
-    more, <s> A </s> B </s>, and attention crosses it. A sentence longer than a row is cut at its limit and continued in
-    the next one; nothing is dropped. Every epoch draws a new mask (section 4.1), unless `static` is set.
+    A row takes sentences in the order of the text while they fit. An extra separator between two documents of a row,
+    <s> A </s> B </s>, does not stop attention. A sentence longer than a row is cut and continued in the next one;
+    nothing is dropped. Every epoch draws a new mask (section 4.1), unless `static` is set.
 
     References: Liu et al. 2019 (arXiv 1907.11692), section 4.2, "FULL-SENTENCES"; with `cross_documents=False`,
     "DOC-SENTENCES".
@@ -39,7 +38,7 @@ class FullSentences(MaskedLM):
     Options: ClassVar[type] = FullSentencesOptions
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids, and word_ids where the options ask for whole words."""
+        """Rows with input_ids, and word_ids if whole words are masked."""
         row = _Row(self.tokenizer, self.room)
         with_words = self.collate.masker.rule.needs_words
         for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, with_words):
@@ -62,15 +61,15 @@ class FullSentences(MaskedLM):
 
 
 class _Row:
-    """A row that is being filled.
+    """A row under construction.
 
     Args:
-        tokenizer: whose separator is put between documents.
-        room: Tokens that fit, without the special tokens around them.
+        tokenizer: Its separator goes between documents.
+        room: Maximum number of tokens, without the special tokens around them.
 
     Attributes:
-        ids, word_ids: What the row holds so far, piece by piece.
-        size: Tokens of it, separators included.
+        ids, word_ids: The row's parts.
+        size: Number of tokens, separators included.
 
     Raises:
         CtxError: The tokenizer has no separator.
@@ -87,9 +86,9 @@ class _Row:
         self.word_ids: list[np.ndarray] = []
 
     def add(self, document: TokenizedDocument, start: int) -> int:
-        """Take sentences of a document from the token `start` on while they fit; gives where those begin that do not.
+        """Append the sentences of a document from token `start` on that fit; returns the token after them.
 
-        The first sentence of an empty row is cut where it does not fit; elsewhere none may be taken.
+        A sentence that does not fit into an empty row is cut.
         """
         separated = 1 if self.size else 0
         stop = _last_end(document.bounds, start, start + self.room - self.size - separated)

@@ -7,20 +7,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.features import (
-    feature_generator,
-    feature_word_ids,
-    padded_columns,
-    require_padding_token,
-)
+from hf_ctxmodels.objectives.base import Batch, Objective, collator_options
+from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids, padded_columns
 from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, TokenMasker, masking_rates
 from hf_ctxmodels.objectives.common.packing import pack_rows
-from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.segments import (
     DOCUMENTS_PER_BATCH,
     RowTemplate,
@@ -30,31 +24,30 @@ from hf_ctxmodels.objectives.common.segments import (
 
 
 @dataclass
-class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
+class DataCollatorForMaskedLanguageModeling(PaddingCollator):
     """Pads a batch and masks it: 15% of the non-special tokens, of which 80% -> mask token, 10% -> random, 10% kept.
 
-    Differs from `transformers.DataCollatorForLanguageModeling` in that the number of predictions of a row is its share
-    exactly (rounded, at least one) instead of a coin per token, that whole words follow 80/10/10 as well, and that the
-    mask of example i in epoch e depends on (seed, e, i) only.
+    Unlike `transformers.DataCollatorForLanguageModeling` it selects exactly the rounded share of a row's tokens, at
+    least one; applies 80/10/10 to whole words too; and seeds the mask of example i in epoch e by (seed, e, i) only.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
-        example_index, epoch: integers; they seed the mask.
+        example_index, epoch: Integers that seed the mask.
         word_ids: (tokens,), needed with `whole_word` or `ngram`; None or -1 for special tokens.
-        attention_mask, token_type_ids, sequence_ids: (tokens,), optional, padded and passed on.
+        attention_mask, token_type_ids, sequence_ids: (tokens,), optional, padded and returned.
 
-    Returns: input_ids, attention_mask, labels (batch, width) int64, labels -100 where nothing is predicted; and what of
-    token_type_ids and sequence_ids the features hold.
+    Returns: input_ids, attention_mask, labels (batch, width) int64, labels -100 where nothing is predicted; and
+    token_type_ids and sequence_ids if the features hold them.
 
     Args:
-        tokenizer: with a mask token and a padding token.
-        mlm_probability, mask_share, random_share, whole_word, ngram, max_predictions: see `MaskingRule`.
-        static: the same mask in every epoch.
-        seed: of the masks.
-        pad_to_multiple_of: round the width of the batch up.
+        tokenizer: With a mask token and a padding token.
+        mlm_probability, mask_share, random_share, whole_word, ngram, max_predictions: See `MaskingRule`.
+        static: The same mask in every epoch.
+        seed: Seed of the masks.
+        pad_to_multiple_of: Round the width of the batch up.
 
     Raises:
-        CtxError: a feature lacks what is needed, or holds ids that are not the tokenizer's.
+        CtxError: A feature lacks a field, or holds ids outside the tokenizer's vocabulary.
 
     Example:
         >>> collate = DataCollatorForMaskedLanguageModeling(tokenizer, seed=1)
@@ -63,7 +56,6 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
         ['attention_mask', 'input_ids', 'labels']
     """
 
-    tokenizer: PreTrainedTokenizerBase
     mlm_probability: float = 0.15
     mask_share: float = 0.8
     random_share: float = 0.1
@@ -73,9 +65,9 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
     static: bool = False
     seed: int = 0
     pad_to_multiple_of: int | None = None
-    return_tensors: str = "pt"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         rule = MaskingRule(
             probability=self.mlm_probability,
             mask_share=self.mask_share,
@@ -85,7 +77,6 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
             max_predictions=self.max_predictions,
         )
         self.masker = TokenMasker(self.tokenizer, rule)
-        require_padding_token(self.tokenizer)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -108,36 +99,34 @@ class DataCollatorForMaskedLanguageModeling(DataCollatorMixin):
 
 @dataclass(frozen=True)
 class MaskingOptions:
-    """Options that every objective with token masking has; see `MaskingRule`."""
+    """Options of all objectives with token masking; see `MaskingRule`."""
 
     mlm_probability: float = flag(0.15, "Share of the tokens of a row to predict.")
     mask_share: float = flag(0.8, "Share of the predicted tokens replaced by the mask token.")
     random_share: float = flag(0.1, "Share of the predicted tokens replaced by a random one; the rest is kept.")
     whole_word: bool = flag(False, "Mask all pieces of a word or none.")
-    ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with a chance proportional to 1/n.")
-    max_predictions: int | None = flag(None, "At most this many predictions in a row.")
+    ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with probability proportional to 1/n.")
+    max_predictions: int | None = flag(None, "Maximum number of predictions in a row.")
     static: bool = flag(False, "The same mask in every epoch instead of a new one.")
     pad_to_multiple_of: int | None = flag(None, "Round the width of every batch up to a multiple of this.")
 
     def collator(self, kind: type, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
         """A collator of class `kind` with these options."""
-        own = {name: getattr(self, name) for name in MaskingOptions.__dataclass_fields__}
-        return kind(tokenizer, seed=seed, **own)
+        return kind(tokenizer, seed=seed, **collator_options(kind, self))
 
 
 @dataclass(frozen=True)
 class MaskedLMOptions(MaskingOptions):
     """Options of `MaskedLM`."""
 
-    packing: bool = flag(False, "Put several short documents into one row, without attention across them.")
+    packing: bool = flag(False, "Pack several short documents into one row, without attention between them.")
 
 
 class MaskedLM(Objective):
     """Predict 15% of the tokens, most of them masked, from all others.
 
     A row holds whole sentences of one document, as many as fit. A sentence longer than a row is cut and continued in
-    the next one; nothing is dropped. With `packing` short rows are joined into full ones, and `sequence_ids` keeps
-    attention within each.
+    the next one; nothing is dropped. With `packing` short rows are joined into full ones, with `sequence_ids`.
 
     | document | row | targets |
     |---|---|---|
@@ -162,7 +151,7 @@ class MaskedLM(Objective):
         self.collate = self.options.collator(DataCollatorForMaskedLanguageModeling, tokenizer, seed)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids, and word_ids and sequence_ids where the options ask for them."""
+        """Rows with input_ids, word_ids if whole words are masked, and sequence_ids if rows are packed."""
         rows = self._rows(documents, pass_index)
         return pack_rows(rows, self.max_length) if self.options.packing else rows
 
@@ -193,7 +182,7 @@ class MaskedLM(Objective):
 
 
 def _row_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[int, int]]:
-    """Token ranges of at most `room` tokens that end at a sentence's end wherever a sentence fits."""
+    """Ranges of at most `room` tokens; a range ends at a sentence end if a sentence fits."""
     start, ends = 0, document.bounds[1:]
     while start < len(document.ids):
         last = int(np.searchsorted(ends, start + room, side="right"))  # sentences that end within the room

@@ -38,9 +38,9 @@ class DataCollatorForNextSentencePrediction(DataCollatorForSentencePairs):
 class MaskedLMWithNextSentence(SentencePairs):
     """BERT's objective: predict masked tokens, and whether segment B follows segment A.
 
-    Pairs are made as in the paper's released data preparation, see `SentencePairs`. Sentences are gathered until they
-    fill a row. With probability 1/2, or when only one sentence was gathered, B comes from a random place of another
-    document and the unused sentences are put back; otherwise B is the rest. Needs at least two documents.
+    Pairs are made as in the paper's released data preparation, see `SentencePairs`. Sentences are collected until they
+    fill a row. With probability 1/2, or if there is only one sentence, B comes from a random place of another document
+    and the unused sentences are returned; otherwise B is the rest. Needs at least two documents.
 
     | document | row | targets |
     |---|---|---|

@@ -11,7 +11,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import Objective
+from hf_ctxmodels.objectives.base import Objective, collator_options
 from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, RowTemplate, tokenized_batches
 from hf_ctxmodels.objectives.contiguous import ContiguousRows
 from hf_ctxmodels.objectives.permutation_order import DataCollatorForPermutationLanguageModeling
@@ -21,13 +21,13 @@ from hf_ctxmodels.objectives.permutation_order import DataCollatorForPermutation
 class PermutationOptions:
     """Options of `PermutationLM`; see the collator."""
 
-    partial_prediction: float = flag(6.0, "One token in so many is predicted (the paper's K).")
+    partial_prediction: float = flag(6.0, "One in this many tokens is predicted (the paper's K).")
     max_span: int = flag(5, "Longest span of predicted words.")
-    num_predictions: int | None = flag(None, "Exactly so many predictions in a row instead of one token in K.")
+    num_predictions: int | None = flag(None, "Exact number of predictions in a row instead of one token in K.")
     whole_word: bool = flag(True, "Spans are of whole words instead of tokens.")
-    memory_length: int = flag(0, "Hidden states of earlier text that a row sees; 0: no memory.")
-    reuse_length: int | None = flag(None, "Tokens of a row that the next one remembers; by default half of the row.")
-    document_end: str = flag("<eod>", "Token put after every document; `none` puts nothing.")
+    memory_length: int = flag(0, "Number of earlier hidden states that a row attends to; 0: no memory.")
+    reuse_length: int | None = flag(None, "Tokens of a row in the next one's memory; by default half of the row.")
+    document_end: str = flag("<eod>", "Token after every document; `none` for none.")
     static: bool = flag(False, "The same targets and order in every epoch instead of new ones.")
     pad_to_multiple_of: int | None = flag(None, "Round the width of every batch up to a multiple of this.")
 
@@ -36,7 +36,7 @@ class PermutationLM(Objective):
     """XLNet's objective: predict one token in six, in a random order, from the tokens before it in that order.
 
     `ContiguousRows` cuts the rows from the text. With `memory_length` the first `reuse_length` tokens of a row are the
-    memory of the next row; rows then follow each other in the text and are trained as contiguous rows (see `sampling`).
+    memory of the next row, and the sampling is contiguous.
 
     | document | row | targets |
     |---|---|---|
@@ -60,17 +60,13 @@ class PermutationLM(Objective):
         reuse_length = self._reuse_length(self.template.room(max_length))
         self.sampling = SamplingPolicy(contiguous=reuse_length > 0)
         self.rows = ContiguousRows(self.template, max_length, reuse_length, self._document_end(), seed)
-        passed_on = ("partial_prediction", "max_span", "num_predictions", "whole_word", "static", "pad_to_multiple_of")
-        self.collate = DataCollatorForPermutationLanguageModeling(
-            tokenizer,
-            reuse_length=reuse_length or None,
-            seed=seed,
-            **{name: getattr(self.options, name) for name in passed_on},
-        )
+        options = collator_options(DataCollatorForPermutationLanguageModeling, self.options)
+        options |= {"reuse_length": reuse_length or None, "seed": seed}
+        self.collate = DataCollatorForPermutationLanguageModeling(tokenizer, **options)
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """See `Objective.config_fields`: how much the model remembers, and of which part of a row."""
+        """The lengths of the memory and of the reused part of a row."""
         if not self.sampling.contiguous:
             return {}
         return {"mem_len": self.options.memory_length, "reuse_len": self.rows.reuse_length, "use_mems_train": True}
@@ -79,7 +75,7 @@ class PermutationLM(Objective):
         """Rows with input_ids, token_type_ids and, with `whole_word`, word_ids.
 
         Raises:
-            CtxError: with a memory, if the text does not fill one row.
+            CtxError: With a memory, the text does not fill one row.
         """
         batches = tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, self.options.whole_word)
         empty = True
@@ -88,25 +84,22 @@ class PermutationLM(Objective):
             yield row
         if empty and self.sampling.contiguous and self.statistics["tokens"]:
             raise CtxError(
-                f"The text has {self.statistics['tokens']} tokens, which do not fill one row of {self.max_length}, and "
-                "with a memory no row may be short.",
+                f"The text has {self.statistics['tokens']} tokens, but with a memory all rows have {self.max_length}.",
                 hint="give more text, or use a smaller max_length, or memory_length=0.",
             )
 
     def _reuse_length(self, room: int) -> int:
-        """Tokens that a row shares with the next one; 0 without memory."""
+        """Number of tokens that a row shares with the next one; 0 without memory."""
         memory, reuse = self.options.memory_length, self.options.reuse_length
         if memory < 0:
             raise CtxError(f"memory_length={memory} is negative.", hint="use 0 for no memory.")
         if not memory:
             if reuse is not None:
-                raise CtxError(
-                    f"reuse_length={reuse} has no meaning without a memory.", hint="give memory_length, too."
-                )
+                raise CtxError(f"reuse_length={reuse} needs a memory.", hint="give memory_length, too.")
             return 0
         if self.template.leading:
             raise CtxError(
-                f"{type(self.tokenizer).__name__} begins rows with special tokens, so none can continue another one.",
+                f"{type(self.tokenizer).__name__} begins rows with special tokens, so a row cannot continue another.",
                 hint="use a tokenizer that puts them at the end (A <sep> B <sep> <cls>), or memory_length=0.",
             )
         reuse = self.max_length // 2 if reuse is None else reuse
@@ -123,8 +116,8 @@ class PermutationLM(Objective):
             return None
         if token not in self.tokenizer.get_vocab():
             raise CtxError(
-                f"{type(self.tokenizer).__name__} has no token {token!r} to put after a document.",
-                hint="name another one of its special tokens, or use document_end=none.",
+                f"{type(self.tokenizer).__name__} has no token {token!r} for the end of a document.",
+                hint="name another special token, or use document_end=none.",
             )
         return self.tokenizer.convert_tokens_to_ids(token)
 

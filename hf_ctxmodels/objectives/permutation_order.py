@@ -7,20 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.base import Batch
-from hf_ctxmodels.objectives.common.features import (
-    feature_generator,
-    feature_word_ids,
-    padded_columns,
-    require_padding_token,
-)
+from hf_ctxmodels.objectives.base import Batch, check_at_least
+from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids, padded_columns
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
-from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget
 
 SEEN_BY_ALL = -1
@@ -30,53 +23,51 @@ NO_TARGET = -1
 
 
 @dataclass
-class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
+class DataCollatorForPermutationLanguageModeling(PaddingCollator):
     """Pads a batch, chooses the tokens to predict, and draws the order in which each row is factorised.
 
-    `input_ids` are the **real** tokens: the content stream sees them, and only the query stream, which knows a target's
-    position and not its token, predicts. (`transformers.DataCollatorForPermutationLanguageModeling` puts mask tokens
-    into the content stream, so that no prediction ever sees an earlier one; it also needs rows of even length and
-    draws from global state.)
+    `input_ids` are the real tokens: the content stream sees them, and only the query stream, which knows a target's
+    position but not its token, predicts. (`transformers.DataCollatorForPermutationLanguageModeling` puts mask tokens
+    into the content stream, so that no prediction sees an earlier one; it also needs rows of even length and draws from
+    global state.)
 
-    Tokens to predict are spans of 1 to `max_span` words or tokens, p(n) proportional to 1/n, each at a random place in
-    a context of `partial_prediction` times its length. Special tokens are never among them; every row with an
-    non-special token has at least one.
+    Targets are spans of 1 to `max_span` words or tokens, p(n) proportional to 1/n, each at a random place in a context
+    of `partial_prediction` times its length. Special tokens are never targets; every other row has at least one.
 
-    Visibility follows from `permutation_order` alone. The content of position i sees position j if
-    `order[j] <= order[i]`; the query of target i sees j if `order[j] < order[i]`. Targets have ranks of their own;
-    tokens that are not predicted share the rank -1 and so are seen by all. Hence nothing that a target's query sees,
-    directly or through other positions, depends on the target or on those after it.
+    Visibility depends only on `permutation_order`. The content of position i sees position j if
+    `order[j] <= order[i]`; the query of target i sees j if `order[j] < order[i]`. Each target has its own rank; all
+    other tokens have the rank -1, so every position sees them. Hence nothing that a target's query sees, directly or
+    through other positions, depends on the target or on later ones.
 
-    With `reuse_length` a row is two blocks: its first `reuse_length` tokens, whose hidden states are the memory of the
-    next row, and the rest. The order is drawn within each. The rest has higher ranks throughout, its unpredicted tokens
-    one that they share: it sees all of the first block, which sees nothing of it. So the memory holds nothing of
-    what the next row predicts.
+    With `reuse_length` a row has two blocks: its first `reuse_length` tokens, whose hidden states are the memory of the
+    next row, and the rest. The order is drawn within each block, and all ranks of the second are higher: it sees the
+    whole first block, which does not see it. So the memory depends on no target of the next row.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens; any length.
-        example_index, epoch: integers; they seed targets and order.
+        example_index, epoch: Integers that seed targets and order.
         word_ids: (tokens,), needed with `whole_word`; None or -1 for special tokens.
-        attention_mask, token_type_ids: (tokens,), optional, padded and passed on.
+        attention_mask, token_type_ids: (tokens,), optional, padded and returned.
 
     Returns, all int64:
         input_ids, attention_mask (batch, width), and token_type_ids if the features hold them.
         permutation_order: (batch, width) ranks; see above. -1 at padding.
-        target_positions: (batch, targets) where the targets stand, ascending; -1 after a row's last one.
+        target_positions: (batch, targets) positions of the targets, ascending; -1 after a row's last one.
         labels: (batch, targets) their tokens; -100 after a row's last one.
 
     Args:
-        tokenizer: with a padding token.
-        partial_prediction: one token in so many is predicted (K).
-        max_span: the longest span, in words or tokens.
-        num_predictions: exactly so many targets per row that has as many non-special tokens, instead of about 1/K.
-        whole_word: spans are of whole words.
-        reuse_length: tokens at a row's start that are the memory of the next; None if rows share no text.
-        static: the same targets and order in every epoch.
-        seed: of targets and order.
-        pad_to_multiple_of: round the width of the batch up.
+        tokenizer: With a padding token.
+        partial_prediction: One in this many tokens is predicted (K).
+        max_span: The longest span, in words or tokens.
+        num_predictions: Exact number of targets per row (at most its non-special tokens), instead of about 1/K.
+        whole_word: Spans are of whole words.
+        reuse_length: Number of tokens at a row's start that are the memory of the next; None if rows share no text.
+        static: The same targets and order in every epoch.
+        seed: Seed of targets and order.
+        pad_to_multiple_of: Round the width of the batch up.
 
     Raises:
-        CtxError: a feature lacks what is needed, or holds ids that are not the tokenizer's.
+        CtxError: A feature lacks a field, or holds ids outside the tokenizer's vocabulary.
 
     Example:
         >>> collate = DataCollatorForPermutationLanguageModeling(tokenizer, seed=1)
@@ -85,7 +76,6 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
         ['attention_mask', 'input_ids', 'labels', 'permutation_order', 'target_positions']
     """
 
-    tokenizer: PreTrainedTokenizerBase
     partial_prediction: float = 6.0
     max_span: int = 5
     num_predictions: int | None = None
@@ -94,21 +84,18 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
     static: bool = False
     seed: int = 0
     pad_to_multiple_of: int | None = None
-    return_tensors: str = "pt"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.partial_prediction < 1:
             raise CtxError(
                 f"partial_prediction={self.partial_prediction} is out of range.",
                 hint="use 1 (predict all tokens) or more; the paper has 6 or 7.",
             )
-        for name in ("max_span", "num_predictions", "reuse_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CtxError(f"{name}={value} is out of range.", hint="use 1 or more.")
+        sizes = {name: getattr(self, name) for name in ("max_span", "num_predictions", "reuse_length")}
+        check_at_least(1, **{name: value for name, value in sizes.items() if value is not None})
         self.non_special = NonSpecialTokens(self.tokenizer)
         self.span_lengths = harmonic(self.max_span)
-        require_padding_token(self.tokenizer)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -157,7 +144,7 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
         spans = [sample_spans(len(units), self.span_lengths, self.partial_prediction, rng) for units in blocks]
         if self.num_predictions is not None:
             ends = np.cumsum([0, *(len(units.positions) for units in blocks)])
-            # Every block its share of the row's number.
+            # each block's share of the row's number
             budgets = np.diff(np.round(ends * min(self.num_predictions / max(1, ends[-1]), 1.0)).astype(np.int64))
             return [trim_to_budget(*of_block, rng) for of_block in zip(spans, blocks, budgets.tolist())]
         marked = [np.zeros(len(units), dtype=bool) for units in blocks]
@@ -187,15 +174,15 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
 def expand_permutation(
     permutation_order: torch.Tensor, target_positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The masks that `transformers.XLNetLMHeadModel` takes, from the compact form of the collator.
+    """The masks of `transformers.XLNetLMHeadModel`, from the compact form of the collator.
 
     Args:
         permutation_order: (batch, width) int64.
         target_positions: (batch, targets) int64, -1 for none.
 
     Returns:
-        perm_mask: (batch, width, width) float, 1 where row i may not see column j. A target does not see itself; its
-            content stream does all the same, as the model adds that.
+        perm_mask: (batch, width, width) float, 1 where row i may not see column j. A target does not see itself; the
+            model lets its content stream do so.
         target_mapping: (batch, targets, width) float, one-hot; all zeros for none.
     """
     is_target = target_positions != NO_TARGET

@@ -1,4 +1,4 @@
-"""Replaced token detection (Clark et al. 2020, section 2): masked rows for a generator, and seeds for what it draws."""
+"""Replaced token detection (Clark et al. 2020, section 2): masked rows, and seeds for the generator's samples."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,22 +20,19 @@ from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModel
 
 @dataclass
 class DataCollatorForReplacedTokenDetection(DataCollatorForMaskedLanguageModeling):
-    """Masks as `DataCollatorForMaskedLanguageModeling` does, and adds what a generator/discriminator pair needs.
+    """Masks as `DataCollatorForMaskedLanguageModeling` does, and adds the discriminator's targets and a seed.
 
-    The tokens that replace the masks are sampled in the model, from the generator's distribution. The collator gives
-    each row the seed of these draws, made of (seed, epoch, example index): the same example gets the same random
-    numbers in any batch, worker or device.
-
-    Each feature holds what the masking collator needs.
+    The model samples the replacements from the generator's distribution. Each row's seed is made of (seed, epoch,
+    example index): the same example gets the same random numbers in any batch, worker or device.
 
     Returns: what the masking collator returns, and
-        token_labels: (batch, width) int64, the original id of every token, -100 at padding. The discriminator's loss is
-            over these, special tokens included, as in the paper's released code.
+        token_labels: (batch, width) int64, the original id of every token, special tokens included as in the released
+            code; -100 at padding.
         sampling_seed: (batch,) int64.
 
     Args:
-        mask_share, random_share: by default 85% of the selected tokens become the mask token and 15% stay, as in the
-            paper's released code; mask_share=1 is the paper's text.
+        mask_share, random_share: By default 85% of the selected tokens become the mask token and 15% are kept, as in
+            the released code; mask_share=1 is the paper's text.
     """
 
     mask_share: float = 0.85
@@ -57,22 +54,22 @@ class ReplacedTokenOptions(MaskedLMOptions):
 
     mask_share: float = flag(0.85, "Share of the predicted tokens replaced by the mask token.")
     random_share: float = flag(0.0, "Share of the predicted tokens replaced by a random one; the rest is kept.")
-    single_segment_share: float = flag(0.1, "Share of the rows with one segment though they could be cut in two.")
+    single_segment_share: float = flag(0.1, "Share of one-segment rows among those that could have two.")
 
 
 class ReplacedTokenDetection(MaskedLM):
-    """A generator predicts masked tokens; a discriminator finds those that the generator's samples changed.
+    """A generator predicts masked tokens; a discriminator detects those that the generator's samples replaced.
 
-    Rows are whole sentences of one document, as many as fit, in two segments that follow each other, cut at the
-    sentence end nearest the middle; one row in ten, and a row of one sentence, is one segment. This is the format of
-    the paper's released code: a model that is to read pairs has seen both segments.
+    Rows are whole sentences of one document, as many as fit, in two consecutive segments, cut at the sentence end
+    nearest the middle; one row in ten, and a row of one sentence, is one segment. This is the format of the released
+    code: the model is trained on both segment embeddings.
 
     | document | row | targets |
     |---|---|---|
     | sentences | `[CLS] A [SEP] B [SEP]` | generator: the masked 15%; discriminator: replaced or original, per token |
 
     References: Clark et al. 2020, section 2; `build_pretraining_dataset.py` of its release.
-    Related: `MaskedLM` is the generator's part alone, and stage one of two-stage training.
+    Related: `MaskedLM` is the generator's objective, and stage one of two-stage training.
 
     Example:
         >>> ReplacedTokenDetection(tokenizer, max_length=128, seed=0, mask_share=1.0)  # the paper's text, not its code
@@ -86,7 +83,7 @@ class ReplacedTokenDetection(MaskedLM):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         share = self.options.single_segment_share
         if not 0 <= share <= 1:
-            raise CtxError(f"single_segment_share={share} is no share.", hint="use 0 to 1.")
+            raise CtxError(f"single_segment_share={share} is out of range.", hint="use 0 to 1.")
         self.pair_template = RowTemplate(tokenizer, segments=2)
         self.room = self.pair_template.room(max_length)
         self.collate = self.options.collator(DataCollatorForReplacedTokenDetection, tokenizer, seed)

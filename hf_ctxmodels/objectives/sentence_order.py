@@ -49,16 +49,16 @@ class SentenceOrderOptions(SentencePairOptions):
 
     one_segment: Literal["unlabelled", "random", "drop"] = flag(
         "unlabelled",
-        "What becomes of text that makes only one segment: `unlabelled` masks it without a label of order, `random` "
-        "adds a segment of another document and labels that swapped, `drop` leaves it out.",
+        "Treatment of text with only one segment: `unlabelled` masks it without an order label, `random` adds a "
+        "segment of another document with the label swapped, `drop` leaves it out.",
     )
 
 
 class MaskedLMWithSentenceOrder(SentencePairs):
     """ALBERT's objective: predict masked tokens, and whether two neighbouring segments are in order or swapped.
 
-    Sentences are gathered as far as they fit into a row, two at least, and divided at random; in half of the pairs the
-    segments are swapped. See `SentencePairs` for the rest. ALBERT masks runs of up to three words: `ngram=3`.
+    A row takes the sentences that fit, at least two, and splits them at random; in half of the pairs the segments are
+    swapped. See `SentencePairs` for the rest. ALBERT masks runs of up to three words: `ngram=3`.
 
     | document | row | targets |
     |---|---|---|
@@ -67,15 +67,14 @@ class MaskedLMWithSentenceOrder(SentencePairs):
 
     The released data preparation differs in two points:
 
-    - It also gathers the sentence that no longer fits, and cuts it. A sentence at such a limit is longer than others,
-      so the longer segment reveals the order, and at 128 tokens a seventh of the text is lost. Here the limit is before
-      that sentence, and half of the documents are gathered from their end, so that neither segment is longer on
-      average.
-    - A lone sentence (a short document, or the end of a long one) has no order. The release takes its second segment
-      from another document and labels it 1: `one_segment="random"`. That is next-sentence prediction again, which
-      section 3.1 finds to be solved by the topic, and more than half of the labels become 1. By default such text keeps
-      its masked tokens and gets the label -100; `"drop"` leaves it out. `statistics` counts it
-      (`one_segment_chunks`, `dropped_tokens`), and `rates` gives the share of rows with a label.
+    - It also takes the first sentence that does not fit, and cuts it. Such a sentence is longer than others, so the
+      longer segment reveals the order, and at 128 tokens a seventh of the text is lost. Here a row ends before that
+      sentence, and half of the documents are processed from their end, so that neither segment is longer on average.
+    - A single sentence (a short document, or the end of a long one) has no order. The release takes a second segment
+      from another document with the label 1: `one_segment="random"`. That is next-sentence prediction, which section
+      3.1 finds to be solved by the topic, and more than half of the labels become 1. By default such text has masked
+      tokens and the label -100; `"drop"` leaves it out. `statistics` counts it (`one_segment_chunks`,
+      `dropped_tokens`), and `rates` gives the share of labelled rows.
 
     References: Lan et al. 2019, section 3.1.
     Related: `MaskedLMWithNextSentence`, whose second segment is often of another document; `MaskedLM`, without pairs.
@@ -91,7 +90,7 @@ class MaskedLMWithSentenceOrder(SentencePairs):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if self.options.one_segment not in ONE_SEGMENT:
             raise CtxError(
-                f"one_segment={self.options.one_segment!r} is no way to treat text of one segment.",
+                f"one_segment={self.options.one_segment!r} is unknown.",
                 hint=f"use one of: {', '.join(ONE_SEGMENT)}.",
             )
 
@@ -135,12 +134,12 @@ class MaskedLMWithSentenceOrder(SentencePairs):
 
 
 def _chunks(bounds: np.ndarray, target: int, from_end: bool) -> list[tuple[int, int]]:
-    """Sentences [first, last) of each chunk: as many as fit into `target` tokens, but two if there are two.
+    """Sentences [first, last) of each chunk: as many as fit into `target` tokens, but at least two if possible.
 
     Args:
-        bounds: of the document's sentences, as in `TokenizedDocument`.
-        target: tokens.
-        from_end: gather backwards, so that it is the first chunk that may be short.
+        bounds: Bounds of the document's sentences, as in `TokenizedDocument`.
+        target: Number of tokens.
+        from_end: Collect backwards, so that the first chunk may be short instead of the last.
     """
     sentences = len(bounds) - 1
     if from_end:

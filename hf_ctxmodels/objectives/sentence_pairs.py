@@ -1,4 +1,4 @@
-"""Masked language modelling on labelled pairs: what next-sentence and sentence-order prediction share."""
+"""Masked language modelling on labelled pairs: the base of next-sentence and sentence-order prediction."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +20,7 @@ from hf_ctxmodels.objectives.common.segments import (
     TokenizedDocument,
     tokenized_batches,
 )
-from hf_ctxmodels.objectives.masked_lm import (
-    DataCollatorForMaskedLanguageModeling,
-    MaskingOptions,
-)
+from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskingOptions
 
 
 @dataclass
@@ -31,10 +28,10 @@ class DataCollatorForSentencePairs(DataCollatorForMaskedLanguageModeling):
     """Masks pairs as `DataCollatorForMaskedLanguageModeling` does and carries the label of the pair."""
 
     label: ClassVar[str]
-    """Name of the feature, and of the head's argument, that holds the pair's label."""
+    """Name of the pair's label, as a feature and as an argument of the head."""
 
     objective: ClassVar[str]
-    """Class whose `examples` make such pairs, for the error message."""
+    """Class whose `examples` makes such pairs, for the error message."""
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -51,7 +48,7 @@ class DataCollatorForSentencePairs(DataCollatorForMaskedLanguageModeling):
 
 @dataclass(frozen=True)
 class SentencePairOptions(MaskingOptions):
-    """Options of every objective with pairs of segments."""
+    """Options of all objectives with pairs of segments."""
 
     short_seq_probability: float = flag(0.1, "Share of the documents whose pairs get a random shorter length.")
 
@@ -73,7 +70,7 @@ class Piece:
         return self.stop - self.start
 
     def cut(self, count: int, rng: np.random.Generator) -> "Piece":
-        """Without `count` tokens, each taken from the front or the end with equal chance."""
+        """Remove `count` tokens, each from the front or the end with equal probability."""
         front = int(rng.binomial(count, 0.5))
         return Piece(self.document, self.start + front, self.stop - (count - front))
 
@@ -96,15 +93,15 @@ class Choice(NamedTuple):
 
 
 class SentencePairs(Objective):
-    """Masked tokens, and a label for two segments. A subclass makes the segments in `choices`.
+    """Masked tokens, and a label for two segments, which a subclass makes in `choices`.
 
-    All subclasses share what the released data preparation of BERT and ALBERT does. Whole sentences of a document are
-    gathered for a row; a random number of them, at least one and not all, becomes the first segment. Pairs that are too
-    long lose tokens of the longer segment, each from a random end. One document in ten (`short_seq_probability`) aims
-    at a shorter row, of a length drawn uniformly from 2 tokens up.
+    As in the released data preparation of BERT and ALBERT, a row takes whole sentences of a document, and a random
+    number of them, at least one and not all, is the first segment. Pairs that are too long lose tokens of the longer
+    segment, each from a random end. One document in ten (`short_seq_probability`) makes shorter rows, of a length drawn
+    uniformly from 2 tokens up.
 
-    A segment of another document is drawn among the thousand that are tokenised together, so a stream and a data set in
-    memory give the same pairs.
+    A segment of another document is drawn from the thousand documents that are tokenised together, so a stream and a
+    data set in memory give the same pairs.
     """
 
     auto_class = "AutoModelForPreTraining"
@@ -126,7 +123,7 @@ class SentencePairs(Objective):
     @property
     @abstractmethod
     def draws_other_documents(self) -> bool:
-        """Whether `choices` may ask for a segment of another document, which needs two documents."""
+        """Whether `choices` may draw a segment of another document, which needs two documents."""
 
     @abstractmethod
     def choices(
@@ -135,21 +132,21 @@ class SentencePairs(Objective):
         """The rows made of a document.
 
         Args:
-            document: with a sentence at least.
-            target: tokens a row aims at.
-            other: draws about so many tokens of another document.
-            rng: the document's own generator.
+            document: A document with at least one sentence.
+            target: Desired number of tokens of a row.
+            other: Draws about this number of tokens from another document.
+            rng: The document's generator.
         """
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids, token_type_ids, the label of the pair, and word_ids where words are masked whole."""
+        """Rows with input_ids, token_type_ids, the label of the pair, and word_ids if whole words are masked."""
         number, with_words = 0, self.collate.masker.rule.needs_words
         for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, with_words):
             usable = [index for index, document in enumerate(batch) if len(document)]
             if self.draws_other_documents and len(usable) < 2:
                 raise CtxError(
-                    f"{type(self).__name__} draws a random second segment from another document, and there is only one "
-                    "document with text.",
+                    f"{type(self).__name__} draws second segments from other documents, but there is only one document "
+                    "with text.",
                     hint="separate the documents (in a text file: by a blank line), or use the objective `mlm`.",
                 )
             for place, index in enumerate(usable):
@@ -193,7 +190,7 @@ class SentencePairs(Objective):
 
 
 def random_split(first: int, last: int, rng: np.random.Generator) -> int:
-    """Where the sentences [first, last) are parted: at least one on either side; `last` if there is only one."""
+    """Where the sentences [first, last) are split: at least one on either side; `last` if there is only one."""
     return first + int(rng.integers(1, last - first)) if last - first > 1 else last
 
 
@@ -205,11 +202,11 @@ def _random_piece(document: TokenizedDocument, target: int, rng: np.random.Gener
 
 
 def _truncate(segments: tuple[Piece, ...], excess: int, rng: np.random.Generator) -> tuple[Piece, ...]:
-    """Take `excess` tokens away, always from the segment that is longer at that moment (B when they are equal)."""
+    """Remove `excess` tokens one by one, each from the currently longer segment (B when they are equal)."""
     if len(segments) == 1:
         return (segments[0].cut(excess, rng),)
     a, b = segments
-    alone = min(excess, abs(len(a) - len(b)))  # taken from the longer one until both are equal
+    alone = min(excess, abs(len(a) - len(b)))  # from the longer one until both are equal
     both = excess - alone
     from_longer, from_shorter = alone + both // 2, both // 2
     if len(a) > len(b):

@@ -8,18 +8,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import Batch, Objective
+from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 
@@ -29,29 +27,20 @@ _EMPTY = np.zeros(0, dtype=np.int32)
 
 
 @dataclass
-class DataCollatorForSentenceTasks(DataCollatorMixin):
-    """Pads sentences, the texts to write, and pairs of sentences.
+class DataCollatorForSentenceTasks(PaddingCollator):
+    """Pads sentences, target texts, and pairs of sentences.
 
     Each feature holds:
         input_ids: (tokens,) of a sentence.
         second_ids: (tokens,) of the second sentence of a pair; else empty.
-        labels: (tokens,) of the text to write, its end included; else empty.
-        target_language: the number of the decoder that writes it.
-        relation: the class of a pair; else -100.
+        labels: (tokens,) of the target text, its end included; else empty.
+        target_language: The number of the target's decoder.
+        relation: The class of a pair; else -100.
 
     Returns: input_ids, attention_mask (batch, width), padded on the tokenizer's side; token_type_ids (batch, width), 1
         at the second sentences; labels (batch, steps), -100 after a text's end and in rows without one;
         target_languages (batch,); relation_labels (batch,), -100 for none.
-
-    Attributes:
-        tokenizer: whose padding token and side are used.
     """
-
-    tokenizer: PreTrainedTokenizerBase
-    return_tensors: str = "pt"
-
-    def __post_init__(self) -> None:
-        require_padding_token(self.tokenizer)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -79,29 +68,28 @@ class SentenceTasksOptions:
 
     tasks: str = flag(
         "all",
-        "Which to learn, with commas between: skip-thought, relations, and the tags of translations; other documents "
-        "are passed over.",
+        "Comma-separated tasks: skip-thought, relations, and the tags of translations; other documents are skipped.",
     )
-    relations: str = flag("contradiction,entailment,neutral", "How pairs may be labelled, with commas between.")
+    relations: str = flag("contradiction,entailment,neutral", "Comma-separated labels of pairs.")
     relations_every: int = flag(
-        10, "One in so many steps learns relations, if there is another task; 0 draws them like the others."
+        10, "One in this many steps learns relations, if there is another task; 0 draws them like the others."
     )
 
 
 class SentenceTasks(Objective):
-    """GenSen's objective: one sentence encoder learns several tasks, one drawn at random for every step.
+    """GenSen's objective: one sentence encoder learns several tasks, a random one in every step.
 
     All tasks are equally likely, except relations, which have one step in ten. The kind of a document decides its task.
-    Examples with a sentence or target longer than `max_length` are left out, and counted.
+    Examples with a sentence or target longer than `max_length` are left out and counted.
 
     | document | input | targets |
     |---|---|---|
-    | running text | a sentence | its next, or its previous sentence, by a decoder of its own (skip-thought) |
+    | running text | a sentence | the next or the previous sentence, each by its own decoder (skip-thought) |
     | a text and its tagged translation | the text | the translation, or parse, by the tag's decoder |
     | a labelled pair | two sentences | their relation |
 
-    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where both neighbours of a sentence are
-        written in one step, in separate rows here; Kiros et al. 2015 (skip-thought, arXiv 1506.06726); Vinyals et al.
+    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where one step predicts both neighbours
+        of a sentence, which are separate rows here; Kiros et al. 2015 (skip-thought, arXiv 1506.06726); Vinyals et al.
         2015 (parses as sequences, arXiv 1412.7449).
     Related: `TranslationToLanguages` has one decoder for all languages.
 
@@ -119,8 +107,8 @@ class SentenceTasks(Objective):
         tags = getattr(tokenizer, "languages", None)
         if tags is None:
             raise CtxError(
-                f"{type(tokenizer).__name__} does not write what it reads.",
-                hint="use the tokenizer of a family whose objective this is.",
+                f"{type(tokenizer).__name__} has no joint vocabulary of sources and targets.",
+                hint="use the tokenizer of a family with this objective.",
             )
         known = [SKIP_THOUGHT, *tags, RELATIONS]
         self.tasks = known if self.options.tasks == "all" else _names(self.options.tasks)
@@ -132,9 +120,8 @@ class SentenceTasks(Objective):
             )
         self.relations = _names(self.options.relations) if RELATIONS in self.tasks else []
         neighbours = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.tasks else []
-        self.written = [*neighbours, *(task for task in self.tasks if task in tags)]
-        if self.options.relations_every < 0:
-            raise CtxError(f"relations_every={self.options.relations_every} is negative.", hint="use 0 or more.")
+        self.decoder_tasks = [*neighbours, *(task for task in self.tasks if task in tags)]
+        check_at_least(0, relations_every=self.options.relations_every)
         every = self.options.relations_every
         periods = {self.tasks.index(RELATIONS): every} if every and RELATIONS in self.tasks else {}
         self.sampling = SamplingPolicy(task_column="task", task_periods=periods)
@@ -144,20 +131,20 @@ class SentenceTasks(Objective):
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """What the decoders write, and what the classifier tells apart."""
+        """The vocabulary and tasks of the decoders, and the classes of pairs."""
         return {
             "target_vocab_size": self.baseline.num_tokens,
             "decoder_start_token_id": int(self.tokenizer.bos_token_id),
             "eos_token_id": int(self.tokenizer.eos_token_id),
-            "written_tasks": self.written,
+            "decoder_tasks": self.decoder_tasks,
             "relations": self.relations,
         }
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows as the collator takes them, with the number of the task.
+        """Rows of the collator's fields, with the number of the task.
 
         Raises:
-            CtxError: A translation without a tag, an unknown label, or no example of a task that was asked for by name.
+            CtxError: A translation without a tag, an unknown label, or no example of a task given by name.
         """
         seen = Counter[int]()
         for batch in document_batches(documents):
@@ -175,7 +162,7 @@ class SentenceTasks(Objective):
         named = self.tasks if self.options.tasks != "all" else []
         if missing := [task for number, task in enumerate(named) if not seen[number]]:
             raise CtxError(
-                f"The documents give no example of the task {missing[0]!r}.",
+                f"The documents hold no example of the task {missing[0]!r}.",
                 location=f"tasks={self.options.tasks}",
                 hint="give running text for skip-thought, --translations with --language_tags for a tag, "
                 "FILE=FIRST,SECOND,LABEL for relations; or leave the task out.",
@@ -219,8 +206,8 @@ class SentenceTasks(Objective):
             label = document.label.lower()
             if label not in self.relations:
                 raise CtxError(
-                    f"The label {document.label!r} is none of {', '.join(self.relations)}.",
-                    hint="name all that there are: --objective_options relations=...",
+                    f"The label {document.label!r} is not among {', '.join(self.relations)}.",
+                    hint="list all labels: --objective_options relations=...",
                 )
             yield self._row(RELATIONS, first, second=second, relation=self.relations.index(label))
 
@@ -248,7 +235,7 @@ class SentenceTasks(Objective):
             "input_ids": first,
             "second_ids": second,
             "labels": labels,
-            "target_language": 0 if written is None else self.written.index(written),
+            "target_language": 0 if written is None else self.decoder_tasks.index(written),
             "relation": relation,
         }
 
@@ -257,7 +244,7 @@ class SentenceTasks(Objective):
         has_target = (batch["labels"] != IGNORED).any(1)
         written = {
             f"written_{name}": int((has_target & (batch["target_languages"] == number)).sum())
-            for number, name in enumerate(self.written)
+            for number, name in enumerate(self.decoder_tasks)
         }
         related = int((batch["relation_labels"] != IGNORED).sum())
         return {**count_targets(batch, self.tokenizer.unk_token_id), "related": related, **written}
@@ -268,7 +255,7 @@ class SentenceTasks(Objective):
         return {
             **target_rates(counts),
             "target_fill": counts["targets"] / max(1, counts["target_positions"]),
-            **{f"share_{name}": counts[f"written_{name}"] / rows for name in self.written},
+            **{f"share_{name}": counts[f"written_{name}"] / rows for name in self.decoder_tasks},
             f"share_{RELATIONS}": counts["related"] / rows,
         }
 
@@ -276,5 +263,5 @@ class SentenceTasks(Objective):
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
-        raise CtxError(f"{text!r} does not list names.", hint="give different ones with commas between: a,b.")
+        raise CtxError(f"{text!r} is no list of different names.", hint="separate them by commas: a,b.")
     return names

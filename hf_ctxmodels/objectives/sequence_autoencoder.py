@@ -1,4 +1,4 @@
-"""Sequence auto-encoding: a text is read and written again (Dai & Le 2015, section 2)."""
+"""Sequence auto-encoding: a text predicts itself (Dai & Le 2015, section 2)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -7,21 +7,19 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import RowPadder
-from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
+from hf_ctxmodels.objectives.common.rates import target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 
 
 @dataclass
-class DataCollatorForSequenceAutoencoding(DataCollatorMixin):
+class DataCollatorForSequenceAutoencoding(PaddingCollator):
     """Repeats every text, with an end token after each copy; the second copy and its end are targets.
 
     Each feature holds:
@@ -30,17 +28,8 @@ class DataCollatorForSequenceAutoencoding(DataCollatorMixin):
     Returns, padded on the tokenizer's side, for texts of at most n words with their ends:
         input_ids, attention_mask: (batch, 2 n - 1) a text, its end, and the text.
         labels: (batch, 2 n) the same with the last end; -100 outside the second copy and its end. One longer than the
-            input, as causal language models take them that are given the word after the row too.
-
-    Attributes:
-        tokenizer: whose padding token and side are used.
+            input: `ForCausalLM` takes the word after the row too.
     """
-
-    tokenizer: PreTrainedTokenizerBase
-    return_tensors: str = "pt"
-
-    def __post_init__(self) -> None:
-        require_padding_token(self.tokenizer)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -59,21 +48,21 @@ class DataCollatorForSequenceAutoencoding(DataCollatorMixin):
 class SequenceAutoencodingOptions:
     """Options of `SequenceAutoencoding`."""
 
-    by_sentence: bool = flag(False, "A text is a sentence, not a document.")
+    by_sentence: bool = flag(False, "Each sentence is a text, not each document.")
 
 
 class SequenceAutoencoding(Objective):
-    """Predict a text from itself: one language model reads the text, then writes it again.
+    """Predict a text from itself: a language model predicts a second copy of the text after it.
 
-    The loss counts in the second copy alone. A text of over (max_length - 1) / 2 words is cut into several, each with
-    an end token of its own, so that all of it is read.
+    The loss is over the second copy. A text of over (max_length - 1) / 2 words is cut into several, each with its own
+    end token.
 
     | document | row | targets |
     |---|---|---|
     | text (or, with `by_sentence`, each sentence) | `text <eos> text` | the second copy and its `<eos>` |
 
     References: Dai & Le 2015 (arXiv 1511.01432), section 2.
-    Related: `CausalLM` predicts each word from those before it alone, the other pretraining of that paper (section 3).
+    Related: `CausalLM` is the other pretraining of that paper (section 3).
 
     Example:
         >>> SequenceAutoencoding(tokenizer, max_length=400, seed=0, by_sentence=True)
@@ -87,20 +76,15 @@ class SequenceAutoencoding(Objective):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         self.longest = (max_length - 1) // 2
         if self.longest < 1:
-            raise CtxError(
-                f"Rows of max_length={max_length} hold no text twice, with its end.",
-                hint="use a max_length of 3 or more.",
-            )
+            raise CtxError(f"Rows of max_length={max_length} cannot hold two copies of a text.", hint="use 3 or more.")
         if tokenizer.eos_token_id is None:
-            raise CtxError(
-                f"{type(tokenizer).__name__} has no token that ends a text.", hint="use a tokenizer with an eos_token."
-            )
+            raise CtxError(f"{type(tokenizer).__name__} has no eos_token.", hint="use a tokenizer with an eos_token.")
         self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <eos> are targets
         self.collate = DataCollatorForSequenceAutoencoding(tokenizer)
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """No state is carried from row to row; and which token ends a text."""
+        """No carried state, and the id of the end token."""
         return {"stateful": False, "eos_token_id": int(self.tokenizer.eos_token_id)}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
@@ -116,10 +100,6 @@ class SequenceAutoencoding(Objective):
                 self.statistics.update(tokens=len(words), cut=max(0, -(-len(words) // self.longest) - 1))
                 for start in range(0, len(words), self.longest):
                     yield {"input_ids": np.append(words[start : start + self.longest], np.int32(end))}
-
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """See `Objective.count`."""
-        return count_targets(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""

@@ -7,41 +7,30 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.common.features import require_padding_token
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 
 
 @dataclass
-class DataCollatorForTranslation(DataCollatorMixin):
+class DataCollatorForTranslation(PaddingCollator):
     """Pads texts on the tokenizer's side, and their translations on the right.
 
     Each feature holds:
         input_ids: (tokens,) of the text.
         labels: (tokens,) of the translation, its end included.
-        target_language: number of the translation's language; only where the objective gives it.
+        target_language: Number of the translation's language, optional.
 
     Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 after a translation's end;
-        target_languages (batch,), where the features hold one.
-
-    Attributes:
-        tokenizer: of both languages.
+        target_languages (batch,), if the features hold one.
     """
-
-    tokenizer: PreTrainedTokenizerBase
-    return_tensors: str = "pt"
-
-    def __post_init__(self) -> None:
-        require_padding_token(self.tokenizer)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -65,8 +54,7 @@ class TranslationOptions:
 class Translation(Objective):
     """Predict each word of a translation from the text and from the words before it.
 
-    A pair of which one side is longer than `max_length` is left out, and counted: a cut text is no translation of the
-    other.
+    A pair with a side longer than `max_length` is left out and counted: a cut text would not match its translation.
 
     | document | input | targets |
     |---|---|---|
@@ -90,12 +78,12 @@ class Translation(Objective):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if not hasattr(tokenizer, "target_words"):
             raise CtxError(
-                f"{type(tokenizer).__name__} has no words of a target language.",
-                hint="use the tokenizer of a family that translates.",
+                f"{type(tokenizer).__name__} has no target vocabulary.",
+                hint="use the tokenizer of a translation family.",
             )
         if len(tokenizer.target_words) <= 1 + tokenizer.target_end_id:
             raise CtxError(
-                "The tokenizer knows no word of the target language.",
+                "The target vocabulary is empty.",
                 hint="train it on text with translations: --translations.",
             )
         excluded = {tokenizer.target_pad_token_id, tokenizer.target_start_id} - {tokenizer.target_end_id}
@@ -104,7 +92,7 @@ class Translation(Objective):
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """What the target language's vocabulary is like."""
+        """The size and special tokens of the target vocabulary."""
         return {
             "target_vocab_size": self.baseline.num_tokens,
             "decoder_start_token_id": self.tokenizer.target_start_id,
@@ -112,11 +100,7 @@ class Translation(Objective):
         }
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids and labels.
-
-        Raises:
-            CtxError: A document is not a text with its translation.
-        """
+        """Rows with input_ids and labels; raises CtxError for a document that is not a text with its translation."""
         special = self.tokenizer.num_special_tokens_to_add()
         for batch in document_batches(documents):
             for document in batch:
@@ -136,7 +120,7 @@ class Translation(Objective):
                 yield self.example(ids, labels)
 
     def example(self, ids: list[int], labels: list[int]) -> Example:
-        """A text's ids and its translation's, as an example holds them."""
+        """The example of a text's ids and its translation's."""
         return {"input_ids": np.array(ids, dtype=np.int32), "labels": np.array(labels, dtype=np.int32)}
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -154,10 +138,10 @@ class Translation(Objective):
 
 
 class TranslationToLanguages(Translation):
-    """LASER's objective: translation into several languages, of which the decoder is given the one to write.
+    """LASER's objective: translation into several languages; the decoder is given the target language.
 
-    A translation begins with the tag of its language, which the tokenizer lists in `languages` and which is no target.
-    The encoder is not given the language of the text.
+    A translation begins with the tag of its language, which the tokenizer lists in `languages` and which is not a
+    target. The encoder is not given the language of the text.
 
     | document | input | targets |
     |---|---|---|
@@ -173,8 +157,8 @@ class TranslationToLanguages(Translation):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if not getattr(tokenizer, "languages", None):
             raise CtxError(
-                "The tokenizer knows no language.",
-                hint="train it on text whose translations have a tag for their language: --language_tags '<de>' ...",
+                "The tokenizer has no language tags.",
+                hint="train it on translations with tags of their languages: --language_tags '<de>' ...",
             )
         tags = tokenizer.convert_tokens_to_ids(tokenizer.languages)
         self._numbers = {tag: number for number, tag in enumerate(tags)}
@@ -182,20 +166,15 @@ class TranslationToLanguages(Translation):
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """As there, and how many languages there are."""
+        """Those of `Translation`, and the number of languages."""
         return super().config_fields | {"num_languages": len(self._numbers)}
 
     def example(self, ids: list[int], labels: list[int]) -> Example:
-        """With the language, and without its tag.
-
-        Raises:
-            CtxError: There is no tag.
-        """
+        """The example with the number of the language, and without its tag; raises CtxError if there is no tag."""
         if labels[0] not in self._numbers:
             raise CtxError(
                 f"A translation does not begin with one of {', '.join(self.tokenizer.languages)}: "
                 f"{self.tokenizer.decode(labels)[:60]!r}.",
                 hint="give a tag for each file of translations, as to the tokenizer: --language_tags '<de>' ...",
             )
-        found = super().example(ids, labels[1:])
-        return found | {"target_language": self._numbers[labels[0]]}
+        return super().example(ids, labels[1:]) | {"target_language": self._numbers[labels[0]]}

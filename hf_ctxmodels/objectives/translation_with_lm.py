@@ -1,4 +1,4 @@
-"""Translation together with the language models of both languages (Ramachandran et al. 2016, section 2.2)."""
+"""Joint training of translation and the language models of both languages (Ramachandran et al. 2016, section 2.2)."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
         target_labels: (batch, steps) the labels again, for the decoder's language model.
 
     Attributes:
-        source, target: whether there are such targets; without, all are -100.
+        source, target: Whether to give these targets; otherwise they are -100.
     """
 
     source: bool = True
@@ -51,18 +51,17 @@ class TranslationWithLanguageModelsOptions:
 
 
 class TranslationWithLanguageModels(Translation):
-    """Translation, and the language models of both languages that the translator was initialised with.
+    """Translation, and language modelling of both languages, so that the pretrained language models are not forgotten.
 
-    The language models are trained on, so that they are not forgotten: three losses of equal weight, on the two sides
-    of each pair.
+    The three losses have equal weight and use both sides of each pair.
 
     | document | input | targets |
     |---|---|---|
     | a text and its translation | the text | the translation; each next word of the text and of the translation |
 
-    References: Ramachandran et al. 2016 (arXiv 1611.02683), section 2.2, where the language models read text without
-    translations.
-    Related: `Translation` alone; `CausalLM` pretrains the two language models.
+    References: Ramachandran et al. 2016 (arXiv 1611.02683), section 2.2, where the language models are trained on
+    monolingual text.
+    Related: `Translation`; `CausalLM` pretrains the two language models.
 
     Example:
         >>> TranslationWithLanguageModels(tokenizer, max_length=50, seed=0, source_lm=False)

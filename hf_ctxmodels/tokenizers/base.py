@@ -1,8 +1,9 @@
-"""Base tokenizer: opened safely, saved plainly, and held against a model."""
+"""The base of all tokenizers, and checks of their files and of their fit to a model."""
 
 import json
 from os import PathLike
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
@@ -12,19 +13,28 @@ from hf_ctxmodels.core.errors import CtxError
 
 
 class CtxTokenizer(InstalledCode, TokenizersBackend):
-    """A tokenizer of the `tokenizers` library whose damaged files raise a `CtxError`."""
+    """A tokenizer of the `tokenizers` library whose damaged files raise a `CtxError`.
 
+    Attributes:
+        defaults: Values of the keyword arguments that a call leaves out, special tokens among them.
+        templates: The special tokens of one text and of a pair, see `set_template`; None for none.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {}
+    templates: ClassVar[tuple[str, str] | None] = None
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A class that inherits its `__init__` holds it as its own: only those are given the vocabulary that
-        transformers reads from tokenizer.json, others would be given the file."""
+        """Make an inherited `__init__` the class's own: transformers passes the vocabulary of tokenizer.json only to
+        classes that define `__init__`, and the file to others."""
         super().__init_subclass__(**kwargs)
         cls.__init__ = cls.__init__  # type: ignore[method-assign]
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.pop("auto_map", None)  # of the repository it was read from; what is saved has no stub
+        kwargs.pop("auto_map", None)  # points to the stub of the repository, which `save_pretrained` does not write
         super().__init__(**kwargs)
+        if self.templates is not None:
+            self.set_template(*self.templates)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *inputs: Any, **kwargs: Any) -> Self:
@@ -39,11 +49,11 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
             ) from error
 
     def set_template(self, single: str, pair: str) -> None:
-        """Say where the special tokens stand, for example "{cls}:0 $A:0 {sep}:0": a token, a colon, its segment.
+        """Set the special tokens around texts, as "token:segment": "{cls}:0 $A:0 {sep}:0".
 
         Args:
-            single: of one text, `$A`.
-            pair: of two texts, `$A` and `$B`.
+            single: For one text, `$A`.
+            pair: For two texts, `$A` and `$B`.
         """
         names = {name.removesuffix("_token"): str(token) for name, token in self.special_tokens_map.items()}
         used = [token for name, token in names.items() if f"{{{name}}}" in single + pair]
@@ -55,7 +65,7 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
 
 
 def word_like(token: str | AddedToken) -> AddedToken:
-    """A mask token that takes the space before it, as a word does, unless it says otherwise itself."""
+    """A mask token that absorbs the space before it, as a word does; an `AddedToken` is returned unchanged."""
     return token if isinstance(token, AddedToken) else AddedToken(token, lstrip=True, special=True)
 
 
@@ -65,10 +75,10 @@ def require_tokens(
     """Raise a `CtxError` when one of the special `tokens` is neither in the vocabulary nor added to it.
 
     Args:
-        vocab: the vocabulary read from the tokenizer's files.
-        tokens: the special tokens the tokenizer cannot work without.
-        kwargs: of the tokenizer; `added_tokens_decoder` holds tokens that were added to the vocabulary.
-        file: where the vocabulary was read from, for the message.
+        vocab: The vocabulary.
+        tokens: The special tokens the tokenizer cannot work without.
+        kwargs: The tokenizer's arguments; `added_tokens_decoder` holds tokens that were added to the vocabulary.
+        file: The file of the vocabulary, for the message.
     """
     known = set(vocab) | {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
     missing = [token for token in tokens if token not in known]
@@ -83,10 +93,10 @@ def require_tokens(
 def check_fit(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str
 ) -> None:
-    """Hold tokenizer, model and input length, where there is one, against each other before hours of training.
+    """Check that tokenizer, model and input length (0 for none) fit together.
 
     Raises:
-        CtxError: the tokenizer has more tokens than the model has embeddings, or inputs are longer than its positions
+        CtxError: The tokenizer has more tokens than the model has embeddings, or inputs are longer than its positions
             or too short for any text.
     """
     vocabulary = getattr(config, "vocab_size", None)
@@ -115,7 +125,7 @@ def check_fit(
 
 
 def no_vocabulary(cls: type, kwargs: dict[str, Any]) -> CtxError:
-    """The error of a directory that holds no tokenizer file, or of a call without a vocabulary."""
+    """The error for a directory without tokenizer files, or a call without a vocabulary."""
     files = " nor ".join(sorted(cls.vocab_files_names.values(), reverse=True))  # type: ignore[attr-defined]
     return CtxError(
         f"A tokenizer without a vocabulary: neither {files} is there.",
@@ -125,5 +135,19 @@ def no_vocabulary(cls: type, kwargs: dict[str, Any]) -> CtxError:
 
 
 def no_text() -> CtxError:
-    """The error of a training text that is empty."""
+    """The error for an empty training text."""
     return CtxError("No text to learn a vocabulary from: it is empty or white space only.", hint="check the texts.")
+
+
+def read_text(path: str) -> str:
+    """The content of a UTF-8 file; raises CtxError if it cannot be read, or is not UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise CtxError(f"The file cannot be read: {error.strerror}.", location=path, hint="check it.") from error
+    except UnicodeDecodeError as error:
+        raise CtxError(
+            f"The file is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}.",
+            location=path,
+            hint="copy it again from its source.",
+        ) from error

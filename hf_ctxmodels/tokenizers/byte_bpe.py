@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
@@ -10,28 +9,27 @@ from tokenizers.models import BPE
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, read_text, require_tokens
 
 Merges = list[tuple[str, str]]
 
 
 class CtxByteBPETokenizer(CtxTokenizer):
-    """GPT-2's byte-level BPE: any text in, no unknown character, and `decode` gives it back byte by byte.
+    """GPT-2's byte-level BPE: no character is unknown, and `decode` returns the text byte by byte.
 
     Text is split by GPT-2's pattern into words, numbers and punctuation, each with the space before it; their UTF-8
     bytes, written as 256 printable characters, are merged in the order of the merge list.
 
     Gives the ids of the byte-level tokenizers of transformers on the same files (`vocab.json` with `merges.txt`, or
-    `tokenizer.json`), but never starts from an empty vocabulary, from a vocabulary without its merges, or without a
-    special token. With `is_split_into_words` every given word is one, as with `add_prefix_space`; transformers glues
-    such words together.
+    `tokenizer.json`). Unlike them it raises an error for a missing vocabulary, merge list or special token, and with
+    `is_split_into_words` it keeps the given words apart without `add_prefix_space`.
 
     Args:
         vocab: Token -> id, or the path of a `vocab.json`.
         merges: Pairs in the order in which they are merged, or the path of a `merges.txt`.
-        errors: What `decode` does with bytes that are no UTF-8, see `bytes.decode`.
-        add_prefix_space: Treat a text's first word as if a space stood before it.
-        trim_offsets: Leave that space out of a token's offsets.
+        errors: How `decode` handles invalid UTF-8, see `bytes.decode`.
+        add_prefix_space: Treat a text's first word as if a space preceded it.
+        trim_offsets: Exclude the space from a token's offsets.
         **kwargs: Passed on to `TokenizersBackend`: special tokens, `model_max_length`, `padding_side`, ...
 
     Raises:
@@ -47,7 +45,7 @@ class CtxByteBPETokenizer(CtxTokenizer):
     """The special tokens of a newly trained vocabulary before the bytes, in the order of their ids from 0 on."""
 
     last_tokens: ClassVar[tuple[str, ...]]
-    """Those that come after the last merge."""
+    """The special tokens after the last merge."""
 
     def __init__(
         self,
@@ -58,10 +56,11 @@ class CtxByteBPETokenizer(CtxTokenizer):
         trim_offsets: bool = True,
         **kwargs: Any,
     ) -> None:
+        kwargs = {**self.defaults, **kwargs}
         if "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             learned = json.loads(kwargs["tokenizer_object"].to_str())["model"]
             vocab, merges = learned["vocab"], learned["merges"]
-        kwargs.pop("tokenizer_file", None)  # the parts of it that count have been read
+        kwargs.pop("tokenizer_file", None)  # already read
         file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
         table, pairs = _read(type(self), vocab, merges, kwargs)
         named = [str(token) for name, token in kwargs.items() if name.endswith("_token") and token is not None]
@@ -72,13 +71,13 @@ class CtxByteBPETokenizer(CtxTokenizer):
         self._tokenizer.post_processor = self.build_post_processor(add_prefix_space)
 
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
-        """What puts special tokens around a text or a pair, and trims offsets; without an override only the latter."""
+        """The processor that adds special tokens and trims offsets; the base only trims."""
         return processors.ByteLevel(trim_offsets=self.trim_offsets, add_prefix_space=add_prefix_space)
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """What `__init__` takes, from the files that were found. Code of a repository is never run, only this class;
-        merges are never guessed from a vocabulary, as transformers does."""
+        """The arguments of `__init__`, from the files. Never runs code of a repository, and never guesses merges from
+        a vocabulary, as transformers does."""
         if kwargs.get("tokenizer_file") is not None:
             return super().convert_to_native_format(**kwargs)
         files = {"vocab": kwargs.get("vocab_file"), "merges": kwargs.get("merges_file")}
@@ -110,11 +109,10 @@ class CtxByteBPETokenizer(CtxTokenizer):
 
         Args:
             texts: Strings of any length; read once.
-            vocab_size: Number of tokens wanted, the 256 bytes and the special ones included; a small corpus may give
-                fewer.
+            vocab_size: Number of tokens, the 256 bytes and the special ones included; a small corpus may give fewer.
             add_prefix_space: See the class.
             min_frequency: A pair seen fewer times is not merged.
-            model_max_length: Longest input, special tokens included, of the model this tokenizer is for.
+            model_max_length: Longest input of the model in tokens, special tokens included.
 
         Raises:
             CtxError: There is no text, or `vocab_size` is too small for the bytes.
@@ -173,12 +171,12 @@ def _build_backend(
 def _read(
     cls: type, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
 ) -> tuple[dict[str, int], Merges]:
-    """Vocabulary and merges, from memory or from the files they are named by."""
+    """Vocabulary and merges, given as they are or as paths."""
     if not vocab:
         raise no_vocabulary(cls, kwargs)
     if merges is None:
         raise CtxError(
-            "A vocabulary without its merges: text would fall apart into single bytes.",
+            "The vocabulary has no merges: text would be split into single bytes.",
             location=vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None,
             hint="put merges.txt beside vocab.json, or use the tokenizer.json, which holds both.",
         )
@@ -188,23 +186,10 @@ def _read(
     return table, [(left, right) for left, right in split]
 
 
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CtxError(f"The file cannot be read: {error.strerror}.", location=path, hint="check it.") from error
-    except UnicodeDecodeError as error:
-        raise CtxError(
-            f"The file is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}.",
-            location=path,
-            hint="copy it again from its source.",
-        ) from error
-
-
 def _read_vocabulary(path: str) -> dict[str, int]:
     """Token -> id of a `vocab.json`."""
     try:
-        vocab = json.loads(_read_text(path))
+        vocab = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise CtxError(f"vocab.json is damaged: {error}.", location=path, hint="copy it again.") from error
     if not isinstance(vocab, dict) or not all(isinstance(index, int) for index in vocab.values()):
@@ -213,8 +198,8 @@ def _read_vocabulary(path: str) -> dict[str, int]:
 
 
 def _read_merges(path: str) -> list[str]:
-    """Lines of a `merges.txt`, without the version and what is empty."""
-    lines = [line for line in _read_text(path).split("\n") if line and not line.startswith("#version")]
+    """Lines of a `merges.txt`, without the version and empty lines."""
+    lines = [line for line in read_text(path).split("\n") if line and not line.startswith("#version")]
     for line in lines:
         if line.count(" ") != 1:
             raise CtxError(f"merges.txt holds {line!r}, which is not two tokens.", location=path, hint="copy it again.")

@@ -1,4 +1,4 @@
-"""Words, each as its characters: the tokenizer of families that read these."""
+"""Words as sequences of characters: the tokenizer of character-based families."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,13 +13,13 @@ from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 
 BYTES = 256
 BEGINS_SENTENCE, ENDS_SENTENCE, BEGINS_WORD, ENDS_WORD, FILLS = range(BYTES + 1, BYTES + 6)
-"""Character ids behind those of bytes; byte b has the id b + 1, and 0 is no character. Languages' come behind these."""
+"""Character ids after those of bytes; byte b has the id b + 1, and 0 is padding. Languages have the ids after these."""
 _MARK = "<{}>"
 
 
 @lru_cache(maxsize=1 << 17)
 def characters_of(word: str, width: int) -> tuple[int, ...]:
-    """Ids of a word's bytes between those of its beginning and end, filled up to `width`; what is too long is cut."""
+    """Ids of a word's bytes between those of its beginning and end, padded or cut to `width`."""
     return _filled([byte + 1 for byte in word.encode("utf-8", "surrogatepass")[: width - 2]], width)
 
 
@@ -31,25 +31,21 @@ def _filled(inside: list[int], width: int) -> tuple[int, ...]:
 class CtxCharacterTokenizer(CtxWordTokenizer):
     """Splits text into words, and these into characters: `input_ids` are (batch, words, characters).
 
-    A text is put between `<S>` and `</S>`, each of two texts by itself. Lists of words (`is_split_into_words=True`) are
-    taken as they are. Offsets and word ids are those of words. The vocabulary is what the language model predicts;
-    `encodings[row].ids` are the words' ids in it. Words outside it have their characters all the same.
+    Each text begins with `<S>` and ends with `</S>`. Lists of words (`is_split_into_words=True`) are not split further.
+    Offsets and word ids are those of words. The vocabulary is the language model's output vocabulary;
+    `encodings[row].ids` are the words' ids in it. Words outside it keep their characters.
 
-    With `languages`, words may be tagged by their language: those behind a mark, `<de>` say, and up to the next one or
-    the end of the text, begin with a character of that language (polyglot models: Mulcaire et al. 2019, arXiv
-    1902.09697). The mark is a word of its own, and special.
+    With `languages`, a special token such as `<de>` tags the words up to the next one or the end of the text: each
+    begins with a character of that language (polyglot models: Mulcaire et al. 2019, arXiv 1902.09697).
 
     Args:
-        vocab, counts, do_lower_case, split_punctuation, unk_token, pad_token: see `CtxWordTokenizer`. With
-            `do_lower_case`, characters keep their case, and the vocabulary alone does not know it.
-        bos_token, eos_token: mark a sentence's beginning and end.
-        max_characters: of a word, its beginning and end included.
-        languages: names of languages, such as "de".
-        **kwargs: passed on.
+        max_characters: Characters of a word, its beginning and end included.
+        languages: Names of languages, such as "de".
+        *args, **kwargs: See `CtxWordTokenizer`. `do_lower_case` lower-cases the vocabulary, not the characters.
 
     Raises:
-        CtxError: as in `CtxWordTokenizer`; words have no room for a character; or the name of a language is
-            empty, holds white space, or comes twice.
+        CtxError: As in `CtxWordTokenizer`; `max_characters` is too small; or the name of a language is empty, holds
+            white space, or occurs twice.
 
     Example:
         >>> tokenizer = CtxCharacterTokenizer.from_words([])
@@ -59,47 +55,31 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
 
     special_tokens: ClassVar[tuple[str, ...]] = ("[PAD]", "[UNK]", "<S>", "</S>")
 
-    def __init__(
-        self,
-        vocab: dict[str, int] | None = None,
-        counts: Sequence[int] | None = None,
-        do_lower_case: bool = False,
-        split_punctuation: bool = True,
-        unk_token: str = "[UNK]",
-        pad_token: str = "[PAD]",
-        bos_token: str = "<S>",
-        eos_token: str = "</S>",
-        max_characters: int = 50,
-        languages: Sequence[str] = (),
-        **kwargs: Any,
-    ) -> None:
+    defaults: ClassVar[dict[str, Any]] = {
+        **CtxWordTokenizer.defaults,
+        "do_lower_case": False,
+        "bos_token": "<S>",
+        "eos_token": "</S>",
+    }
+    templates = ("{bos}:0 $A:0 {eos}:0", "{bos}:0 $A:0 {eos}:0 {bos}:1 $B:1 {eos}:1")
+
+    def __init__(self, *args: Any, max_characters: int = 50, languages: Sequence[str] = (), **kwargs: Any) -> None:
         if max_characters < 3:
-            raise CtxError(f"max_characters={max_characters} leaves none between a word's ends.", hint="use 50.")
+            raise CtxError(
+                f"max_characters={max_characters} leaves no character between a word's ends.", hint="use 50."
+            )
         if len(set(languages)) < len(languages) or any(name.split() != [name] for name in languages):
             raise CtxError(f"languages={list(languages)} are no different names.", hint="give names such as en, de.")
-        super().__init__(
-            vocab=vocab,
-            counts=counts,
-            do_lower_case=do_lower_case,
-            split_punctuation=split_punctuation,
-            unk_token=unk_token,
-            pad_token=pad_token,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            max_characters=max_characters,
-            languages=list(languages),
-            **kwargs,
-        )
+        super().__init__(*args, max_characters=max_characters, languages=list(languages), **kwargs)
         self.max_characters, self.languages = max_characters, list(languages)
         marks = [_MARK.format(name) for name in languages]
         self.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
-        self.set_template("{bos}:0 $A:0 {eos}:0", "{bos}:0 $A:0 {eos}:0 {bos}:1 $B:1 {eos}:1")
         self._special_characters = {
             self.pad_token_id: (0,) * max_characters,
             self.bos_token_id: _filled([BEGINS_SENTENCE], max_characters),
             self.eos_token_id: _filled([ENDS_SENTENCE], max_characters),
         }
-        self._language_of = np.zeros(len(self), dtype=np.int64)  # of a mark its language's number; 0 of all others
+        self._language_of = np.zeros(len(self), dtype=np.int64)  # a mark's language number; 0 for other words
         for number, mark in enumerate(marks, start=1):
             place = self.convert_tokens_to_ids(mark)
             self._special_characters[place] = _filled([FILLS + number], max_characters)
@@ -113,34 +93,28 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         *,
         min_count: int = 3,
         do_lower_case: bool = False,
-        split_punctuation: bool = True,
-        model_max_length: int = 1_000_000,
         languages: Sequence[str] = (),
         **kwargs: Any,
     ) -> Self:
-        """Count words and keep the most frequent for the language model to predict; see `CtxWordTokenizer.train`.
-
-        With `languages` their marks are no words of the texts.
-        """
+        """Count words and keep the most frequent as the output vocabulary; see `CtxWordTokenizer.train`. The marks of
+        `languages` are not counted."""
         marks = re.compile("|".join(re.escape(_MARK.format(name)) for name in languages) or "(?!)")
         return super().train(
             (marks.sub(" ", text) for text in texts),
             vocab_size,
             min_count=min_count,
             do_lower_case=do_lower_case,
-            split_punctuation=split_punctuation,
-            model_max_length=model_max_length,
             languages=list(languages),
             **kwargs,
         )
 
     @property
     def num_characters(self) -> int:
-        """Character ids that there are, for the configuration of a model."""
+        """Number of character ids, for a model's configuration."""
         return FILLS + 1 + len(self.languages)
 
     def vocabulary_ids(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, list[str]]]:
-        """Of every text the words' ids in the vocabulary (words,) int32, marks around them, and its unknown words."""
+        """For every text: its words' vocabulary ids (words,) int32, special tokens included, and its unknown words."""
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         for text, encoding in zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True):
@@ -148,15 +122,20 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             places = [encoding.offsets[place] for place in np.flatnonzero(ids == self.unk_token_id)]
             yield ids, [text[start:stop] for start, stop in places]
 
-    def spell(self, ids: Iterable[int], words: Iterable[str]) -> np.ndarray:
-        """(words, characters) int64 of words with these vocabulary ids; a special token's are not its name's."""
+    def character_ids(self, ids: Iterable[int], words: Iterable[str]) -> np.ndarray:
+        """(words, characters) int64 of words with these vocabulary ids; special tokens have characters of their own."""
         width, special = self.max_characters, self._special_characters
         rows = [special.get(number) or characters_of(word, width) for number, word in zip(ids, words, strict=True)]
         return np.array(rows, dtype=np.int64).reshape(-1, width)
 
     def tagged(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
-        """(words, characters) of the words with these vocabulary ids; behind a language's mark each begins with that
-        language's character, up to the next beginning of a sentence. In place."""
+        """Tag words by language, in place: after a language's mark and up to the next beginning of a sentence, each
+        word begins with that language's character.
+
+        Args:
+            ids: (words,) vocabulary ids.
+            characters: (words, characters).
+        """
         numbers = np.asarray(ids, dtype=np.int64)
         if not self.languages or not len(numbers):
             return characters
@@ -168,11 +147,11 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         return characters
 
     def mark_of(self, ids: np.ndarray) -> np.ndarray:
-        """The first language's mark among words' vocabulary ids: (1,), or (0,) where there is none."""
+        """The first language mark among vocabulary ids: (1,), or (0,) if there is none."""
         return ids[self._language_of[ids] > 0][:1]
 
-    def unspell(self, character_ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
-        """(words, characters) ids -> the words; those of padding are left out."""
+    def words_of(self, character_ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
+        """(words, characters) ids -> the words, without padding."""
         rows = [tuple(int(number) for number in row) for row in character_ids]
         names = {ids: self.convert_ids_to_tokens(number) for number, ids in self._special_characters.items()}
         names.pop((0,) * self.max_characters)
@@ -184,7 +163,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         return words
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> Any:
-        """(words, characters) ids -> the words, white space between; of several texts, a list. Vocabulary ids too."""
+        """(words, characters) ids -> words joined by spaces; a list for several texts. Also takes vocabulary ids."""
         token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         first: Any = token_ids[0] if hasattr(token_ids, "__len__") and len(token_ids) else 0
         if not hasattr(first, "__len__"):
@@ -192,16 +171,16 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         if len(first) and hasattr(first[0], "__len__"):
             return [self.decode(row, skip_special_tokens, **kwargs) for row in token_ids]
         left_out = self.all_special_tokens if skip_special_tokens else []
-        return " ".join(word for word in self.unspell(token_ids) if word not in left_out)
+        return " ".join(word for word in self.words_of(token_ids) if word not in left_out)
 
     def _encode_plus(
         self, text: Any, text_pair: Any = None, *, return_tensors: Any = None, **kwargs: Any
     ) -> BatchEncoding:
-        """Words by the backend, then the characters of each."""
+        """Split into words by the backend, then each word into characters."""
         split = bool(kwargs.get("is_split_into_words"))
         splitter = self._tokenizer.pre_tokenizer
         if split:
-            self._tokenizer.pre_tokenizer = None  # a word that is given is one word
+            self._tokenizer.pre_tokenizer = None  # given words are not split
         try:
             encoded = super()._encode_plus(text, text_pair, **kwargs)
         finally:
@@ -210,15 +189,15 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         texts = list(text) if rows else [text]
         pairs = [None] * len(texts) if text_pair is None else list(text_pair) if rows else [text_pair]
         sources = encoded.get("overflow_to_sample_mapping", range(len(encoded.encodings or [])))
-        spelled = [
+        characters = [
             self._characters(encoding, _sequences(texts[source], pairs[source], split))
             for encoding, source in zip(encoded.encodings or [], sources, strict=True)
         ]
         batched = rows or "overflow_to_sample_mapping" in encoded
         if return_tensors is None:
-            encoded["input_ids"] = [each.tolist() for each in spelled] if batched else spelled[0].tolist()
+            encoded["input_ids"] = [each.tolist() for each in characters] if batched else characters[0].tolist()
             return encoded
-        encoded["input_ids"] = spelled if batched else spelled[0]
+        encoded["input_ids"] = characters if batched else characters[0]
         return encoded.convert_to_tensors(return_tensors, prepend_batch_axis=not batched)
 
     def _characters(self, encoding: Any, sequences: Sequence[str | Sequence[str]]) -> np.ndarray:
@@ -227,10 +206,10 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         for place, sequence, (start, stop) in zip(encoding.word_ids, encoding.sequence_ids, encoding.offsets):
             whole = "" if sequence is None else sequences[sequence]
             words.append((whole if isinstance(whole, str) else whole[place])[start:stop])
-        return self.tagged(encoding.ids, self.spell(encoding.ids, words))
+        return self.tagged(encoding.ids, self.character_ids(encoding.ids, words))
 
     def pad(self, encoded_inputs: Any, *arguments: Any, **kwargs: Any) -> BatchEncoding:
-        """Pad one text or several to one number of words; see `PreTrainedTokenizerBase.pad`."""
+        """Pad texts to the same number of words; see `PreTrainedTokenizerBase.pad`."""
         if isinstance(encoded_inputs, list | tuple):
             names = encoded_inputs[0].keys()
             encoded_inputs = {name: [each[name] for each in encoded_inputs] for name in names}

@@ -13,10 +13,10 @@ BETWEEN = "\t"  # a text and its translation
 
 
 class CtxTranslationTokenizer(CtxWordTokenizer):
-    r"""Source text as `CtxWordTokenizer` reads it; `text_target` in words that are put together again exactly.
+    r"""Source text as `CtxWordTokenizer` splits it; `text_target` as words that decode to the exact text.
 
-    A word of the target language that follows white space begins with U+2581, so that punctuation finds its place.
-    Targets end with [EOS]. `decode` is for source ids, `decode_target` for target ids.
+    A target word that follows white space begins with U+2581. Targets end with [EOS]. `decode` is for source ids,
+    `decode_target` for target ids.
 
     Args:
         target_words: The target language's words in the order of their ids, special tokens first; None for none.
@@ -24,8 +24,8 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         **kwargs: Of `CtxWordTokenizer`.
 
     Attributes:
-        target_tokens: The first of every target vocabulary.
-        target_start: The one of them that a decoder reads first.
+        target_tokens: The first tokens of every target vocabulary.
+        target_start: The decoder's first input.
 
     Raises:
         CtxError: As there, or the target's special tokens are not its first words.
@@ -52,7 +52,7 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         require_different(self.target_words)
         if tuple(self.target_words[: len(special)]) != special:
             raise CtxError(
-                f"The target language's words begin with {self.target_words[: len(special)]}.",
+                f"The target vocabulary begins with {self.target_words[: len(special)]}.",
                 location=kwargs.get("name_or_path") or None,
                 hint=f"put {', '.join(special)} before all others.",
             )
@@ -74,17 +74,17 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
 
     @property
     def target_start_id(self) -> int:
-        """What a decoder reads first."""
+        """The decoder's first input."""
         return self.target_tokens.index(self.target_start)
 
     @property
     def target_end_id(self) -> int:
-        """What ends a target."""
+        """The end of a target."""
         return self.target_tokens.index("[EOS]")
 
     @property
     def target_unknown_id(self) -> int:
-        """Of words that are not in the vocabulary."""
+        """Stands for words outside the vocabulary."""
         return self.target_tokens.index("[UNK]")
 
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
@@ -102,25 +102,17 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         target_vocab_size: int = 0,
         min_target_count: int = 2,
         target_lower_case: bool = False,
-        min_count: int = 5,
-        do_lower_case: bool = True,
-        split_punctuation: bool = True,
-        pretrained_embeddings: str = "",
-        model_max_length: int = 1_000_000,
         **kwargs: Any,
     ) -> Self:
-        """Count the words of both languages, or take the source language's from a model of fixed vectors.
+        """Count the words of both languages, or take the source language's from a model of word vectors.
 
         Args:
             texts: Each a text, or a text, a tab, and its translation.
-            vocab_size: Source tokens to keep at most, the special ones included.
-            target_vocab_size: Target tokens to keep at most; 0 for as many as `vocab_size`.
+            vocab_size: Maximum number of source tokens, the special ones included.
+            target_vocab_size: Maximum number of target tokens; 0 for `vocab_size`.
             min_target_count: A target word seen fewer times is left out.
             target_lower_case: Lower-case targets.
-            min_count, do_lower_case, split_punctuation, pretrained_embeddings: Of the source language, see
-                `CtxWordTokenizer.train`.
-            model_max_length: Longest input in words.
-            kwargs: Of the class.
+            kwargs: For the source language, see `CtxWordTokenizer.train`.
 
         Raises:
             CtxError: As there, or `pretrained_embeddings` cannot be opened.
@@ -132,18 +124,13 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         return super().train(
             (text.partition(BETWEEN)[0] for text in texts),
             vocab_size,
-            min_count=min_count,
-            do_lower_case=do_lower_case,
-            split_punctuation=split_punctuation,
-            pretrained_embeddings=pretrained_embeddings,
-            model_max_length=model_max_length,
             target_lower_case=target_lower_case,
             **kwargs,
         )
 
     @classmethod
     def count_target_words(cls, texts: Iterable[str], size: int, min_count: int, lower_case: bool) -> list[str]:
-        """The most frequent words of what stands behind the tabs, at most `size` with the special tokens."""
+        """The most frequent words after the tabs, at most `size` with the special tokens."""
         backend = cls._target_backend(cls.target_tokens, lower_case)
         counts: Counter[str] = Counter()
         for text in texts:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
@@ -19,15 +19,15 @@ _MARK = re.compile(r"<[^<>\s]+>")
 
 
 class SubwordTokenizer(CtxTokenizer):
-    """Words and runs of other signs, in lower case if asked for, as joint byte-pair encodings; every text ends with
-    </s>. A translation (`text_target`) begins with the mark of its language, such as <de>.
+    """Joint byte-pair encodings of words and runs of other characters; every text ends with </s>. A translation
+    (`text_target`) begins with the mark of its language, such as <de>.
 
     Args:
         vocab: Subword -> id; a subword that ends a word ends with "</w>".
-        merges: Which subwords are joined, in order.
-        languages: Marks of the languages that translations may be in, in the order of their numbers.
+        merges: Pairs of subwords in the order in which they are merged.
+        languages: Marks of the target languages, in the order of their numbers.
         do_lower_case: Lower-case the text.
-        split_punctuation: Split runs of letters and digits from runs of other signs; else at white space alone.
+        split_punctuation: Split runs of letters and digits from runs of other characters, not only at white space.
         **kwargs: Passed on to `TokenizersBackend`.
 
     Raises:
@@ -42,6 +42,13 @@ class SubwordTokenizer(CtxTokenizer):
     vocab_files_names = {"tokenizer_file": "tokenizer.json"}
     model_input_names = ["input_ids", "attention_mask"]
     model = BPE
+    defaults: ClassVar[dict[str, Any]] = {
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
+    templates = ("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
 
     def __init__(
         self,
@@ -50,24 +57,20 @@ class SubwordTokenizer(CtxTokenizer):
         languages: Sequence[str] = (),
         do_lower_case: bool = True,
         split_punctuation: bool = True,
-        unk_token: str = "<unk>",
-        pad_token: str = "<pad>",
-        bos_token: str = "<s>",
-        eos_token: str = "</s>",
         **kwargs: Any,
     ) -> None:
         if vocab is None:
             raise no_vocabulary(type(self), kwargs)
-        named = {"unk_token": unk_token, "pad_token": pad_token, "bos_token": bos_token, "eos_token": eos_token}
+        kwargs = {**self.defaults, **kwargs}
         self.languages = list(languages)
-        ways = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
-        tokens = [*map(str, named.values()), *self.languages]
+        rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
+        tokens = [*(str(kwargs[name]) for name in self.defaults), *self.languages]
         require_tokens(vocab, tokens, kwargs, kwargs.get("name_or_path") or None)
         pairs = [(first, second) for first, second in merges or ()]
-        self._tokenizer = _backend(BPE(vocab, pairs, unk_token=str(unk_token), end_of_word_suffix=END_OF_WORD), **ways)
+        model = BPE(vocab, pairs, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
+        self._tokenizer = _backend(model, **rules)
         self._tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in languages])
-        super().__init__(languages=self.languages, **ways, **named, **kwargs)
-        self.set_template("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
+        super().__init__(languages=self.languages, **rules, **kwargs)
 
     @classmethod
     def train(
@@ -85,11 +88,11 @@ class SubwordTokenizer(CtxTokenizer):
 
         Args:
             texts: Each a text, or a text, a tab, and its translation, which may begin with the mark of its language.
-            vocab_size: Tokens at most, special ones and marks included.
+            vocab_size: Maximum number of tokens, special ones and marks included.
             do_lower_case, split_punctuation: See the class.
-            min_frequency: Pairs seen fewer times are not joined.
+            min_frequency: A pair seen fewer times is not merged.
             model_max_length: Longest input in tokens.
-            kwargs: Of the class.
+            kwargs: Arguments of the class.
 
         Raises:
             CtxError: There is no text, or no room for any subword.
@@ -98,8 +101,8 @@ class SubwordTokenizer(CtxTokenizer):
         marks = sorted({mark for _, mark, _ in map(_sides, texts) if mark})
         if not any(side.strip() for text in texts for side in _sides(text)[::2]):
             raise no_text()
-        ways = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
-        backend = _backend(BPE(unk_token="<unk>", end_of_word_suffix=END_OF_WORD), **ways)
+        rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
+        backend = _backend(BPE(unk_token="<unk>", end_of_word_suffix=END_OF_WORD), **rules)
         trainer = BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
@@ -115,7 +118,7 @@ class SubwordTokenizer(CtxTokenizer):
                 f"vocab_size={vocab_size}.",
                 hint="give a larger vocab_size.",
             )
-        fields = {**ways, "model_max_length": model_max_length, **kwargs}
+        fields = {**rules, "model_max_length": model_max_length, **kwargs}
         return cls(vocab=learned["vocab"], merges=learned["merges"], languages=marks, **fields)
 
     @property
@@ -130,17 +133,17 @@ class SubwordTokenizer(CtxTokenizer):
 
     @property
     def target_start_id(self) -> int:
-        """What a decoder reads first."""
+        """The decoder's first input."""
         return self.bos_token_id
 
     @property
     def target_end_id(self) -> int:
-        """What ends a target."""
+        """The end of a target."""
         return self.eos_token_id
 
     @property
     def target_unknown_id(self) -> int:
-        """Of characters that were never seen."""
+        """Stands for characters outside the vocabulary."""
         return self.unk_token_id
 
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
@@ -158,7 +161,7 @@ def _backend(model: BPE, do_lower_case: bool, split_punctuation: bool) -> Tokeni
 
 
 def _sides(text: str) -> tuple[str, str, str]:
-    """A text, the mark of its translation's language if there is one, and the translation."""
+    """A text, the mark of its translation's language (empty without one), and the translation."""
     source, _, translation = text.partition(BETWEEN)
     first, _, rest = translation.partition(" ")
     return (source, first, rest) if _MARK.fullmatch(first) else (source, "", translation)

@@ -23,82 +23,69 @@ TRAINING_THREADS = 4  # a part of the result: sums are made per thread, so anoth
 
 
 class CtxUnigramTokenizer(CtxTokenizer):
-    """Quotes made plain, accents and case removed where asked, split at white space, then the likeliest pieces.
+    """Normalises text, splits it at white space, and takes the likeliest segmentation into pieces.
 
-    The common part of the SentencePiece families' tokenizers. Opens a `tokenizer.json`, or else SentencePiece's own
-    file, for which the package `sentencepiece` is needed.
+    The common part of the SentencePiece families' tokenizers; a family sets `defaults`, `templates` and
+    `first_tokens`. Opens a `tokenizer.json`, or else SentencePiece's own file, for which the package `sentencepiece` is
+    needed.
 
     Args:
         vocab: (piece, log probability) in the order of the ids.
-        do_lower_case: lower-case the text.
-        keep_accents: leave combining accents in the text.
-        add_prefix_space: a word at the very beginning gets the mark of a word's beginning, as all others do.
-        unk_token: what stands for a character that no piece has.
-        _spm_precompiled_charsmap: SentencePiece's table of character normalisation; upstream's name for it.
-        **kwargs: passed on to `TokenizersBackend`: the other special tokens, `model_max_length`, `padding_side`, ...
+        add_prefix_space: Mark the beginning of the text's first word, as that of all others.
+        _spm_precompiled_charsmap: SentencePiece's table of character normalisation, under the name of transformers.
+        **kwargs: `do_lower_case`, `keep_accents` (combining accents stay in the text), special tokens, and what
+            `TokenizersBackend` takes: `model_max_length`, `padding_side`, ...
 
     Raises:
-        CtxError: the vocabulary is missing, damaged, of another kind, or without one of the special tokens.
+        CtxError: The vocabulary is missing, damaged, of another kind, or without one of the special tokens.
     """
 
     vocab_files_names = {"vocab_file": "spiece.model", "tokenizer_file": "tokenizer.json"}
     model = Unigram
 
     first_tokens: ClassVar[tuple[str, ...]]
-    """The special tokens that SentencePiece's file of a newly trained vocabulary begins with."""
+    """The first tokens in SentencePiece's file of a newly trained vocabulary."""
 
     plain_quotes: ClassVar[bool] = True
     """Whether `` and '' become "."""
 
-    templates: ClassVar[tuple[str, str]]
-    """Of one text and of a pair, see `CtxTokenizer.set_template`."""
-
     def __init__(
         self,
-        vocab: Pieces | None,
+        vocab: Pieces | None = None,
         *,
-        do_lower_case: bool,
-        keep_accents: bool,
-        add_prefix_space: bool,
-        unk_token: str,
-        _spm_precompiled_charsmap: bytes | None,
+        add_prefix_space: bool = True,
+        _spm_precompiled_charsmap: bytes | None = None,
         **kwargs: Any,
     ) -> None:
+        kwargs = {**self.defaults, **kwargs}
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = [tuple(entry) for entry in json.loads(kwargs["tokenizer_object"].to_str())["model"]["vocab"]]
         if vocab is None:
             raise no_vocabulary(type(self), kwargs)
         pieces = [piece for piece, _ in vocab]
-        named = [unk_token, *(kwargs[f"{name}_token"] for name in ("pad", "cls", "sep", "mask"))]
-        require_tokens(pieces, [str(token) for token in named], kwargs, kwargs.get("name_or_path") or None)
-        kwargs["unk_id"] = pieces.index(str(unk_token))
-        self.do_lower_case, self.keep_accents = do_lower_case, keep_accents
+        named = [str(kwargs[f"{name}_token"]) for name in ("unk", "pad", "cls", "sep", "mask")]
+        require_tokens(pieces, named, kwargs, kwargs.get("name_or_path") or None)
+        kwargs["unk_id"] = pieces.index(named[0])
+        self.do_lower_case, self.keep_accents = kwargs["do_lower_case"], kwargs["keep_accents"]
         self._tokenizer = Tokenizer(Unigram(vocab, unk_id=kwargs["unk_id"], byte_fallback=False))
         self._tokenizer.normalizer = _normalizer(
-            self.plain_quotes, do_lower_case, keep_accents, _spm_precompiled_charsmap
+            self.plain_quotes, self.do_lower_case, self.keep_accents, _spm_precompiled_charsmap
         )
         mark: dict[str, Any] = {"replacement": "▁", "prepend_scheme": "always" if add_prefix_space else "never"}
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**mark)]
         )
         self._tokenizer.decoder = decoders.Metaspace(**mark)
-        super().__init__(
-            do_lower_case=do_lower_case,
-            keep_accents=keep_accents,
-            add_prefix_space=add_prefix_space,
-            unk_token=unk_token,
-            **kwargs,
-        )
-        self.set_template(*self.templates)
+        super().__init__(add_prefix_space=add_prefix_space, **kwargs)
 
     @classmethod
     def arrange(cls, pieces: Pieces) -> Pieces:
-        """The vocabulary in the order of this family's ids, from that of SentencePiece's file: the same order."""
+        """Reorder the vocabulary of SentencePiece's file to this family's ids; the same order by default."""
         return pieces
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """What `__init__` takes, from the files that were found. Code of a repository is never run, only this class."""
+        """The arguments of `__init__`, from the files. Never runs code of a repository."""
         vocab_file = kwargs.get("vocab_file")
         if kwargs.get("tokenizer_file") is None and vocab_file is not None:
             read = read_sentencepiece(vocab_file, cls.arrange)
@@ -123,14 +110,14 @@ class CtxUnigramTokenizer(CtxTokenizer):
         "nmt_nfkc" table, which becomes a part of the tokenizer. Words over 4192 bytes are left out.
 
         Args:
-            texts: strings of any length; read once.
-            vocab_size: number of tokens wanted, the special ones included; a small corpus may give fewer.
-            do_lower_case, keep_accents: see the class; None does as the family's published models.
-            character_coverage: share of the text's characters that must be in the vocabulary; the rarest are left out.
-            model_max_length: longest input, special tokens included, of the model this tokenizer is for.
+            texts: Strings of any length; read once.
+            vocab_size: Number of tokens, the special ones included; a small corpus may give fewer.
+            do_lower_case, keep_accents: See the class; None for the family's published choice.
+            character_coverage: Share of the text's characters that the vocabulary covers; the rarest are left out.
+            model_max_length: Longest input of the model in tokens, special tokens included.
 
         Raises:
-            CtxError: there is no text, `vocab_size` is too small for its characters, or `sentencepiece` is missing.
+            CtxError: There is no text, `vocab_size` is too small for its characters, or `sentencepiece` is missing.
         """
         given = {"do_lower_case": do_lower_case, "keep_accents": keep_accents}
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -151,7 +138,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
 def _normalizer(
     plain_quotes: bool, lower_case: bool, keep_accents: bool, charsmap: bytes | None
 ) -> normalizers.Normalizer:
-    """What the released ALBERT and XLNet do to a text, in their order."""
+    """The normalisation of the released ALBERT and XLNet, in their order."""
     steps: list[normalizers.Normalizer] = []
     if plain_quotes:
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -167,14 +154,16 @@ def _normalizer(
 def read_sentencepiece(path: str, arrange: Callable[[Pieces], Pieces]) -> dict[str, Any]:
     """Vocabulary, character table and added tokens of SentencePiece's file, as keyword arguments of the tokenizer.
 
-    `arrange` puts the vocabulary into the order of the ids.
-
     Control symbols become special tokens. User-defined symbols (the released models have "(", "." and others) become
     added tokens that are not special, so that they are masked and decoded like any text; transformers 5.23 makes them
     special. The ids are the same.
 
+    Args:
+        path: The file.
+        arrange: Puts the vocabulary into the order of the ids.
+
     Raises:
-        CtxError: the file is damaged or no unigram model, or a package for reading it is missing.
+        CtxError: The file is damaged or no unigram model, or a package for reading it is missing.
     """
     try:
         from google.protobuf.message import DecodeError
@@ -190,7 +179,7 @@ def read_sentencepiece(path: str, arrange: Callable[[Pieces], Pieces]) -> dict[s
         ) from error
     if extractor.proto.trainer_spec.model_type != UNIGRAM or not extractor.proto.pieces:
         raise CtxError(
-            f"{Path(path).name} holds no unigram model, but one of another kind.",
+            f"{Path(path).name} holds no unigram model.",
             location=path,
             hint="open it with the tokenizer of its own family.",
         )
@@ -221,7 +210,7 @@ def _sentencepiece_model(
             hard_vocab_limit=False,
             character_coverage=character_coverage,
             unk_id=first_tokens.index("<unk>"),
-            bos_id=-1,  # these three are among the control symbols, which take the ids that are left, in order
+            bos_id=-1,  # these three are control symbols, which take the remaining ids in order
             eos_id=-1,
             pad_id=-1,
             control_symbols=[token for token in first_tokens if token != "<unk>"],
@@ -239,10 +228,10 @@ def _sentencepiece_model(
 
 
 def _counted_lines(words: Counter[str]) -> Iterator[str]:
-    """Lines of words with their counts, in a fixed order, in which every word has its own count.
+    """Lines of words with their counts, in a fixed order.
 
-    SentencePiece takes a string as a candidate only if it is followed by two different things somewhere. A word written
-    twice in one line is: by itself, and by the end of the line. Without that, no word of a small text would be a piece.
+    SentencePiece takes a string as a candidate only if two different things follow it. A word written twice in one line
+    is followed by itself and by the end of the line. Without that, no word of a small text would become a piece.
     """
     for word, count in sorted(words.items()):
         if count > 1:

@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordPiece
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, read_text, require_tokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -17,18 +16,18 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 class WordPieceTokenizer(CtxTokenizer):
     """Cleans text, splits it at spaces, punctuation and Chinese characters, then into word pieces.
 
-    Gives the ids of `transformers.BertTokenizer` on the same files (`vocab.txt` or `tokenizer.json`), but never
-    starts from an empty vocabulary: upstream silently builds five tokens when a directory holds no tokenizer file.
+    Gives the ids of `transformers.BertTokenizer` on the same files (`vocab.txt` or `tokenizer.json`). That class
+    silently builds a vocabulary of five tokens when a directory holds no tokenizer file; this one raises an error.
 
     Args:
-        vocab: token -> id, or the path of a `vocab.txt` with one token a line (its line number is its id).
-        do_lower_case: lower-case the text (the "uncased" models).
-        tokenize_chinese_chars: make every CJK ideograph a word of its own.
-        strip_accents: remove combining accents; `None` does it exactly when `do_lower_case` is set, as BERT did.
-        **kwargs: passed on to `TokenizersBackend` (`model_max_length`, `padding_side`, ...).
+        vocab: Token -> id, or the path of a `vocab.txt` with one token a line (its line number is its id).
+        do_lower_case: Lower-case the text (the "uncased" models).
+        tokenize_chinese_chars: Make every CJK ideograph a word of its own.
+        strip_accents: Remove combining accents; `None` does so if `do_lower_case` is set, as BERT did.
+        **kwargs: Passed on to `TokenizersBackend`: special tokens, `model_max_length`, `padding_side`, ...
 
     Raises:
-        CtxError: the vocabulary is missing, unreadable, empty, or without one of the special tokens.
+        CtxError: The vocabulary is missing, unreadable, empty, or without one of the special tokens.
 
     Example:
         >>> texts = ["a cat sat on a mat", "a cat ran"]
@@ -39,42 +38,35 @@ class WordPieceTokenizer(CtxTokenizer):
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
     model = WordPiece
+    defaults: ClassVar[dict[str, Any]] = dict(
+        zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
+    )
+    templates = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
 
     def __init__(
         self,
         vocab: str | dict[str, int] | None = None,
         do_lower_case: bool = True,
-        unk_token: str = "[UNK]",
-        sep_token: str = "[SEP]",
-        pad_token: str = "[PAD]",
-        cls_token: str = "[CLS]",
-        mask_token: str = "[MASK]",
         tokenize_chinese_chars: bool = True,
         strip_accents: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        kwargs = {**self.defaults, **kwargs}
         self.do_lower_case = do_lower_case
         self.tokenize_chinese_chars = tokenize_chinese_chars
         self.strip_accents = strip_accents
-        special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
+        special_tokens = [str(kwargs[name]) for name in self.defaults]
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
         self._vocab = _checked_vocabulary(type(self), vocab, special_tokens, kwargs)
-        self._tokenizer = _build_backend(
-            self._vocab, str(unk_token), do_lower_case, tokenize_chinese_chars, strip_accents
-        )
+        case = (do_lower_case, tokenize_chinese_chars, strip_accents)
+        self._tokenizer = _build_backend(self._vocab, str(kwargs["unk_token"]), *case)
         super().__init__(
             do_lower_case=do_lower_case,
-            unk_token=unk_token,
-            sep_token=sep_token,
-            pad_token=pad_token,
-            cls_token=cls_token,
-            mask_token=mask_token,
             tokenize_chinese_chars=tokenize_chinese_chars,
             strip_accents=strip_accents,
             **kwargs,
         )
-        self.set_template("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
 
     @classmethod
     def train(
@@ -92,15 +84,15 @@ class WordPieceTokenizer(CtxTokenizer):
         """Learn a WordPiece vocabulary. The same texts in the same order always give the same vocabulary.
 
         Args:
-            texts: strings of any length; read twice, so an iterator is first turned into a list.
-            vocab_size: number of tokens wanted, the five special ones included; a small corpus may give fewer.
-            do_lower_case, tokenize_chinese_chars, strip_accents: see the class.
-            min_frequency: a pair seen fewer times is not merged.
-            limit_alphabet: how many different characters are kept, the most frequent first.
-            model_max_length: longest input, special tokens included, of the model this tokenizer is for.
+            texts: Strings of any length; read twice, so an iterator is first turned into a list.
+            vocab_size: Number of tokens, the five special ones included; a small corpus may give fewer.
+            do_lower_case, tokenize_chinese_chars, strip_accents: See the class.
+            min_frequency: A pair seen fewer times is not merged.
+            limit_alphabet: Number of different characters to keep, the most frequent first.
+            model_max_length: Longest input of the model in tokens, special tokens included.
 
         Raises:
-            CtxError: there is no text, or `vocab_size` is too small for the characters of the text.
+            CtxError: There is no text, or `vocab_size` is too small for the characters of the text.
         """
         if isinstance(texts, Iterator):
             texts = list(texts)
@@ -177,14 +169,5 @@ def _checked_vocabulary(
 
 def _read_vocabulary_file(path: str) -> dict[str, int]:
     """token -> line number of a `vocab.txt`."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise CtxError(f"The vocabulary cannot be read: {error.strerror}.", location=path, hint="check it.") from error
-    except UnicodeDecodeError as error:
-        raise CtxError(
-            f"The vocabulary is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}.",
-            location=f"{path}, byte {error.start}",
-            hint="copy it again from its source.",
-        ) from error
+    lines = read_text(path).removesuffix("\n").split("\n")
     return {line.rstrip(): number for number, line in enumerate(lines)}

@@ -1,4 +1,4 @@
-"""Whole words, most frequent first: the tokenizer of families that have one vector for each word."""
+"""Whole words, most frequent first: the tokenizer of families with a vocabulary of words."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,23 +9,23 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]")
 
 
 class CtxWordTokenizer(CtxTokenizer):
-    """Splits text into words, and knows how often each was seen. No special tokens are added around a text.
+    """Splits text into words, and holds their frequencies. No special tokens are added around a text.
 
     Args:
-        vocab: word -> id.
-        counts: how often the word of each id was seen in training, 0 for special tokens; None where nobody counted.
-        do_lower_case: lower-case the text.
-        split_punctuation: split runs of letters and digits from runs of other signs; else at white space alone.
-        **kwargs: passed on to `TokenizersBackend`.
+        vocab: Word -> id.
+        counts: Frequency of each id's word in the training text, 0 for special tokens; None if unknown.
+        **kwargs: `do_lower_case`; `split_punctuation`, which splits runs of letters and digits from runs of other
+            characters, where otherwise only white space splits; special tokens, and what `TokenizersBackend` takes.
 
     Raises:
-        CtxError: the vocabulary is missing or lacks a special token, or the counts are not one for each word.
+        CtxError: The vocabulary is missing or lacks a special token, or the counts are not one for each word.
 
     Example:
         >>> tokenizer = CtxWordTokenizer.train(["a cat sat, a cat ran"], vocab_size=10, min_count=2)
@@ -37,39 +37,31 @@ class CtxWordTokenizer(CtxTokenizer):
     model_input_names = ["input_ids", "attention_mask"]
     model = WordLevel
     special_tokens: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS  # the first of every vocabulary
+    defaults: ClassVar[dict[str, Any]] = {
+        "do_lower_case": True,
+        "split_punctuation": True,
+        "unk_token": "[UNK]",
+        "pad_token": "[PAD]",
+    }
 
-    def __init__(
-        self,
-        vocab: dict[str, int] | None = None,
-        counts: Sequence[int] | None = None,
-        do_lower_case: bool = True,
-        split_punctuation: bool = True,
-        unk_token: str = "[UNK]",
-        pad_token: str = "[PAD]",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, vocab: dict[str, int] | None = None, counts: Sequence[int] | None = None, **kwargs: Any) -> None:
+        kwargs = {**self.defaults, **kwargs}
+        unk_token, pad_token = str(kwargs["unk_token"]), str(kwargs["pad_token"])
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
         if vocab is None:
             raise no_vocabulary(type(self), kwargs)
-        require_tokens(vocab, [str(pad_token), str(unk_token)], kwargs, kwargs.get("name_or_path") or None)
+        require_tokens(vocab, [pad_token, unk_token], kwargs, kwargs.get("name_or_path") or None)
         if counts is not None and len(counts) != len(vocab):
             raise CtxError(
                 f"{len(counts)} counts for {len(vocab)} words.",
                 location=kwargs.get("name_or_path") or None,
                 hint="copy tokenizer.json and tokenizer_config.json from one place, or train the tokenizer again.",
             )
-        self.do_lower_case, self.split_punctuation = do_lower_case, split_punctuation
+        self.do_lower_case, self.split_punctuation = kwargs["do_lower_case"], kwargs["split_punctuation"]
         self.counts = None if counts is None else list(counts)
-        self._tokenizer = self._backend(vocab, str(unk_token), do_lower_case, split_punctuation)
-        super().__init__(
-            counts=self.counts,
-            do_lower_case=do_lower_case,
-            split_punctuation=split_punctuation,
-            unk_token=unk_token,
-            pad_token=pad_token,
-            **kwargs,
-        )
+        self._tokenizer = self._backend(vocab, unk_token, self.do_lower_case, self.split_punctuation)
+        super().__init__(counts=self.counts, **kwargs)
 
     @classmethod
     def train(
@@ -87,18 +79,18 @@ class CtxWordTokenizer(CtxTokenizer):
         """Count words and keep the most frequent. Ties go by the alphabet: the same texts give the same vocabulary.
 
         Args:
-            texts: strings of any length.
-            vocab_size: tokens to keep at most, the special ones included.
-            min_count: a word seen fewer times is left out.
-            do_lower_case, split_punctuation: see the class.
-            pretrained_embeddings: a directory or Hub id of a model of word vectors. Nothing is counted then: the words
-                are its tokenizer's, in their order and split like them, so that a model can hold its vectors.
-            model_max_length: longest input in words.
-            kwargs: of the class.
+            texts: Strings of any length.
+            vocab_size: Maximum number of tokens, the special ones included.
+            min_count: A word seen fewer times is left out.
+            do_lower_case, split_punctuation: See the class.
+            pretrained_embeddings: Directory or Hub id of a model of word vectors, whose tokenizer's words and rules are
+                then taken in place of counted ones.
+            model_max_length: Longest input in words.
+            kwargs: Arguments of the class.
 
         Raises:
-            CtxError: there is no text, no word is frequent enough, or no room for any; `pretrained_embeddings` has no
-                words.
+            CtxError: There is no text, no word is frequent enough, there is no room for any, or
+                `pretrained_embeddings` has no tokenizer of words.
         """
         if pretrained_embeddings:
             return cls.of_static_model(pretrained_embeddings, model_max_length=model_max_length, **kwargs)
@@ -130,19 +122,16 @@ class CtxWordTokenizer(CtxTokenizer):
 
     @classmethod
     def of_static_model(cls, source: str, **kwargs: Any) -> Self:
-        """A tokenizer with the words of a model of word vectors, and that splits text as it was split for them.
+        """A tokenizer with the words and rules of the tokenizer of a model of word vectors.
 
         Args:
-            source: a directory or Hub id.
-            kwargs: of the class.
+            source: Directory or Hub id.
+            kwargs: Arguments of the class.
 
         Raises:
-            CtxError: its tokenizer cannot be opened, or is not one of whole words.
+            CtxError: That tokenizer cannot be opened, or is not one of whole words.
         """
-        try:
-            static = AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError) as error:
-            raise CtxError(f"Cannot open the tokenizer of the vectors: {error}", location=source) from error
+        static = open_pretrained(AutoTokenizer, source, "the tokenizer of the word vectors")
         if not isinstance(static, CtxWordTokenizer):
             raise CtxError(f"{type(static).__name__} is no tokenizer of whole words.", location=source)
         return cls(
@@ -155,12 +144,12 @@ class CtxWordTokenizer(CtxTokenizer):
 
     @classmethod
     def from_words(cls, words: Sequence[str], counts: Sequence[int] | None = None, **kwargs: Any) -> Self:
-        """A tokenizer of these words, numbered behind the special tokens in their order.
+        """A tokenizer of these words, numbered after the special tokens in their order.
 
         Args:
-            words: no two alike, and none of the special tokens.
-            counts: of each word; None where they are not known.
-            kwargs: of the class.
+            words: All different, and none a special token.
+            counts: Frequency of each word; None if unknown.
+            kwargs: Arguments of the class.
         """
         every = [*cls.special_tokens, *words]
         require_different(every)
@@ -170,7 +159,7 @@ class CtxWordTokenizer(CtxTokenizer):
 
     @classmethod
     def normalizers(cls, do_lower_case: bool) -> list[normalizers.Normalizer]:
-        """What is done to a text before it is split into words."""
+        """The normalisation of a text before it is split into words."""
         return [normalizers.NFC(), *([normalizers.Lowercase()] if do_lower_case else [])]
 
     @classmethod
@@ -187,20 +176,19 @@ class CtxWordTokenizer(CtxTokenizer):
 
 
 def written_words(vocab: dict[str, int], lower_case: bool, split_punctuation: bool = True) -> Tokenizer:
-    """Splits a text into words that can be put together again: a word that follows white space begins with U+2581, so
-    that punctuation finds its place.
+    """A backend that splits text reversibly into words: one that follows white space begins with U+2581.
 
     Args:
-        vocab: word -> id, with [UNK].
-        lower_case: lower-case the text.
-        split_punctuation: see `CtxWordTokenizer`.
+        vocab: Word -> id, with [UNK].
+        lower_case: Lower-case the text.
+        split_punctuation: See `CtxWordTokenizer`.
     """
     backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence(CtxWordTokenizer.normalizers(lower_case))
     pattern = "\u2581?(?:\\w+|[^\\w\u2581]+)" if split_punctuation else "\u2581?[^\u2581]+"
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.WhitespaceSplit(),  # so that no word's offsets begin at white space
+            pre_tokenizers.WhitespaceSplit(),  # so that offsets do not include white space
             pre_tokenizers.Metaspace(prepend_scheme="always", split=False),
             pre_tokenizers.Split(Regex(pattern), "isolated"),
         ]
@@ -210,14 +198,9 @@ def written_words(vocab: dict[str, int], lower_case: bool, split_punctuation: bo
 
 
 class CtxWrittenWordTokenizer(CtxWordTokenizer):
-    """Splits text into words that `decode` puts together again; each text ends with [EOS].
+    """Splits text into words that `decode` joins again; each text ends with [EOS]. For families that generate text.
 
-    For families that write. A word that follows white space begins with U+2581.
-
-    Args:
-        vocab, counts, do_lower_case, split_punctuation, unk_token, pad_token: see `CtxWordTokenizer`.
-        eos_token: ends a text.
-        **kwargs: passed on.
+    A word that follows white space begins with U+2581. See `CtxWordTokenizer` for arguments, training and errors.
 
     Example:
         >>> tokenizer = CtxWrittenWordTokenizer.train(["a cat, a dog."], vocab_size=20, min_count=1)
@@ -226,29 +209,8 @@ class CtxWrittenWordTokenizer(CtxWordTokenizer):
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = (*SPECIAL_TOKENS, "[EOS]")
-
-    def __init__(
-        self,
-        vocab: dict[str, int] | None = None,
-        counts: Sequence[int] | None = None,
-        do_lower_case: bool = True,
-        split_punctuation: bool = True,
-        unk_token: str = "[UNK]",
-        pad_token: str = "[PAD]",
-        eos_token: str = "[EOS]",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            vocab=vocab,
-            counts=counts,
-            do_lower_case=do_lower_case,
-            split_punctuation=split_punctuation,
-            unk_token=unk_token,
-            pad_token=pad_token,
-            eos_token=eos_token,
-            **kwargs,
-        )
-        self.set_template("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
+    defaults: ClassVar[dict[str, Any]] = {**CtxWordTokenizer.defaults, "eos_token": "[EOS]"}
+    templates = ("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
 
     @classmethod
     def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
@@ -256,7 +218,7 @@ class CtxWrittenWordTokenizer(CtxWordTokenizer):
 
 
 def require_different(words: Sequence[str]) -> None:
-    """Raise CtxError if a word stands twice."""
+    """Raise CtxError if a word occurs twice."""
     if len(set(words)) != len(words):
         twice = next(word for word, times in Counter(words).items() if times > 1)
-        raise CtxError(f"The word {twice!r} stands twice in the vocabulary.", hint="leave one of the two out.")
+        raise CtxError(f"The word {twice!r} occurs twice in the vocabulary.", hint="leave one of the two out.")

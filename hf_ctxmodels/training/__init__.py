@@ -1,1 +1,1 @@
-"""Training: one Accelerate loop for pretraining and fine-tuning, and what goes with it."""
+"""Training: an Accelerate loop for pretraining and fine-tuning."""

@@ -9,10 +9,10 @@ from hf_ctxmodels.core.flags import flag
 
 @dataclass
 class LoopArguments:
-    """Everything the training loop needs besides model, data and collator.
+    """Arguments of the training loop besides model, data and collator.
 
     Raises:
-        CtxError: a value out of its range, or not exactly one of `max_steps` and `num_train_epochs`.
+        CtxError: A value is out of range, or not exactly one of `max_steps` and `num_train_epochs` is given.
     """
 
     output_dir: str = field(metadata={"help": "Directory for the model, its checkpoints and logs."})
@@ -22,48 +22,48 @@ class LoopArguments:
     gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.")
     optimizer: Literal["adamw", "lamb", "adagrad", "sgd", "asgd", "nt-asgd"] = flag(
         "adamw",
-        "AdamW; LAMB for very large batches; AdaGrad or plain SGD for word vectors; SGD whose weights are averaged, "
-        "from the start or (nt-asgd) from when the held-out loss falls no more.",
+        "AdamW; LAMB for very large batches; AdaGrad or plain SGD for word vectors; averaged SGD, from the start or "
+        "(nt-asgd) once the held-out loss stops falling.",
     )
     average_after: int = flag(5, "Evaluations for which nt-asgd waits for a better held-out loss.")
     lr_reference_targets: float = flag(
-        0.0, "Targets with which a step has the learning rate; one with more or fewer has more or less; 0: it is fixed."
+        0.0, "Scale the learning rate of a step by its number of targets divided by this; 0: no scaling."
     )
     learning_rate: float = flag(1e-4, "Peak learning rate.")
-    weight_decay: float = flag(0.01, "Decoupled weight decay; biases and normalisation weights are spared.")
+    weight_decay: float = flag(0.01, "Decoupled weight decay, except for biases and normalisation weights.")
     adam_beta1: float = flag(0.9, "Decay of the first moment.")
     adam_beta2: float = flag(0.999, "Decay of the second moment.")
     adam_epsilon: float = flag(1e-6, "Added to the denominator.")
     lr_scheduler: Literal["linear", "cosine", "constant", "slanted-triangular"] = flag(
         "linear", "Learning rate after the warm-up; slanted-triangular is that of ULMFiT."
     )
-    slant_ratio: float = flag(32.0, "By how much the lowest rate of slanted-triangular is below the peak.")
+    slant_ratio: float = flag(32.0, "Ratio of the peak to the lowest rate of slanted-triangular.")
     warmup_steps: float = flag(0.0, "Steps of linear warm-up; a value below 1 is a share of all steps.")
-    layerwise_lr_decay: float = flag(1.0, "Divide the rate by this from each layer to the one below it; ULMFiT: 2.6.")
+    layerwise_lr_decay: float = flag(1.0, "Factor between the learning rates of adjacent layers; ULMFiT: 2.6.")
     unfreeze_steps: float = flag(
-        0.0, "Train the head first and one layer more after so many steps; below 1 a share of all; 0 trains all."
+        0.0, "Steps after which gradual unfreezing trains one more layer; below 1 a share of all; 0 trains all layers."
     )
     max_grad_norm: float = flag(1.0, "Clip the gradient to this norm; 0 does not clip.")
     mixed_precision: Literal["no", "bf16", "fp16"] | None = flag(
-        None, "Precision of the forward pass; by default what `accelerate launch` says, else no."
+        None, "Precision of the forward pass; by default that of `accelerate launch`, else no."
     )
     seed: int = flag(42, "Seed of initialisation, data order, masks and dropout.")
     logging_steps: int = flag(50, "Steps between two log records.")
     eval_steps: int = flag(0, "Steps between two evaluations; 0 evaluates at the end only.")
     save_steps: int = flag(500, "Steps between two checkpoints; 0 saves at the end only.")
     save_total_limit: int = flag(2, "Newest checkpoints to keep.")
-    resume: bool = flag(False, "Continue from the newest checkpoint in --output_dir, exactly; without one, start.")
+    resume: bool = flag(False, "Continue exactly from the newest checkpoint in --output_dir, if there is one.")
     report_to: Literal["none", "tensorboard", "trackio"] = flag("none", "Experiment tracker.")
     dataloader_workers: int | None = flag(
         None,
-        "Background processes that make batches; 0 makes them in the training process. By default 1, and 0 where fewer "
-        "than four CPU cores train.",
+        "Background processes that make batches; 0 makes them in the training process. By default 1, or 0 with fewer "
+        "than four CPU cores.",
     )
 
     def __post_init__(self) -> None:
         if (self.max_steps is None) == (self.num_train_epochs is None):
             raise CtxError(
-                f"The length of training is given {'twice' if self.max_steps is not None else 'nowhere'}.",
+                f"The length of training is {'given twice' if self.max_steps is not None else 'missing'}.",
                 location=f"--max_steps {self.max_steps} --num_train_epochs {self.num_train_epochs}",
                 hint="give exactly one of --max_steps and --num_train_epochs.",
             )
@@ -79,7 +79,7 @@ class LoopArguments:
             self._require(name, at_least=0)
         if self.optimizer == "nt-asgd" and not self.eval_steps:
             raise CtxError(
-                "nt-asgd averages once the held-out loss falls no more, and there is no evaluation on the way.",
+                "nt-asgd needs evaluations during training.",
                 location="--optimizer nt-asgd --eval_steps 0",
                 hint="give --eval_steps, or use --optimizer asgd.",
             )
@@ -96,10 +96,10 @@ class LoopArguments:
         return _steps(self.warmup_steps, total_steps)
 
     def unfreezing(self, total_steps: int) -> int:
-        """Steps from one group of layers to the next in a run of `total_steps`; 0 for no freezing."""
+        """Steps between unfreezing two groups of layers in a run of `total_steps`; 0 for no freezing."""
         return max(1, _steps(self.unfreeze_steps, total_steps)) if self.unfreeze_steps else 0
 
 
 def _steps(value: float, total_steps: int) -> int:
-    """A number of steps, or below 1 a share of all."""
+    """A number of steps, or a share of all if below 1."""
     return round(value * total_steps) if value < 1 else int(value)

@@ -1,4 +1,4 @@
-"""From examples to device batches, in an order that depends on nothing but the seed and the position."""
+"""Batches on the device, in an order that depends only on seed and position."""
 
 import os
 import re
@@ -24,7 +24,7 @@ _CORES_FOR_A_WORKER = 4
 
 
 class EpochIndexed(Dataset):
-    """Any map-style data set as the loop wants it: indexed by `(epoch, index)`, both noted in the item."""
+    """A map-style data set indexed by `(epoch, index)`, which are added to the items."""
 
     def __init__(self, examples: Sequence[Mapping[str, Any]]) -> None:
         self._examples = examples
@@ -38,13 +38,13 @@ class EpochIndexed(Dataset):
 
 
 class IndexedCollator:
-    """A collator whose batches also say which examples they hold, so that an error can name them."""
+    """A collator that adds the examples' numbers to batches, for error messages."""
 
     def __init__(self, collate: Collate) -> None:
         self._collate = collate
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
-        """The batch of `examples`, with their numbers as an extra entry "example_index"."""
+        """The batch of `examples`, with their numbers as "example_index"."""
         indices = [int(example[INDEX_KEY]) for example in examples]
         batch = dict(self._collate(examples))
         batch.pop("epoch", None)
@@ -60,20 +60,17 @@ def training_batches(
     start_batch: int,
     contiguous: bool = False,
 ) -> Iterator[Batch]:
-    """Endless micro-batches of this process, from the `start_batch`-th micro-batch of the run on.
+    """Endless micro-batches of this process, beginning with number `start_batch` of the run.
 
     A micro-batch is drawn for all processes together and split among them, so that two processes with batch size 4 see
-    what one with batch size 8 sees. Background workers only work ahead: what they have made and nobody has used is made
-    again after a resume.
+    the same examples as one with batch size 8. Batches that workers prefetched are made again after a resume.
 
     Args:
-        examples: indexed by `(epoch, index)` (see `EpochIndexed`), or an `ExampleStream`.
-        contiguous: each row of a micro-batch continues that row of the same micro-batch of the step before.
+        examples: Indexed by `(epoch, index)` (see `EpochIndexed`), or an `ExampleStream`.
+        contiguous: Each row of a micro-batch continues the same row of this micro-batch in the previous step.
     """
     if isinstance(examples, Sized) and len(examples) == 0:
-        raise CtxError(
-            "The training set holds no example.", hint="give --dataset or --train_file with at least one example."
-        )
+        raise CtxError("The training set is empty.", hint="give --dataset or --train_file with at least one example.")
     batch_size = arguments.per_device_batch_size * accelerator.num_processes
     loader = training_loader(
         examples,  # type: ignore[arg-type]
@@ -85,7 +82,7 @@ def training_batches(
         contiguous_rows=batch_size * arguments.gradient_accumulation_steps if contiguous else None,
         batches_per_step=arguments.gradient_accumulation_steps,
     )
-    # A generator of its own: starting a loader must not draw from the one that dropout uses.
+    # a separate generator: starting a loader must not draw from that of dropout
     loader.generator = torch.Generator().manual_seed(arguments.seed)
     loader.worker_init_fn = ignore_signals
     loader.pin_memory = accelerator.device.type == "cuda"
@@ -93,10 +90,8 @@ def training_batches(
 
 
 def default_workers(accelerator: Accelerator) -> int:
-    """Background processes that make batches unless the user says how many: 1, and 0 where few CPU cores train.
-
-    A worker shares a core with one of the threads that train, and at every barrier the others wait for that thread.
-    """
+    """The default number of background processes that make batches: 1, or 0 with few CPU cores, where a worker would
+    slow one training thread and so all others at every barrier."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     few = cores < _CORES_FOR_A_WORKER * accelerator.num_processes
     return 0 if few and accelerator.device.type == "cpu" else 1
@@ -106,12 +101,12 @@ def take(batches: Iterator[Batch], count: int) -> list[Batch]:
     """The next `count` micro-batches.
 
     Raises:
-        CtxError: the stream ended before, or the data cannot be read.
+        CtxError: The stream ended before, or the data cannot be read.
     """
     try:
         taken = list(islice(batches, count))
     except CtxError as error:
-        # From a worker it comes with the worker's traceback, at whose end it stands itself.
+        # an error of a worker ends a traceback
         raise CtxError(re.split(r"\n[\w.]+Error: ", str(error))[-1]) from None
     if len(taken) < count:
         raise CtxError("The data ended before the last step.", hint="lower --max_steps or give more data.")
@@ -119,10 +114,10 @@ def take(batches: Iterator[Batch], count: int) -> list[Batch]:
 
 
 def count_items(batches: Iterable[Batch], targets: Sequence[str]) -> torch.Tensor:
-    """Targets per name, then non-padding input tokens, over all `batches`: an int64 tensor (len(targets) + 1,).
+    """(len(targets) + 1,) int64: the number of targets per name, then of non-padding input tokens, over all `batches`.
 
-    Every element of a floating-point target counts; of an integer target those that are not -100. A target that is
-    absent counts 0. Nothing is read back from the device.
+    All elements of floating-point targets count, and those of integer targets that are not -100; absent targets count
+    0. There is no synchronisation with the device.
     """
     return torch.stack([_count_batch(batch, targets) for batch in batches]).sum(dim=0)
 

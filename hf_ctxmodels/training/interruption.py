@@ -1,4 +1,4 @@
-"""Stopping on SIGTERM and SIGINT after the step that is running."""
+"""Stopping on SIGTERM and SIGINT after the current step."""
 
 import signal
 from types import FrameType, TracebackType
@@ -12,13 +12,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class InterruptionError(CtxError):
-    """Training was stopped by a signal and saved; the exit code is the shell's for that signal (143 or 130)."""
+    """Training was stopped by a signal and saved; the exit code is 128 + the signal's number."""
 
     def __init__(self, received: signal.Signals, step: int, checkpoint: str) -> None:
         super().__init__(
-            f"Training stopped by {received.name} after step {step}; everything is saved.",
+            f"Training stopped by {received.name} after step {step}; the checkpoint is saved.",
             location=checkpoint,
-            hint="run the same command with --resume to continue exactly here.",
+            hint="run the same command with --resume to continue exactly.",
         )
         self.exit_code = 128 + received
 
@@ -26,8 +26,8 @@ class InterruptionError(CtxError):
 class SignalWatch:
     """Context that turns the first SIGTERM or SIGINT into a flag; a second one acts as usual.
 
-    Under several processes all of them learn of a signal that any of them received, through a group of their own on the
-    CPU: asking costs no synchronisation with an accelerator.
+    With several processes, a signal to one of them reaches all through a CPU process group, without synchronisation of
+    an accelerator.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -55,7 +55,7 @@ class SignalWatch:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def received(self) -> signal.Signals | None:
-        """The signal any process received, else None. Every process must ask equally often."""
+        """The signal that any process received, or None. A collective call."""
         number = self._received
         if self._group is not None:
             shared = torch.tensor(number)
@@ -65,9 +65,6 @@ class SignalWatch:
 
 
 def ignore_signals(worker_id: int) -> None:
-    """Keep a data worker alive when its whole process group is signalled: the training process decides when to stop.
-
-    A second signal acts as usual, so that a process that ends can always end its workers.
-    """
+    """Ignore the first signal in a data worker: the training process decides when to stop. A second acts as usual."""
     for number in _SIGNALS:
         signal.signal(number, lambda received, frame: signal.signal(received, signal.SIG_DFL))

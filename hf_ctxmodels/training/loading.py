@@ -1,7 +1,6 @@
-"""Opening models and tokenizers for the scripts, with errors that say what to do.
+"""Opening of models and tokenizers for the scripts, with helpful errors.
 
-A script opens the configuration and the tokenizer, holds them against each other with `check_fit`, and only then reads
-the weights: mistakes show before anything large is loaded.
+A script opens the configuration and the tokenizer, checks them with `check_fit`, and only then loads the weights.
 """
 
 import json
@@ -23,6 +22,7 @@ from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConf
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
 
+_GET_AGAIN = "copy or download the file again; a checkpoint-<step> directory beside it may hold good weights."
 _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.txt", "vocab.json"),
     *("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model"),
@@ -37,12 +37,12 @@ def load_config(
     """The configuration of a checkpoint directory or Hub id.
 
     Args:
-        source: directory or Hub id.
-        config_class: what opens it; a family's own class opens reference checkpoints too.
-        changes: fields that take the place of the checkpoint's, such as the dropout.
+        source: Directory or Hub id.
+        config_class: The class that opens it; a family's class also opens reference checkpoints.
+        changes: Fields to replace, such as the dropout.
 
     Raises:
-        CtxError: there is no such checkpoint, its `config.json` cannot be used, or it has no such fields.
+        CtxError: There is no such checkpoint, its `config.json` is unusable, or a field is unknown.
     """
     try:
         config = config_class.from_pretrained(source)
@@ -68,15 +68,10 @@ def load_config(
 def load_config_file(
     config_class: type[PreTrainedConfig], file: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> PreTrainedConfig:
-    """A configuration from a JSON file of the class's fields.
-
-    Args:
-        config_class: of the family.
-        file: holds one JSON object.
-        changes: fields that take the place of the file's.
+    """A configuration from a JSON file of the class's fields, with `changes`.
 
     Raises:
-        CtxError: no such file, no JSON, or not a configuration of this class.
+        CtxError: The file is missing, no JSON, or no configuration of this class.
     """
     try:
         fields = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -92,13 +87,13 @@ def parse_config_options(texts: list[str]) -> dict[str, Any]:
     """`["hidden_dropout_prob=0", "hidden_act=relu"]` as `{"hidden_dropout_prob": 0, "hidden_act": "relu"}`.
 
     Raises:
-        CtxError: not `key=value`.
+        CtxError: A text has another form.
     """
     fields = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise CtxError(f"{text!r} is not of the form key=value.", location="--config_options", hint="write it so.")
+            raise CtxError(f"{text!r} is not key=value.", location="--config_options", hint="give key=value.")
         try:
             fields[name] = json.loads(value)
         except ValueError:
@@ -110,7 +105,7 @@ def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any],
     """A configuration with these fields.
 
     Raises:
-        CtxError: they are not of this class, or do not fit together.
+        CtxError: A field is unknown, or values are invalid.
     """
     try:
         return config_class(**fields)
@@ -126,11 +121,11 @@ def new_config(
     """The configuration of a new model.
 
     Args:
-        size: one of the family's, or a JSON file.
-        options: fields that differ, as key=value.
+        size: A size of the family, or a JSON file.
+        options: Fields to change, as key=value.
 
     Raises:
-        CtxError: an unknown size, or fields that the family does not have or that do not fit together.
+        CtxError: The size or a field is unknown, or values are invalid.
     """
     changes = parse_config_options(list(options))
     if size.endswith(".json"):
@@ -147,21 +142,21 @@ def new_config(
 
 
 def describe_embeddings(config: PreTrainedConfig) -> None:
-    """Set the fields of a configuration that depend on the model it names as `pretrained_embeddings`, if there are any.
+    """Set the configuration fields that depend on its `pretrained_embeddings`, if any.
 
     Raises:
-        CtxError: That model cannot be opened.
+        CtxError: The embeddings cannot be opened.
     """
-    if isinstance(config, CtxCharacterConfig) and config.pretrained_embeddings and not config.static_size:
+    if isinstance(config, CtxCharacterConfig) and config.pretrained_embeddings and not config.pretrained_embedding_size:
         for name, value in CharacterPreTrainedModel.embedding_fields(config.pretrained_embeddings).items():
             setattr(config, name, value)
 
 
 def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """A new model with the head that an Auto class names, and the parts that its configuration takes from other models.
+    """A new model with the head of an Auto class, and the pretrained parts of its configuration.
 
     Raises:
-        CtxError: The family has no such head, or another model cannot be opened or does not fit.
+        CtxError: The family has no such head, or a pretrained part cannot be opened or does not fit.
     """
     describe_embeddings(config)
     model = getattr(transformers, auto_class).from_config(config)
@@ -182,12 +177,11 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
     """The tokenizer of a directory or Hub id.
 
     Args:
-        source: directory or Hub id.
-        split_words: it will be given single words. Byte-level tokenizers are then told to put a space before each, as
-            they were trained, and keep this setting when they are saved.
+        source: Directory or Hub id.
+        split_words: For input of single words: byte-level tokenizers then add a space before each, also when saved.
 
     Raises:
-        CtxError: there is no such tokenizer, its files are missing or damaged, or it is not backed by the tokenizers
+        CtxError: There is no such tokenizer, its files are missing or damaged, or it does not use the tokenizers
             library.
     """
     directory = Path(source)
@@ -195,7 +189,7 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
         raise CtxError(
             f"The directory holds no tokenizer: none of {', '.join(_TOKENIZER_FILES)}.",
             location=str(source),
-            hint="train one with scripts/train_tokenizer.py, or copy the missing file from where the model came from.",
+            hint="train one with scripts/train_tokenizer.py, or copy the missing file from the model's source.",
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -207,11 +201,11 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
         raise CtxError(
             f"The tokenizer cannot be opened: {_first_line(error)}",
             location=str(source),
-            hint="check the name; a damaged tokenizer.json has to be copied or trained again.",
+            hint="check the name; copy a damaged tokenizer.json again, or train a new one.",
         ) from error
     if not tokenizer.is_fast:
         raise CtxError(
-            f"{type(tokenizer).__name__} does not say which characters its tokens come from.",
+            f"{type(tokenizer).__name__} has no token offsets.",
             location=str(source),
             hint="use a tokenizer with a tokenizer.json.",
         )
@@ -226,39 +220,38 @@ def _omits_prefix_space(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def check_weights(directory: Path) -> None:
-    """Hold the weights against the digests that training noted beside them. Without digests there is nothing to check.
+    """Verify the weights against the digests that training saved, if any.
 
     Raises:
-        CtxError: the file is not what was saved.
+        CtxError: The file was changed.
     """
     damages = damaged_files(directory, "model.safetensors") if (directory / MANIFEST_FILE).is_file() else []
     if damages:
         raise CtxError(
             f"The weights are damaged: {'; '.join(damages)}.",
             location=str(directory / "model.safetensors"),
-            hint="copy or download the file again; a checkpoint-<step> directory beside it may hold good weights. "
-            f"If you replaced the weights yourself, delete {directory / MANIFEST_FILE}.",
+            hint=f"{_GET_AGAIN} If you replaced the weights yourself, delete {directory / MANIFEST_FILE}.",
         )
 
 
 def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """A model with the head that an Auto class names, its encoder from a directory or Hub id.
+    """A model with the head of an Auto class, and the encoder of a directory or Hub id.
 
-    A head that the checkpoint lacks, or has in another shape, starts anew; weights that the model does not have are
-    left out. Both are reported on stderr.
+    A head that the checkpoint lacks, or has in another shape, is newly initialised; unknown weights are ignored. Both
+    are reported on stderr.
 
     Args:
-        source: directory or Hub id.
-        auto_class: for example "AutoModelForSequenceClassification".
-        config: of the checkpoint, perhaps with other labels.
+        source: Directory or Hub id.
+        auto_class: For example "AutoModelForSequenceClassification".
+        config: The checkpoint's configuration, with changes.
 
     Raises:
-        CtxError: there is no such model, the family has no such head, the weights are damaged, or those of the encoder
-            are missing or of another shape.
+        CtxError: There is no such model or head, the weights are damaged, or the encoder's weights are missing or have
+            another shape.
     """
     check_weights(Path(source))
     try:
-        # transformers reports missing and unexpected weights, but raises for neither.
+        # transformers reports missing and unexpected weights without raising
         model, report = getattr(transformers, auto_class).from_pretrained(
             source, config=config, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -266,7 +259,7 @@ def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
         raise CtxError(
             f"The weights are damaged: {error}.",
             location=str(Path(source) / "model.safetensors"),
-            hint="copy or download the file again; a checkpoint-<step> directory beside it may hold good weights.",
+            hint=_GET_AGAIN,
         ) from error
     except CtxError:
         raise
@@ -274,7 +267,7 @@ def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
         raise CtxError(
             f"The model cannot be opened with {auto_class}: {_first_line(error)}",
             location=str(source),
-            hint="give a directory with config.json and model.safetensors, or a Hub id, of a model with that head.",
+            hint="give a directory with config.json and model.safetensors, or a Hub id, of a model with this head.",
         ) from error
     _check_encoder(model, report, source)
     if isinstance(model, CtxPreTrainedModel):
@@ -291,9 +284,9 @@ def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
 
 
 def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str | Path) -> None:
-    """A head may be new; an encoder that comes out of the blue is a mistake that only bad metrics would show."""
+    """Raise CtxError if weights of the encoder are missing or have another shape; a head may be new."""
     prefix = f"{model.base_model_prefix}."
-    # A pooler is part of the encoder by name, but checkpoints of token-level heads have none.
+    # checkpoints of token-level heads have no pooler
     encoder = {name for name in model.state_dict() if name.startswith(prefix) and ".pooler." not in name}
     mismatched = [entry for entry in report["mismatched_keys"] if entry[0].startswith(prefix)]
     missing = sorted(encoder & set(report["missing_keys"]))
@@ -302,17 +295,17 @@ def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str |
     what = (
         f"{mismatched[0][0]} is {tuple(mismatched[0][1])} in the file and {tuple(mismatched[0][2])} by the config.json"
         if mismatched
-        else f"{len(missing)} of {len(encoder)} weights of the encoder are not in the file, {missing[0]} for one"
+        else f"{len(missing)} of {len(encoder)} weights of the encoder are missing, for example {missing[0]}"
     )
     raise CtxError(
-        f"The weights do not belong to the configuration: {what}.",
+        f"The weights do not match the configuration: {what}.",
         location=str(source),
-        hint="put the model.safetensors and the config.json of one model together.",
+        hint="use the model.safetensors and the config.json of the same model.",
     )
 
 
 def _first_line(error: BaseException) -> str:
-    """What the error says; a field or a check of a configuration says it in the error behind its own."""
+    """The first line of an error's message, or of the cause of a configuration's error."""
     if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

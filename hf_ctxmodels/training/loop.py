@@ -1,4 +1,4 @@
-"""The training loop: one for pretraining and fine-tuning, on one process or many (through Accelerate)."""
+"""The training loop for pretraining and fine-tuning, on one or more processes through Accelerate."""
 
 import os
 import sys
@@ -34,9 +34,9 @@ Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
 
 
 def make_accelerator(arguments: LoopArguments) -> Accelerator:
-    """The Accelerator of a script; call it before data and model are made. Seeds the global generators."""
+    """The Accelerator of a script, to be created before data and model; seeds the global generators."""
     accelerator = Accelerator(
-        # Told so, accelerate joins the processes of a machine without GPU through gloo; else each would train alone.
+        # without it, accelerate does not connect the processes of a machine without GPU
         cpu=not torch.accelerator.is_available(),
         mixed_precision=arguments.mixed_precision,
         log_with=None if arguments.report_to == "none" else arguments.report_to,
@@ -45,7 +45,7 @@ def make_accelerator(arguments: LoopArguments) -> Accelerator:
         rng_types=[],
     )
     if accelerator.distributed_type == DistributedType.MULTI_CPU and os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        # accelerate shards on accelerators only, and replicates on CPUs without a word; torch shards on both.
+        # accelerate shards on accelerators only; torch also shards on CPUs
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     set_seed(arguments.seed)
@@ -54,15 +54,15 @@ def make_accelerator(arguments: LoopArguments) -> Accelerator:
 
 @dataclass
 class TrainingResult:
-    """What a finished run gives back.
+    """The result of a run.
 
     Attributes:
-        steps: optimizer steps done, resumed ones included.
-        tokens: non-padding input tokens trained on, over all processes.
-        tokens_per_second: of this process's lifetime, training alone; None if there was nothing left to train.
-        metrics: the last evaluation.
-        curve: the records of `training_log.jsonl`.
-        arguments, parameters, model_class, model_type: for the summary.
+        steps: Optimizer steps, those before a resume included.
+        tokens: Non-padding input tokens of training, over all processes.
+        tokens_per_second: Training speed of this process, without evaluation; None without any training.
+        metrics: The last evaluation.
+        curve: The records of `training_log.jsonl`.
+        arguments, parameters, model_class, model_type: For the summary.
     """
 
     arguments: LoopArguments
@@ -77,7 +77,7 @@ class TrainingResult:
     curve: list[dict[str, float]] = field(default_factory=list)
 
     def summary(self, *, task: str, dataset: str, **more: Any) -> TrainingSummary:
-        """The summary of this run; `more` are further fields of `TrainingSummary` (objective, rates, max_length...)."""
+        """The summary of this run; `more` are other fields of `TrainingSummary`."""
         own = {name: value for name, value in vars(self).items() if name != "arguments"}
         hyperparameters = asdict(self.arguments)
         return TrainingSummary(
@@ -94,14 +94,14 @@ def total_steps(arguments: LoopArguments, examples: Dataset | ExampleStream, acc
     """Optimizer steps of the run: `max_steps`, or `num_train_epochs` rounded to whole steps, at least 1.
 
     Raises:
-        CtxError: epochs of a stream, whose length is not known.
+        CtxError: Epochs are given for a stream, whose length is unknown.
     """
     if arguments.max_steps is not None or arguments.num_train_epochs is None:
         return arguments.max_steps or 0
     length = _length(examples)
     if length is None:
         raise CtxError(
-            "A stream has no known length, so its epochs cannot be counted in steps.",
+            "The length of a stream, and so of its epochs, is unknown.",
             location=f"--num_train_epochs {arguments.num_train_epochs}",
             hint="give --max_steps instead, or leave out --streaming.",
         )
@@ -127,35 +127,35 @@ def train(
 ) -> TrainingResult:
     """Train a model, evaluate, save checkpoints and the final model.
 
-    Checkpoints are complete: a run that was killed at any moment and goes on with `arguments.resume` gives the losses
-    and weights of a run that was not, bit for bit (same number of processes, same machine).
+    A run that was killed at any time and continued with `arguments.resume` has the losses and weights of an
+    uninterrupted run, bit for bit (same number of processes, same machine).
 
     Args:
-        model: a head with `loss_targets` whose forward takes `num_items_in_batch` as a mapping of counts.
-        examples: map-style, indexed by `(epoch, index)`, items with "epoch" and "example_index" (wrap any other data
-            set into `batches.EpochIndexed`), or a stream from `hf_ctxmodels.data`.
-        collate: list of examples -> batch, exactly what the model's forward names. Any randomness in it must derive
-            from the examples' "epoch" and "example_index".
-        accelerator: from `make_accelerator`.
-        tokenizer: saved beside every checkpoint and the final model.
-        evaluate: `(model, accelerator) -> {name: value}`; called with the model in evaluation mode on every process.
-            `evaluation.LossEvaluation` is one.
-        identity: what else must be equal when a run is resumed (data set, objective, ...), as JSON values.
-        contiguous: examples continue each other in the order of their numbers, and the model has a memory
-            (`state_outputs`): rows are contiguous text (see `data.ContiguousBatchSampler`), not shuffled, and
-            each comes with the model's state after the row before it. See `recurrent_state.RecurrentStateCarrier`.
+        model: A head with `loss_targets` whose forward takes `num_items_in_batch` as a mapping of counts.
+        examples: Map-style, indexed by `(epoch, index)`, with "epoch" and "example_index" (see
+            `batches.EpochIndexed`), or a stream from `hf_ctxmodels.data`.
+        collate: List of examples -> arguments of the model's forward. Its random draws must derive from the examples'
+            "epoch" and "example_index".
+        accelerator: From `make_accelerator`.
+        tokenizer: Saved with every checkpoint and the final model.
+        evaluate: `(model, accelerator) -> {name: value}`, for example `evaluation.LossEvaluation`; called on every
+            process with the model in evaluation mode.
+        identity: JSON values that must be equal when a run is resumed (data set, objective, ...).
+        contiguous: Consecutive examples are contiguous text, which is not shuffled, and the model's state
+            (`state_outputs`) is carried from row to row; see `data.ContiguousBatchSampler` and
+            `recurrent_state.RecurrentStateCarrier`.
 
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
-        NonFiniteError: the loss or gradient norm became NaN or infinite.
-        CtxError: the output directory or a checkpoint cannot be used, or `contiguous` and the model has no memory.
+        NonFiniteError: The loss or gradient norm became NaN or infinite.
+        CtxError: The output directory or a checkpoint is unusable, or `contiguous` and the model has no state.
     """
     identity = {**(identity or {}), **({"contiguous": True} if contiguous else {})}
     return _Run(model, examples, collate, arguments, accelerator, tokenizer, evaluate, identity, contiguous).execute()
 
 
 class _Run:
-    """The parts of one run, wired together; `execute` is the loop."""
+    """The parts of a run; `execute` is the loop."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class _Run:
         self.watch.start()
 
     def _save(self) -> None:
-        self.records.settle()  # a step that went wrong is found before it is saved
+        self.records.settle()  # raises for a non-finite step before it is saved
         require_finite_weights(self.model, self.state.step)
         self.watch.pause()
         self.state.save()

@@ -1,4 +1,4 @@
-"""Upstream heads in our training loop."""
+"""Adapter for heads of transformers in the training loop."""
 
 from collections.abc import Mapping
 from functools import wraps
@@ -11,15 +11,14 @@ from hf_ctxmodels.training.batches import count_items
 
 
 def count_loss_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
-    """Give a head of transformers what the loop asks of a model; heads that have it already stay as they are.
+    """Add `loss_targets` and the argument `num_items_in_batch` to a head of transformers; other heads are unchanged.
 
-    Upstream heads return the mean loss over the batch they see. Afterwards the head names its `loss_targets`, and its
-    forward takes the mapping `num_items_in_batch`: the mean is multiplied by the batch's own number of targets and
-    divided by the number in the mapping, which is exact for heads with one term, and for spans, whose two terms have
-    equally many targets.
+    Such a head returns the mean loss over its batch, which is multiplied by the batch's number of targets and divided
+    by the number in the mapping: exact for heads with one term, and for spans, whose terms have equal numbers of
+    targets.
 
     Args:
-        targets: the entries of a batch that the loss counts.
+        targets: The batch entries that the loss counts.
     """
     if hasattr(model, "loss_targets"):
         return

@@ -1,4 +1,4 @@
-"""The CPU allocator while a model trains."""
+"""The CPU allocator during training."""
 
 import ctypes
 import sys
@@ -8,19 +8,19 @@ from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 _NEVER_TRIM, _NEVER_MMAP = -1, 1 << 30
-_ADJUSTED_MMAP = 32 << 20  # the most that glibc raises its threshold to by itself; it trims from twice that
+_ADJUSTED_MMAP = 32 << 20  # the maximum of glibc's dynamic threshold; it trims from twice that
 
 
 @contextmanager
 def keep_freed_memory() -> Iterator[None]:
-    """Keep the memory that a training step frees for the next step, instead of returning it to the operating system.
+    """Keep freed memory for the next step instead of returning it to the operating system.
 
-    Every step allocates the same activations and gradients. glibc unmaps large blocks when they are freed, so that each
-    of their pages is mapped and zeroed again in the next step. At the end free memory is returned, and the thresholds
-    become those that glibc reaches by itself where large blocks are freed. Other allocators are left alone.
+    Every step allocates the same activations and gradients. glibc unmaps large freed blocks, so their pages are mapped
+    and zeroed again in the next step. At the end free memory is returned, and the thresholds are those of glibc's
+    dynamic adjustment. No effect on other allocators.
     """
     libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-    # Blocks below the threshold come from the heap; older versions of glibc refuse more than their own maximum.
+    # blocks below the threshold come from the heap; older versions of glibc have a maximum
     if (
         libc is None
         or not hasattr(libc, "mallopt")

@@ -1,4 +1,4 @@
-"""Pretraining of any registered family from raw text: what `scripts/pretrain.py` runs."""
+"""Pretraining of any family from raw text, for `scripts/pretrain.py`."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
@@ -35,7 +35,7 @@ _BATCHES_FOR_RATES = 50
 
 @dataclass(kw_only=True)
 class PretrainingArguments(DataArguments):
-    """What to pretrain, on what."""
+    """Model, objective and data of pretraining."""
 
     tokenizer: str | None = flag(
         None, "Tokenizer directory, from scripts/train_tokenizer.py, or Hub id; by default that of --model."
@@ -46,25 +46,23 @@ class PretrainingArguments(DataArguments):
     )
     config: str = flag("tiny", "A size of the family (tiny, mini, small, base, large) or a JSON file of its fields.")
     model: str | None = flag(
-        None, "Continue from these weights (directory or Hub id), of this package or the reference, not --config."
+        None, "Continue from this checkpoint (directory or Hub id), of this package or the reference."
     )
-    config_options: list[str] = flag(
-        (), "Fields of the configuration that differ from --config or --model, as key=value."
-    )
+    config_options: list[str] = flag((), "Configuration fields to change, as key=value.")
     objective: str | None = flag(None, "Pretraining objective; by default the family's own.")
     objective_options: list[str] = flag((), "Options of the objective as key=value; an unknown key lists them.")
-    packing: bool = flag(False, "Short for --objective_options packing=true: several documents in one row.")
+    packing: bool = flag(False, "Same as --objective_options packing=true: pack documents into rows.")
     max_length: int = flag(128, "Longest input in tokens.")
-    validation_fraction: float = flag(0.0, "Share of the documents held out to evaluate on; 0 does not evaluate.")
+    validation_fraction: float = flag(0.0, "Share of the documents held out for evaluation; 0 for none.")
 
 
 def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> TrainingSummary:
-    """Pretrain, and leave model, tokenizer, log, loss curve and summary in `output_dir`.
+    """Pretrain, and save model, tokenizer, log, loss curve and summary in `output_dir`.
 
-    With held-out documents the summary's metrics also hold the frequency baseline of each.
+    With held-out documents the summary also has frequency baselines.
 
     Raises:
-        CtxError: anything the user can mend.
+        CtxError: An argument or file is unusable.
     """
     accelerator = make_accelerator(loop_arguments)
     tokenizer = load_tokenizer(tokenizer_source(arguments))
@@ -109,24 +107,24 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
 
 
 def tokenizer_source(arguments: PretrainingArguments) -> str:
-    """The tokenizer named, or else that of the model to continue from.
+    """The given tokenizer, or that of the model to continue from.
 
     Raises:
-        CtxError: neither is given.
+        CtxError: Neither is given.
     """
     source = arguments.tokenizer or arguments.model
     if source is None:
         raise CtxError(
-            "No tokenizer is given.", location="--tokenizer", hint="give one that scripts/train_tokenizer.py made."
+            "No tokenizer is given.", location="--tokenizer", hint="train one with scripts/train_tokenizer.py."
         )
     return source
 
 
 def find_family(arguments: PretrainingArguments) -> FamilySpec:
-    """The family named, or else that of the model to continue from.
+    """The given family, or that of the model to continue from.
 
     Raises:
-        CtxError: neither is given, the two differ, or the model is of no family.
+        CtxError: Neither is given, the two differ, or the model belongs to no family.
     """
     named = None if arguments.family is None else get_family(arguments.family)
     if arguments.model is None:
@@ -137,24 +135,24 @@ def find_family(arguments: PretrainingArguments) -> FamilySpec:
         return named
     config = load_config(arguments.model)
     if named is not None and not any(type(config) is family.config for family in FAMILIES.values()):
-        return named  # a reference checkpoint: which family opens it is for the user to say
-    found = get_family(config)
-    if named not in (None, found):
+        return named  # a reference checkpoint, which several families may open
+    own = get_family(config)
+    if named not in (None, own):
         raise CtxError(
-            f"The model is of the family {found.name}, not {arguments.family}.",
+            f"The model belongs to the family {own.name}, not {arguments.family}.",
             location=f"--model {arguments.model} --family {arguments.family}",
             hint="leave --family out.",
         )
-    return found
+    return own
 
 
 def make_objective(
     family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
 ) -> tuple[str, Objective]:
-    """The objective asked for, and its name.
+    """The chosen objective, and its name.
 
     Raises:
-        CtxError: the family has no such objective, or the objective no such option.
+        CtxError: The family has no such objective, or the objective no such option.
     """
     name = arguments.objective or next(iter(family.objectives))
     if name not in family.objectives:
@@ -170,10 +168,10 @@ def make_objective(
 
 
 def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any]:
-    """`["mlm_probability=0.2"]` as `{"mlm_probability": 0.2}`, with the types that the objective's `Options` declare.
+    """`["mlm_probability=0.2"]` as `{"mlm_probability": 0.2}`, with the types of the objective's `Options`.
 
     Raises:
-        CtxError: not `key=value`, an unknown key, or a value of another type.
+        CtxError: A text is not `key=value`, a key is unknown, or a value has the wrong type.
     """
     pairs = dict(text.partition("=")[::2] for text in texts)
     known = objective.option_help()
@@ -181,7 +179,7 @@ def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any
         if key not in known or not value:
             explained = "".join(f"\n    {name}: {text}" for name, text in known.items())
             raise CtxError(
-                f"{objective.__name__} has no option {key!r}." if value else f"{key!r} is not of the form key=value.",
+                f"{objective.__name__} has no option {key!r}." if value else f"{key!r} is not key=value.",
                 location="--objective_options",
                 hint=f"use key=value with one of:{explained}",
             )
@@ -197,13 +195,10 @@ def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any
 def make_model(
     family: FamilySpec, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
 ) -> PreTrainedModel:
-    """The model to train: new, of a size or a configuration file, or opened from a checkpoint.
-
-    Its configuration gets the objective's `config_fields`.
+    """The model to train, new or from a checkpoint, with the objective's `config_fields`.
 
     Raises:
-        CtxError: an unknown size, a checkpoint that cannot be opened, or one the tokenizer, length or objective does
-            not fit or whose lasting fields it would change.
+        CtxError: The size is unknown, the checkpoint cannot be opened, or tokenizer, length or objective do not fit.
     """
     source = arguments.model or arguments.config
     if arguments.model is None:
@@ -216,13 +211,13 @@ def make_model(
             continue
         if not hasattr(config, name):
             raise CtxError(
-                f"The objective needs the field {name} of a model's configuration; {type(config).__name__} has none.",
+                f"The objective needs the configuration field {name}, which {type(config).__name__} lacks.",
                 location=source,
-                hint="use another family, or leave out the objective's options that need it.",
+                hint="use another family, or other options of the objective.",
             )
         if arguments.model is not None and name in objective.immutable_config_fields and getattr(config, name) != value:
             raise CtxError(
-                f"The model was trained with {name}={getattr(config, name)}, and the objective has {value}.",
+                f"The model was trained with {name}={getattr(config, name)}, but the objective has {value}.",
                 location=source,
                 hint=f"give --objective_options {name}={str(getattr(config, name)).lower()}.",
             )
@@ -233,7 +228,7 @@ def make_model(
 
 
 def make_examples(arguments: PretrainingArguments, objective: Objective) -> tuple[Examples, ExampleSet | None]:
-    """Examples to train on, and held-out ones if asked for."""
+    """Training examples, and held-out examples or None."""
     documents, others = arguments.load()
     held_out = None
     if others is not None and objective.evaluates:
@@ -250,7 +245,7 @@ def make_examples(arguments: PretrainingArguments, objective: Objective) -> tupl
 
 
 def realised_rates(objective: Objective, examples: Examples, batch_size: int) -> dict[str, float]:
-    """What the objective did to a sample of the examples in epoch 0: share of masked tokens and so on."""
+    """The objective's realised rates, such as the share of masked tokens, on a sample of epoch 0."""
     counts: Counter[str] = Counter()
     for rows in sample_rows(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
         counts.update(objective.count(objective.collate(rows)))

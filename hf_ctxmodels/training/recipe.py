@@ -1,4 +1,4 @@
-"""Command lines with recipes: dataclasses become flags, a YAML file gives defaults, flags override it."""
+"""Command lines from dataclasses, with YAML recipes of defaults."""
 
 import argparse
 import difflib
@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the lines of the description, and shows the defaults there are."""
+    """Keeps the description's line breaks, and shows non-empty defaults."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, []) else super()._get_help_string(action)
@@ -25,17 +25,16 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Parse the command line into one instance of each dataclass.
 
-    `--recipe FILE.yaml` names a file of `flag: value` pairs. Its values are read exactly like flags that stand before
-    those on the command line, so the same checks apply and a flag given by hand wins.
+    `--recipe FILE.yaml` has `flag: value` pairs, which are parsed like flags before those of the command line: the same
+    checks apply, and the command line overrides the recipe.
 
     Args:
-        dataclass_types: dataclasses whose fields become flags (`metadata={"help": ...}` explains each).
-        description: first lines of `--help`.
-        argv: the command line without the program name; `sys.argv[1:]` by default.
+        dataclass_types: Dataclasses whose fields become flags, with `metadata={"help": ...}`.
+        description: First lines of `--help`.
+        argv: The command line without the program name; `sys.argv[1:]` by default.
 
     Raises:
-        CtxError: the recipe is missing or is not a mapping of flags to values, or it or the command line names an
-            unknown flag.
+        CtxError: The recipe is missing or no mapping of flags to values, or a flag is unknown.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = HfArgumentParser(dataclass_types, description=description, formatter_class=_HelpFormatter)
@@ -51,7 +50,7 @@ def parse_arguments(
     if unknown:
         near = difflib.get_close_matches(unknown[0].removeprefix("--").replace("-", "_"), known, n=1)
         raise CtxError(
-            f"Unknown on the command line: {' '.join(unknown)}.",
+            f"Unknown arguments: {' '.join(unknown)}.",
             location=unknown[0],
             hint=(f"did you mean --{near[0]}? " if near else "") + "--help lists the flags.",
         )
@@ -59,10 +58,8 @@ def parse_arguments(
 
 
 def recipe_flags(path: Path, known: set[str]) -> list[str]:
-    """The flags a recipe stands for: `{"max_steps": 10}` is `["--max_steps", "10"]`.
-
-    A list gives a flag several values, a mapping gives it `key=value` pairs, `null` or nothing leaves it alone.
-    """
+    """The flags of a recipe: `{"max_steps": 10}` is `["--max_steps", "10"]`. A list gives several values, a mapping
+    `key=value` pairs, `null` or nothing no flag."""
     flags: list[str] = []
     for key, value in _read_recipe(path).items():
         if key not in known:
@@ -81,7 +78,7 @@ def recipe_flags(path: Path, known: set[str]) -> list[str]:
 
 def _read_recipe(path: Path) -> dict[str, Any]:
     try:
-        # BaseLoader leaves every scalar the text it is, so that `no`, `1e-4` and `on` mean what they mean as flags.
+        # BaseLoader keeps scalars as text, so that `no`, `1e-4` and `on` are parsed as flags
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise CtxError(

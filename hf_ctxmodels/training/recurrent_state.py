@@ -1,4 +1,4 @@
-"""Recurrent states carried from one training step to the next: outputs that are inputs again."""
+"""Recurrent states carried from one training step to the next."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,19 +17,19 @@ _INDICES = "example_index"
 
 
 def state_outputs(model: nn.Module) -> tuple[str, ...]:
-    """Names of the outputs that a model takes back as inputs of the same name: its `state_outputs`.
+    """Names of a model's outputs that are inputs of the next step: its `state_outputs`.
 
-    `past_key_values` is a `RecurrentCache`; another output (XLNet's `mems`) is a sequence of tensors (rows, ...). Zeros
-    are the state before the first token.
+    `past_key_values` is a `RecurrentCache`; other outputs (XLNet's `mems`) are sequences of tensors (rows, ...). The
+    initial state is zero.
 
     Raises:
-        CtxError: It has none, so contiguous examples are of no use to it.
+        CtxError: The model has none.
     """
     names = tuple(getattr(model, "state_outputs", ()))
     if not names:
         raise CtxError(
             f"{type(model).__name__} has no memory (`state_outputs`), which the objective requires.",
-            hint="train a model that has one, or switch the objective's memory off.",
+            hint="use a model with one, or switch the objective's memory off.",
         )
     return names
 
@@ -37,13 +37,12 @@ def state_outputs(model: nn.Module) -> tuple[str, ...]:
 class RecurrentStateCarrier:
     """The states of this process's contiguous rows of text; see `hf_ctxmodels.data.ContiguousBatchSampler`.
 
-    Every micro-batch of a step has rows and states of its own: 4 micro-batches of 4 rows make the step that one of 16
-    makes. Rows whose text does not continue that of the row before, by the examples' numbers, start with zeros.
-    Evaluation neither reads nor changes these states.
+    Each micro-batch of a step has its own states: 4 micro-batches of 4 rows are equal to one of 16. Rows that do not
+    continue the previous row, by the examples' numbers, start with zeros. Evaluation does not use these states.
 
     Args:
-        names: From `state_outputs`; empty to carry nothing.
-        micro_batches: Of a step.
+        names: From `state_outputs`; empty for none.
+        micro_batches: Micro-batches per step.
     """
 
     def __init__(self, names: Sequence[str], micro_batches: int) -> None:
@@ -55,21 +54,17 @@ class RecurrentStateCarrier:
         """The model's state inputs for micro-batch `number` of this step; none in the first step.
 
         Args:
-            example_indices: (rows,) of the micro-batch, on its device.
+            example_indices: (rows,) on the device.
         """
         before = self._indices[number]
         if before is None:
             return {}
-        continues = example_indices == before + 1  # stays on the device: no synchronisation
+        continues = example_indices == before + 1  # without synchronisation
         kept = {name: cache.keep(continues) for name, cache in self._caches[number].items()}
         return {name: cache if name == _CACHE else _tensors(cache) for name, cache in kept.items()}
 
     def take(self, number: int, example_indices: torch.Tensor, output: ModelOutput) -> None:
-        """Keep the states that the model returned for micro-batch `number`.
-
-        Raises:
-            CtxError: The output lacks one.
-        """
+        """Keep the output states of micro-batch `number`; raises CtxError if a state is missing."""
         for name in self._names:
             state = output.get(name)
             if not state:
@@ -82,7 +77,7 @@ class RecurrentStateCarrier:
             self._indices[number] = example_indices
 
     def save(self, directory: Path, process: int) -> None:
-        """Write this process's states, if there are any, into the directory of a checkpoint."""
+        """Write this process's states, if any, into a checkpoint."""
         tensors = {}
         for number, (caches, indices) in enumerate(zip(self._caches, self._indices, strict=True)):
             if indices is not None:
@@ -93,7 +88,7 @@ class RecurrentStateCarrier:
             save_file(tensors, directory / _file_name(process))
 
     def load(self, directory: Path, process: int, processes: int, device: torch.device) -> None:
-        """Restore what `save` wrote, also when the rows are distributed over another number of processes now."""
+        """Restore the states, also with another number of processes."""
         if not self._names or not (directory / _file_name(0)).exists():
             return
         saved = len(list(directory.glob(_file_name("*"))))

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward over its micro-batches, clipping, update."""
+"""Optimizer steps: forward and backward over micro-batches, clipping, update."""
 
 import math
 from collections.abc import Sequence
@@ -18,11 +18,7 @@ from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 
 def loss_targets(model: nn.Module) -> tuple[str, ...]:
-    """Names of the batch entries that the model's loss counts.
-
-    Raises:
-        CtxError: the model does not say (it is not one of this package's heads).
-    """
+    """Names of the targets of a model's loss; raises CtxError if the model has no `loss_targets`."""
     targets = getattr(model, "loss_targets", None)
     if targets is None:
         raise CtxError(
@@ -33,33 +29,32 @@ def loss_targets(model: nn.Module) -> tuple[str, ...]:
 
 
 def component_losses(output: ModelOutput) -> dict[str, torch.Tensor]:
-    """The terms of a loss of several terms, for the log: output fields named `..._loss`."""
+    """The loss terms for the log: output fields named `..._loss`."""
     return {name: value for name, value in output.items() if name.endswith("_loss") and value is not None}
 
 
 def metric_counts(output: ModelOutput) -> dict[str, torch.Tensor]:
-    """What a head counts for the log: its output field `metrics`, name -> (numerator, denominator) over this batch.
+    """Metrics for the log: a head's output field `metrics`, name -> (numerator, denominator).
 
-    Both are sums over the batch, so a metric over many batches is the sum of the first by the sum of the second:
-    accuracy is (right predictions, targets), precision (true positives, predicted positives), F1 (2 x true positives,
-    predicted positives + positives).
+    Both are sums over the batch, and so may be summed over batches: accuracy is (right predictions, targets), precision
+    (true positives, predicted positives), F1 (2 x true positives, predicted positives + positives).
     """
     return dict(output.get("metrics") or {})
 
 
 class Stepper:
-    """Makes optimizer steps whose gradient is that of one big batch.
+    """Makes optimizer steps with the gradient of one big batch.
 
     The head divides each term's sum over targets by the number of targets in the whole step, over all micro-batches and
-    processes, so the gradient is exact for any distribution of targets. Processes average their gradients, hence the
-    factor: each divides by count / processes.
+    processes, so the gradient is exact for any distribution of targets. Processes average their gradients, so each
+    divides by count / processes.
+
+    A head that `has_inplace_optimizer` is given the learning rate (and AdaGrad's sums of squares) and updates its
+    weights in its forward pass, on a single process.
 
     Args:
-        carried: what the model remembers of the step before.
-        lr_reference_targets: with how many targets a step has the learning rate; 0: with any number.
-
-    A head that `has_inplace_optimizer` is given the learning rate, and follows the gradient by itself: what it returns
-    needs no backward pass. It cannot be spread over processes. AdaGrad's sums of squares are given by name.
+        carried: The model's states after the previous step.
+        lr_reference_targets: Number of targets at which a step has the unscaled learning rate; 0 for no scaling.
     """
 
     def __init__(
@@ -83,23 +78,23 @@ class Stepper:
         if self._in_place and accelerator.num_processes > 1:
             name = type(optimizer.optimizer).__name__
             raise CtxError(
-                f"{name} changes the vectors of {type(bare).__name__} in place, which one process has to do.",
+                f"{name} updates {type(bare).__name__} in place, which needs a single process.",
                 location=f"--optimizer {name.lower()} on {accelerator.num_processes} processes",
-                hint="start one process, which uses all threads of the machine, or use another --optimizer.",
+                hint="start one process, which uses all threads, or use another --optimizer.",
             )
 
     def step(self, batches: Sequence[Batch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         """Train on the micro-batches of one step.
 
         Returns:
-            0-dimensional tensors "loss", component losses, "grad_norm" (before clipping) and "tokens" (all processes),
-            of which the mean over processes is the step's value, and (2,) tensors of `metric_counts`; and the example
-            indices of every micro-batch.
+            0-dimensional tensors "loss", component losses, "grad_norm" (before clipping) and "tokens" (of all
+            processes), to be averaged over processes, and (2,) tensors of `metric_counts`; and the example indices of
+            every micro-batch.
         """
         indices = [batch.pop(INDEX_KEY) for batch in batches]
         counts = self._accelerator.reduce(count_items(batches, self._targets), reduction="sum")
         processes = self._accelerator.num_processes
-        # A step without any target has loss 0, not 0/0.
+        # a step without targets has loss 0, not 0/0
         divisors = {name: counts[i].clamp(min=1) / processes for i, name in enumerate(self._targets)}
         scalars: dict[str, torch.Tensor] = {}
         for number, (batch, rows) in enumerate(zip(batches, indices, strict=True)):
@@ -123,7 +118,7 @@ class Stepper:
         return scalars, indices
 
     def _rate(self) -> dict[str, Any]:
-        """The learning rate, for a head that uses it itself."""
+        """The learning rate, for a head with in-place updates."""
         if not self._in_place:
             return {}
         rate: dict[str, Any] = {"learning_rate": self._optimizer.param_groups[0]["lr"]}
@@ -140,7 +135,7 @@ class Stepper:
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm.detach()
 
     def _clip_sparse(self) -> torch.Tensor:
-        """As torch clips, which does not take sparse gradients."""
+        """Clipping as in torch, which does not support sparse gradients."""
         gradients = []
         for parameter in self._model.parameters():
             if parameter.grad is not None:

@@ -1,9 +1,12 @@
-"""What the suite `encoders` runs: shapes, and the figures that were expected before the first run."""
+"""The cases of the suite `encoders`: shapes, and the results that were expected before the first run."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-FILL = 0.36  # share of real tokens in a padded batch: what sentences of mixed length give
+from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.registry import FAMILIES
+
+FILL = 0.36  # share of tokens in a padded batch of sentences of mixed lengths
 
 Work = Literal[
     "inference",
@@ -22,18 +25,18 @@ class Case:
     """One line of the table.
 
     Attributes:
-        family: The family that is run.
-        work: "pretrain.py" from end to end against a peer; "inference" of the bare encoder, also "compiled"; "encoder
-            training", a step of the bare encoder; with the pretraining head "pretraining" (a step), "evaluation"
-            (forward) and "gradients" (forward and backward).
+        family: Name of the family.
+        work: "pretrain.py" end to end; "inference" of the encoder, also "compiled"; "encoder training", a training
+            step of the encoder; with the pretraining head "pretraining" (a step), "evaluation" (forward) and
+            "gradients" (forward and backward).
         layers, width, length, batch: Shape of the model and the batch.
         fill: Share of the batch that is not padding.
-        speed: Least ratio of the peer's time to ours that was expected before the run, if any.
-        memory: Largest ratio of our peak memory to the peer's that was expected before the run, if any.
+        speed: Expected minimum of the peer's time over ours, if any.
+        memory: Expected maximum of our peak memory over the peer's, if any.
         config: Further fields of the configuration.
-        wiring: How the peer of a generator/discriminator pair is wired, see `pair`.
-        busy_speed: As `speed`, while a second process spins on one core.
-        busy: Whether one does.
+        wiring: Variant of the peer of a generator and discriminator, see `pair`.
+        busy_speed: `speed` while a second process occupies one core.
+        busy: Whether a second process occupies one core.
     """
 
     family: str
@@ -52,22 +55,22 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What is run, for the table."""
+        """The work and its shape, for the table."""
         shape = f"{self.layers}x{self.width}, B={self.batch}, T={self.length}, {self.fill:.0%} filled"
         peer = "" if self.wiring is None else f", the peer draws {self.wiring}"
         return f"{self.work}, {shape}{peer}{', busy' if self.busy else ''}"
 
     def when(self, busy: bool) -> "Case":
-        """This case on a quiet machine, or while a second process spins on one core."""
+        """This case on a quiet machine, or while a second process occupies one core."""
         return replace(self, busy=True, speed=self.busy_speed) if busy else self
 
     def chosen_by(self, only: str | None) -> bool:
-        """Whether `only` stands in the family and name, from the beginning of a word; None chooses every case."""
+        """Whether a word of the family and name begins with `only`; None for every case."""
         return only is None or f" {only}" in f" {self.family} {self.name}"
 
     @property
     def end_to_end(self) -> bool:
-        """Whether `pretrain.py` is run; times are then those of a token."""
+        """Whether `pretrain.py` is run; times are then per token."""
         return self.work.startswith("pretrain.py")
 
     @property
@@ -81,10 +84,11 @@ class Case:
         return self.work in ("pretraining", "encoder training", "gradients")
 
 
-_ALBERT = {"embedding_size": 128}
-_ELECTRA_SMALL = {"embedding_size": 128, "generator_size": 0.25}
+# families of Transformer encoders with a peer in transformers
+ENCODERS = [name for name, spec in FAMILIES.items() if spec.reference and issubclass(spec.config, CtxTransformerConfig)]
 
-CASES = [
+# cases with their own shapes or figures; they replace common cases of the same name
+_FURTHER = [
     Case("bert", "inference", 4, 256, 128, 32, FILL, 2.5, 0.5, busy_speed=2.0),
     Case("bert", "inference", 4, 256, 512, 32, FILL, 3.3, 0.5),
     Case("bert", "inference", 12, 768, 128, 32, FILL, 2.5, 0.5),
@@ -93,17 +97,15 @@ CASES = [
     Case("bert", "inference", 12, 768, 128, 32, 1.0, 0.97, None),
     Case("bert", "pretraining", 4, 256, 128, 32, 1.0, 4.0, 0.3),
     Case("bert", "pretraining", 8, 512, 128, 16, 1.0, 2.3, 0.55),
-    Case("roberta", "inference", 4, 256, 128, 32, FILL, 2.5, 0.5),
     Case("roberta", "inference", 12, 768, 128, 32, FILL, 2.5, 0.5),
     Case("roberta", "pretraining", 4, 256, 128, 32, 1.0, 4.0, 0.3),
-    Case("xlm_roberta", "inference", 4, 256, 128, 32, FILL, 2.5, 0.5),
-    Case("albert", "inference", 12, 768, 128, 32, FILL, 3.2, None, _ALBERT),
-    Case("albert", "inference", 12, 768, 512, 32, FILL, 3.5, None, _ALBERT),
-    Case("albert", "pretraining", 12, 256, 128, 16, 1.0, 3.0, 0.4, _ALBERT),
-    Case("albert", "encoder training", 12, 768, 128, 32, FILL, 2.0, 0.3, _ALBERT),
-    Case("electra", "pretraining", 12, 256, 128, 16, 1.0, 4.5, 0.45, _ELECTRA_SMALL, "everywhere"),
-    Case("electra", "pretraining", 12, 256, 128, 16, 1.0, 1.6, None, _ELECTRA_SMALL, "at masks"),
-    Case("electra", "pretraining", 12, 256, 128, 16, 1.0, None, None, _ELECTRA_SMALL, "at masks, logits too"),
+    Case("albert", "inference", 12, 768, 128, 32, FILL, 3.2, None),
+    Case("albert", "inference", 12, 768, 512, 32, FILL, 3.5, None),
+    Case("albert", "pretraining", 12, 256, 128, 16, 1.0, 3.0, 0.4),
+    Case("albert", "encoder training", 12, 768, 128, 32, FILL, 2.0, 0.3),
+    Case("electra", "pretraining", 12, 256, 128, 16, 1.0, 4.5, 0.45, wiring="everywhere"),
+    Case("electra", "pretraining", 12, 256, 128, 16, 1.0, 1.6, None, wiring="at masks"),
+    Case("electra", "pretraining", 12, 256, 128, 16, 1.0, None, None, wiring="at masks, logits too"),
     Case("xlnet", "evaluation", 4, 256, 128, 16, 1.0, 2.2, 0.6),
     Case("xlnet", "gradients", 4, 256, 128, 16, 1.0, 1.9, 0.6),
     Case("xlnet", "evaluation", 4, 256, 256, 8, 1.0, 2.2, 0.6),
@@ -112,3 +114,9 @@ CASES = [
     Case("xlnet", "inference", 4, 256, 512, 32, FILL, 6.0, None),
     Case("xlnet", "compiled inference", 4, 256, 128, 32, 1.0, None, None),
 ]
+_COMMON = [Case(family, "inference", 4, 256, 128, 32, FILL, 2.5, 0.5) for family in ENCODERS]
+
+CASES = sorted(
+    {(case.family, case.name): case for case in [*_COMMON, *_FURTHER]}.values(),
+    key=lambda case: ENCODERS.index(case.family),
+)

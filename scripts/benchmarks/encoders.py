@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -86,7 +86,7 @@ def _run_case(
         ours=measured["ours"],
         peer=measured["peer"],
         tokens=int(lengths.sum()),
-        utilisation=_model_flops(ours.config.vocab_size, lengths, case) / measured["ours"].seconds / ceiling,
+        utilisation=_model_flops(ours.config, lengths, case) / measured["ours"].seconds / ceiling,
     )
 
 
@@ -164,16 +164,15 @@ def _difference(ours: PreTrainedModel, peer: _Model, batches: dict[str, dict[str
     return (a.last_hidden_state[real] - b.last_hidden_state[real]).abs().max().item()
 
 
-def _model_flops(vocab_size: int, lengths: Tensor, case: Case) -> float:
-    """Operations the work needs: 2 per weight of a linear map and token, attention, 3 times as much with backward.
-
-    The vocabulary is counted at the predicted positions only: what need not be computed does not count as useful.
-    """
+def _model_flops(config: Any, lengths: Tensor, case: Case) -> float:
+    """Necessary operations: 2 per weight of a linear map and token, attention, three times as many with backward; those
+    of the vocabulary at the predicted positions only."""
     tokens, pairs = lengths.sum().item(), (lengths**2).sum().item()
     flops = 0.0
-    for share in [1.0] if case.wiring is None else [1.0, case.config["generator_size"]]:  # a pair has two encoders
+    for share in [1.0] if case.wiring is None else [1.0, config.generator_size]:  # a pair has two encoders
         width = case.width * share
         per_layer = 12 * width**2  # projections (4) and feed-forward (8)
         flops += case.layers * (2 * per_layer * tokens + 4 * width * pairs)
-    flops += 2 * case.config.get("embedding_size", case.width) * vocab_size * predicted_tokens(lengths, case)
+    embedding_size = getattr(config, "embedding_size", case.width)
+    flops += 2 * embedding_size * config.vocab_size * predicted_tokens(lengths, case)
     return 3 * flops if case.trains else flops

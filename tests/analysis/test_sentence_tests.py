@@ -90,6 +90,13 @@ def test_probe_does_not_mind_the_scale() -> None:
     assert found[0].accuracy == found[1].accuracy
 
 
+def test_probe_of_one_label_alone() -> None:
+    """Test examples are not centred by their own mean, which all have one label here."""
+    features = torch.linspace(-1, 1, 40)[:, None]
+    labels = ["low" if each < 0 else "high" for each in features]
+    assert probe(features, labels, features[30:], labels[30:]).accuracy == 1.0
+
+
 def test_labels_that_training_has_not() -> None:
     features, _ = blobs(4)
     with pytest.raises(CtxError, match="'z' too"):

@@ -33,7 +33,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(recurrent.get_family("ulmfit").sizes, "base", stack)
     for name, case in OF_FAMILIES.items():
         family = FAMILIES[name]
-        own = {"train_vectors": True} if "train_vectors" in family.config.__dataclass_fields__ else {}
+        own = (
+            {"train_pretrained_embeddings": True}
+            if "train_pretrained_embeddings" in family.config.__dataclass_fields__
+            else {}
+        )
         tiny = tiny_config(family, **own)
         fields = {field: getattr(tiny, field) for field in {*TINY, *own} & {*family.config.__dataclass_fields__}}
         monkeypatch.setitem(family.sizes, case.size, fields)

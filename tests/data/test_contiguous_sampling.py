@@ -132,5 +132,5 @@ def test_contiguous_rows_do_not_depend_on_workers_resuming_or_processes(streamin
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_fewer_examples_than_rows_are_refused(streaming):
-    with pytest.raises(CtxError, match="5 examples cannot fill 6 contiguous rows"):
+    with pytest.raises(CtxError, match="5 examples cannot fill a step of 6 contiguous rows"):
         next(iter(training_loader(examples_of(streaming, 5), collate, batch_size=3, contiguous_rows=6, seed=0)))

@@ -108,7 +108,7 @@ BROKEN = {
     "empty jsonl": ("corpus.jsonl", b"", "data set is empty"),
     "not utf-8": ("corpus.txt", b"Fine.\nA caf\xe9.\n", r"byte 11 is 0xe9(.|\n)*corpus.txt, byte 11"),
     "not utf-8 after a byte order mark": ("corpus.txt", b"\xef\xbb\xbfA caf\xe9.\n", "byte 8 is 0xe9"),
-    "not utf-8, packed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 of what it unpacks to"),
+    "not utf-8, packed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 after unpacking"),
     "bad json": ("corpus.jsonl", b'{"text": "a"}\n{"text": \n', r"Not JSON(.|\n)*corpus\.jsonl:2"),
     "json list": ("corpus.jsonl", b'["a"]', r"Expected a JSON object, got list(.|\n)*corpus\.jsonl:1"),
     "no column": ("corpus.jsonl", json_file(column="body"), r"No column 'text'; the columns are 'id', 'body'"),
@@ -116,7 +116,7 @@ BROKEN = {
     "numbers": ("corpus.jsonl", b'{"text": 3}', "holds a int, not text"),
     "no text": ("corpus.jsonl", b'{"text": "a"}\n{"text": " "}', "Document 1 .* has no text"),
     "null": ("corpus.parquet", parquet_file(["a", None]), "Document 1 .* has no text"),
-    "damaged parquet": ("corpus.parquet", parquet_file()[:-20], "Not a whole Parquet file"),
+    "damaged parquet": ("corpus.parquet", parquet_file()[:-20], "The Parquet file is damaged"),
 }
 
 
@@ -131,7 +131,7 @@ def test_a_broken_source_says_what_and_where(tmp_path, name, data, message):
 def test_a_truncated_gzip_file(tmp_path):
     path = tmp_path / "corpus.txt.gz"
     path.write_bytes(gzip.compress(text_file() * 100)[:-20])
-    with pytest.raises(CtxError, match="Not a whole gzip file"):
+    with pytest.raises(CtxError, match="The gzip file is damaged"):
         list(load_documents(str(path)))
 
 

@@ -78,9 +78,9 @@ def test_a_stream_gives_the_examples_of_the_set(objective, documents):
 
 def test_no_tokens_at_all_is_an_error(tokenizer):
     objective = MaskedLM(tokenizer, max_length=32, seed=0)
-    with pytest.raises(CtxError, match="gave no example"):
+    with pytest.raises(CtxError, match="have no tokens"):
         build_training_set([["\u200b"]], objective)
-    with pytest.raises(CtxError, match="gave no example"):
+    with pytest.raises(CtxError, match="have no tokens"):
         next(iter(ShuffledStream(DocumentStream([["\u200b"]], objective), 2, seed=0)))
 
 

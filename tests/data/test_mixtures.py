@@ -72,7 +72,7 @@ def test_draws_are_uniform_and_by_the_seed() -> None:
 
 
 def test_periods() -> None:
-    with pytest.raises(CtxError, match="One in 0 steps"):
+    with pytest.raises(CtxError, match="period of 0 steps"):
         SampledMixture([LABELLED, OTHERS], {1: 0})
     alone = SampledMixture([LABELLED], {0: 10})
     assert not alone.choose(np.arange(30), seed=0).any()

@@ -138,7 +138,7 @@ def test_batches_do_not_depend_on_workers_or_resuming(languages, objective, stre
 
 def test_what_is_refused(languages, objective, tmp_path):
     for policy in SamplingPolicy(contiguous=True), SamplingPolicy(task_column="task"):
-        with pytest.raises(CtxError, match="an order of their own"):
+        with pytest.raises(CtxError, match="defines the order"):
             build_training_set(languages, objective, policy, alpha=0.3)
     with pytest.raises(CtxError, match="needs several data sets"):
         build_training_set(load_documents(str(tmp_path / "0.txt")), objective, alpha=0.3)

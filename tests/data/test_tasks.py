@@ -54,8 +54,8 @@ def test_rows_know_their_line(tmp_path):
         ("a.csv", "text,label\nx,y,1\n", r"(?s)3 columns, expected 2.*a.csv:2.*double quotes"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text"\n', r"(?s)Not JSON.*a.jsonl:2"),
         ("a.jsonl", "[1]\n", "Expected an? .*object, got list"),
-        ("a.xls", "x", r"(?s)does not tell the format.*\.csv"),
-        ("a.json", "{}", r"(?s)reads tables.*--task"),
+        ("a.xls", "x", r"(?s)Not a table.*\.csv"),
+        ("a.json", "{}", r"(?s)Not a table.*--task"),
         ("none.csv", None, "No such file"),
     ],
 )
@@ -76,7 +76,7 @@ def test_other_encodings_are_named_by_their_byte(tmp_path, suffix):
 def test_a_truncated_gzip_file_is_named(tmp_path):
     file = tmp_path / "a.tsv.gz"
     file.write_bytes(gzip.compress(b"text\tlabel\n" * 99)[:-9])
-    with pytest.raises(CtxError, match=r"(?s)Not a whole gzip file.*a\.tsv\.gz"):
+    with pytest.raises(CtxError, match=r"(?s)The gzip file is damaged.*a\.tsv\.gz"):
         read_table(file, ["text"])
 
 
@@ -165,7 +165,7 @@ def test_the_demo_sentences_are_balanced_and_parted():
     train, validation = task.read("demo", "train"), task.read("demo", "validation")
     assert [len(train), len(validation)] == [160, 40]
     for part in (train, validation):
-        assert sum(example.target == "pos" for example in part) == len(part) / 2
+        assert sum(example.label == "pos" for example in part) == len(part) / 2
     assert not {example.where for example in train} & {example.where for example in validation}
 
 

@@ -67,7 +67,7 @@ def test_conllu_gives_the_syntactic_words(tmp_path):
         ("a.conll", "-DOCSTART- O\n", {}, "No sentences"),
         ("a.conllu", "1\ta\n", {}, r"(?s)Not a CoNLL-U line.*2 tab-separated.*a\.conllu:1"),
         ("a.conllu", CONLLU, {"label_column": "POS"}, "No column 'POS'. The columns are: 'ID'"),
-        ("a.jsonl", '{"tokens": ["a"], "tags": []}', {}, r"(?s)two lists of one length.*a\.jsonl:1"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": []}', {}, r"(?s)two lists of the same length.*a\.jsonl:1"),
         ("demo", None, {}, "no demo data"),
     ],
 )
@@ -222,10 +222,10 @@ def test_best_span_is_the_best_of_all(length, longest, random):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{]", "Not SQuAD's JSON"),
+        ("{]", "Not in the JSON format of SQuAD"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', "No questions"),
         ('{"data": [{"paragraphs": [{"qas": [{"id": 1}]}]}]}', "KeyError 'answers'"),
-        (None, r"(?s)'cat' does not stand at character 3.*' ca' stands.*question 'q0'"),
+        (None, r"(?s)'cat' is not at character 3.*has ' ca' there.*question 'q0'"),
     ],
 )
 def test_bad_squad_files_say_what_and_where(tmp_path, content, says):

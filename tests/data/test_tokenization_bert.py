@@ -105,6 +105,15 @@ def test_saved_and_opened_by_the_auto_class(documents, tmp_path, lower):
     assert BertTokenizer.from_pretrained(tmp_path)(texts).input_ids == trained(texts).input_ids
 
 
+def test_each_text_of_a_pair_has_its_segment(documents):
+    tokenizer = CtxBertTokenizer.train([" ".join(document) for document in documents], 200)
+    texts = ["the bridge", "a small garden"]
+    first, second = (tokenizer.tokenize(text) for text in texts)
+    encoded = tokenizer(*texts)
+    assert encoded.tokens() == ["[CLS]", *first, "[SEP]", *second, "[SEP]"]
+    assert encoded.token_type_ids == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+
+
 def test_training_learns_words_and_keeps_case_when_asked(documents):
     texts = [" ".join(document) for document in documents]
     uncased, cased = (CtxBertTokenizer.train(texts, 200, do_lower_case=lower) for lower in (True, False))

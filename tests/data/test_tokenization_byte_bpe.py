@@ -155,6 +155,10 @@ def test_training_gives_the_same_vocabulary_in_every_process_and_order(tmp_path)
     assert json.loads(done.stdout) == CtxRobertaTokenizer.train(iter(texts), 600).get_vocab()
 
 
+def test_a_vocabulary_is_as_large_as_was_asked_for(kind):
+    assert len(kind[0].train(TEXTS, 290)) == 290
+
+
 def test_training_anew_from_a_trained_tokenizer():
     other = CtxRobertaTokenizer.train(TEXTS, 300).train_new_from_iterator(["entirely different words"] * 5, 290)
     assert type(other) is CtxRobertaTokenizer
@@ -198,7 +202,7 @@ def test_a_byte_that_the_vocabulary_lacks_is_unknown_and_does_not_vanish(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"merges": None}, "without its merges"),
+        ({"merges": None}, "has no merges"),
         ({"merges": "a b c\n"}, r"'a b c', which is not two tokens(.|\n)*merges.txt"),
         ({"merges": "a x\n"}, r"do not belong to the vocabulary(.|\n)*vocab.json"),
         ({"changed": ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab"]}, r"7 tokens lacks <mask>(.|\n)*vocab.json"),

@@ -58,9 +58,9 @@ def test_words_that_are_given_stay_whole(tokenizer: CtxElmoTokenizer, side: str)
 
 def test_one_text_and_pairs(tokenizer: CtxElmoTokenizer) -> None:
     single = tokenizer("The cat")
-    assert tokenizer.unspell(single.input_ids) == ["<S>", "The", "cat", "</S>"]
+    assert tokenizer.words_of(single.input_ids) == ["<S>", "The", "cat", "</S>"]
     pair = tokenizer("The cat", "it sat")
-    assert tokenizer.unspell(pair.input_ids) == ["<S>", "The", "cat", "</S>", "<S>", "it", "sat", "</S>"]
+    assert tokenizer.words_of(pair.input_ids) == ["<S>", "The", "cat", "</S>", "<S>", "it", "sat", "</S>"]
     assert torch.equal(
         tokenizer(["The cat"], ["it sat"], return_tensors="pt").input_ids[0], torch.tensor(pair.input_ids)
     )
@@ -78,9 +78,9 @@ def test_padding_afterwards_is_padding_at_once(tokenizer: CtxElmoTokenizer) -> N
 
 def test_truncation_and_windows(tokenizer: CtxElmoTokenizer) -> None:
     text = "the cat sat on the mat ."
-    assert tokenizer.unspell(tokenizer(text, truncation=True, max_length=4).input_ids) == ["<S>", "the", "cat", "</S>"]
+    assert tokenizer.words_of(tokenizer(text, truncation=True, max_length=4).input_ids) == ["<S>", "the", "cat", "</S>"]
     windows = tokenizer([text], truncation=True, max_length=5, stride=1, return_overflowing_tokens=True)
-    read = [tokenizer.unspell(window)[1:-1] for window in windows["input_ids"]]
+    read = [tokenizer.words_of(window)[1:-1] for window in windows["input_ids"]]
     assert read == [["the", "cat", "sat"], ["sat", "on", "the"], ["the", "mat", "."]]
 
 
@@ -126,7 +126,7 @@ class TestLanguages:
         begins = [[word[0] for word in row[1:-1]] for row in rows]
         assert begins == [[BEGINS_WORD, english, english], [BEGINS_WORD, german], [BEGINS_WORD]]
         assert rows[0][3][1:] == rows[1][2][1:] == rows[2][1][1:], "characters are those of all languages"
-        assert polyglot.unspell(rows[0]) == ["<S>", "<en>", "the", "die", "</S>"]
+        assert polyglot.words_of(rows[0]) == ["<S>", "<en>", "the", "die", "</S>"]
         assert rows[0][0] == rows[1][0]
         assert rows[0][-1] == rows[2][-1]
 
@@ -145,7 +145,7 @@ def test_wrong_input(tokenizer: CtxElmoTokenizer, tmp_path: Path) -> None:
         CtxElmoTokenizer()
     with pytest.raises(CtxError, match=r"lacks \[UNK\]"):
         CtxElmoTokenizer(vocab={"[PAD]": 0, "<S>": 1, "</S>": 2})
-    with pytest.raises(CtxError, match="'a' stands twice"):
+    with pytest.raises(CtxError, match="'a' occurs twice"):
         CtxElmoTokenizer.from_words(["a", "a"])
     with pytest.raises(CtxError, match="max_characters=2"):
         CtxElmoTokenizer.from_words([], max_characters=2)

@@ -52,7 +52,7 @@ def test_saving_keeps_counts_and_options(tmp_path: Path) -> None:
 
 
 def test_words_of_one_kind() -> None:
-    with pytest.raises(CtxError, match="'a' stands twice"):
+    with pytest.raises(CtxError, match="'a' occurs twice"):
         CtxWordTokenizer.from_words(["a", "b", "a"])
     with pytest.raises(CtxError, match="3 counts for 4 words"):
         CtxWordTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "a": 2, "b": 3}, counts=[1, 2, 3])

@@ -191,7 +191,7 @@ def of_another_family(directory: Path, name: str) -> None:
         (truncated, "tokenizer.json", "damaged"),
         (truncated, "tokenizer_config.json", "damaged"),
         (truncated, "model.safetensors", "weights are damaged"),
-        (renamed, "model.safetensors", "not in the file"),
+        (renamed, "model.safetensors", "are missing"),
         (resized, "config.json", "vocabulary does not fit"),
         (with_pickle, "pytorch_model.bin", "never published"),
         (with_pickle, "optimizer.pt", "never published"),

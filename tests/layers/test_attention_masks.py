@@ -321,6 +321,8 @@ def test_blocks_with_masks_of_their_own(side: str) -> None:
         layout = build_layout(states, mask, None, make_config(path))
         got = run_stack(blocks, layout.pack(states), layout, specs, output_mask=chosen).last_hidden_state
         torch.testing.assert_close(got, expected[chosen[mask == 1]], atol=1e-5, rtol=1e-4)
+        got = run_stack(blocks, layout.pack(states), layout, specs).last_hidden_state
+        torch.testing.assert_close(got[mask == 1], expected, atol=1e-5, rtol=1e-4)
     with pytest.raises(CtxError, match="1 masks for 2 blocks"):
         run_stack(blocks, layout.pack(states), layout, specs[:1])
 

@@ -13,8 +13,10 @@ from hf_ctxmodels.models.cvt.cross_view import (
 )
 
 WIDTH = 3
-# Left and right padding, two sequences in a row, and a row of one word.
-SEQUENCES = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 2, 2, 2, 0], [0, 0, 0, 1, 0, 0]])
+# Left and right padding, two sequences in a row, a row of one word, and one without padding.
+SEQUENCES = torch.tensor(
+    [[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 2, 2, 2, 0], [0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
+)
 
 
 def states(seed: int = 0) -> torch.Tensor:

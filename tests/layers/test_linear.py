@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers import linear as module
-from hf_ctxmodels.layers.linear import Linear, linear, multiplies_fast, product
+from hf_ctxmodels.layers.linear import Linear, linear, multiplies_fast, partial_linear, product
 
 SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
 
@@ -64,6 +64,21 @@ def test_the_layer_is_torchs_but_for_its_product() -> None:
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     batch = torch.randn(3, 7, 16)
     torch.testing.assert_close(ours(batch), theirs(batch), atol=1e-5, rtol=1e-5)
+
+
+def test_a_part_of_a_map_and_of_what_stands_in_its_place() -> None:
+    """Hooks, a replaced forward and an adapter act on a part as on the whole."""
+    layer, batch = Linear(16, 9), torch.randn(3, 7, 16)
+    whole = layer(batch)[..., 3:7]
+    torch.testing.assert_close(partial_linear(layer, batch, 3, 7), whole)
+    hook = layer.register_forward_hook(lambda module, given, output: output + 1)
+    torch.testing.assert_close(partial_linear(layer, batch, 3, 7), whole + 1)
+    hook.remove()
+    adapter = torch.nn.Sequential(Linear(16, 4), Linear(4, 9))
+    torch.testing.assert_close(partial_linear(adapter, batch, 3, 7), adapter(batch)[..., 3:7])
+    forward = layer.forward
+    layer.forward = lambda input: 2 * forward(input)  # type: ignore[method-assign]
+    torch.testing.assert_close(partial_linear(layer, batch, 3, 7), 2 * whole)
 
 
 def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

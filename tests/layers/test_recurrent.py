@@ -110,3 +110,12 @@ def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
         alone = PackedRows.build(torch.ones(1, len(places), dtype=torch.bool))
         expected = alone.unpack(layer(alone.pack(inputs[:, places]), alone)[0])
         torch.testing.assert_close(together[:, :, places], expected)
+
+
+def test_a_new_layer_forgets_little() -> None:
+    """The forget gate's bias is one, all others are zero (Jozefowicz et al. 2015)."""
+    layer = LSTM(3, 4, state_bias=True)
+    gates = torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(4)
+    assert torch.equal(layer.bias, gates.expand(2, -1))
+    assert layer.state_bias is not None
+    assert not layer.state_bias.any()

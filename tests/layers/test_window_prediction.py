@@ -103,7 +103,7 @@ def test_update_in_place_is_a_step_of_gradient_descent(batch, tables, output: st
     loss = window_prediction.summed_loss(blocks, words, outputs)
     loss.backward()
     updated = [table.clone() for table in tables]
-    before = window_prediction.descend(blocks, *updated, rate=0.1)
+    before = window_prediction.sgd_step(blocks, *updated, rate=0.1)
     assert float(before) == pytest.approx(float(loss), rel=1e-5)
     for got, table in zip(updated, (words, outputs)):
         assert not torch.equal(got, table)
@@ -137,11 +137,11 @@ def test_blocks_that_do_not_divide_a_row(batch) -> None:
 
 def test_a_certain_error_has_a_finite_loss(batch, tables) -> None:
     huge = [table * 1e4 for table in tables]
-    assert torch.isfinite(window_prediction.descend(grid(batch, "negatives", False), *huge, rate=0.0))
+    assert torch.isfinite(window_prediction.sgd_step(grid(batch, "negatives", False), *huge, rate=0.0))
 
 
 def one_by_one(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, output: str, average: bool) -> float:
-    """`descend` with one word to be predicted at a time, in the order of the text; the tables are updated."""
+    """`sgd_step` with one word to be predicted at a time, in the order of the text; the tables are updated."""
     loss = 0.0
     for row in range(3):
         for place in range(12):
@@ -154,7 +154,7 @@ def one_by_one(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, output:
                 blocks = [grid({**one, "attention_mask": only(one, place, other)}, output, average) for other in near]
             for each in blocks:
                 if len(each):
-                    loss += float(window_prediction.descend(each, words, outputs, rate=0.1))
+                    loss += float(window_prediction.sgd_step(each, words, outputs, rate=0.1))
     return loss
 
 
@@ -180,7 +180,7 @@ def test_word_by_word_is_descent_word_by_word(batch, tables, output: str, averag
     text = window_prediction.Text(
         *(batch[name] for name in ("input_ids", "attention_mask", "labels", "windows")), given
     )
-    loss = window_prediction.descend_by_words(text, *got, 0.1, WINDOW, NEGATIVE, average)
+    loss = window_prediction.sgd_step_by_words(text, *got, 0.1, WINDOW, NEGATIVE, average)
     assert loss == pytest.approx(wanted, rel=1e-4)
     for mine, reference in zip(got, expected):
         torch.testing.assert_close(mine.double(), reference, rtol=1e-3, atol=1e-4)
@@ -203,8 +203,8 @@ def test_word_by_word_takes_any_number_of_negatives(batch, tables, average: bool
         [batch["negatives"]],
     )
     got = [table.float() for table in tables]
-    expected = window_prediction.descend(grid(batch, "negatives", average), *tables, rate=0.0)
-    assert window_prediction.descend_by_words(text, *got, 0.0, WINDOW, NEGATIVE, average) == pytest.approx(
+    expected = window_prediction.sgd_step(grid(batch, "negatives", average), *tables, rate=0.0)
+    assert window_prediction.sgd_step_by_words(text, *got, 0.0, WINDOW, NEGATIVE, average) == pytest.approx(
         float(expected), rel=1e-4
     )
 
@@ -213,4 +213,4 @@ def test_word_by_word_has_a_finite_loss(batch, tables) -> None:
     pytest.importorskip("numba")
     huge = [(table * 1e4).float() for table in tables]
     text = window_prediction.Text(batch["input_ids"], None, batch["labels"], None, [batch["negatives"]])
-    assert math.isfinite(window_prediction.descend_by_words(text, *huge, 0.0, WINDOW, NEGATIVE, False))
+    assert math.isfinite(window_prediction.sgd_step_by_words(text, *huge, 0.0, WINDOW, NEGATIVE, False))

@@ -137,7 +137,7 @@ class TestTargets:
     def test_vocabulary_label_on_padding(self, case: Case, unpad: bool) -> None:
         batch = make_batch(case)
         targets = make_targets(case, batch)
-        targets["labels"][2, 5 + case.looks_ahead] = 7
+        targets["labels"][2, 5 + case.shifts_labels] = 7
         assert_refused(case, batch | targets, "1 of the labels", "padding", "[2, 5]", unpad=unpad)
 
     @pytest.mark.parametrize("case", SPAN_HEADS, ids=str)

@@ -258,9 +258,10 @@ class TestRecordedOutputs:
         model = attentive.model()
         batch = make_batch(attentive)
         every = model(**batch, output_hidden_states=True).hidden_states
-        selected = model(**batch, output_hidden_states=[1]).hidden_states
-        assert torch.equal(selected[1], every[1])
-        assert selected[0] is None
+        for number in (1, -2):
+            selected = model(**batch, output_hidden_states=[number]).hidden_states
+            assert torch.equal(selected[number], every[number])
+            assert sum(states is not None for states in selected) == 1
 
     def test_attention_weights_with_eager(self, attentive: Case) -> None:
         batch = make_batch(attentive)

@@ -63,7 +63,7 @@ class TestLoss:
         for name, logits in full_logits(plain_head, model, batch).items():
             if name.endswith("_positions"):  # padding is no candidate
                 logits = logits.masked_fill(batch["attention_mask"] == 0, float("-inf"))
-            aims = targets[name][:, 1:] if plain_head.looks_ahead else targets[name]
+            aims = targets[name][:, 1:] if plain_head.shifts_labels else targets[name]
             terms.append(F.cross_entropy(logits.flatten(0, -2), aims.flatten(), ignore_index=-100))
         expected = torch.stack(terms)
         expected = expected.mean() if "start_positions" in targets else expected.sum()

@@ -113,8 +113,8 @@ def test_several_tasks_share_all_but_their_predictions() -> None:
     [
         ({"views": ["sideways"]}, "sideways"),
         ({"view_weight": -1.0}, "view_weight"),
-        ({"tasks": {"pos": ["a"]}}, "two labels"),
-        ({"pretrained_embeddings": "x", "static_size": 64, "hidden_size": 64}, "leave nothing"),
+        ({"tasks": {"pos": ["a"]}}, "two or more labels"),
+        ({"pretrained_embeddings": "x", "pretrained_embedding_size": 64, "hidden_size": 64}, "must be below"),
     ],
 )
 def test_configurations_that_cannot_be(changes: dict, message: str) -> None:

@@ -62,7 +62,7 @@ def test_word_vectors_follow_the_mixes_and_are_saved(vectors: str, tmp_path: Pat
 @pytest.mark.parametrize("trainable", [False, True])
 def test_they_are_trained_or_not(vectors: str, trainable: bool) -> None:
     fields = CtxElmoForTokenClassification.embedding_fields(vectors)
-    model = CtxElmoForTokenClassification(config(**fields, static_trainable=trainable))
+    model = CtxElmoForTokenClassification(config(**fields, train_pretrained_embeddings=trainable))
     model.load_pretrained_embeddings()
     batch = CtxElmoTokenizer.from_words([])(TEXT, padding=True, return_tensors="pt")
     before = model.vectors.table.clone()
@@ -74,18 +74,18 @@ def test_they_are_trained_or_not(vectors: str, trainable: bool) -> None:
 
 def test_what_cannot_be(vectors: str, tmp_path: Path) -> None:
     model = CtxElmoForTokenClassification(config(**CtxElmoForTokenClassification.embedding_fields(vectors)))
-    with pytest.raises(CtxError, match="have no characters"):
+    with pytest.raises(CtxError, match="needs characters"):
         model(inputs_embeds=torch.zeros(1, 2, 16))
-    with pytest.raises(CtxError, match="not the number and width"):
+    with pytest.raises(CtxError, match="without their number and width"):
         CtxElmoForTokenClassification(config(pretrained_embeddings=vectors))
-    with pytest.raises(CtxError, match="Cannot open the model of the word vectors"):
+    with pytest.raises(CtxError, match="the model of the word vectors"):
         CtxElmoForTokenClassification.embedding_fields(str(tmp_path / "nowhere"))
-    other = CtxElmoForTokenClassification(config(static_size=4, static_words=3))
-    with pytest.raises(CtxError, match="pretrained_embeddings is not given"):
+    other = CtxElmoForTokenClassification(config(pretrained_embedding_size=4, pretrained_vocab_size=3))
+    with pytest.raises(CtxError, match="pretrained_embeddings is None"):
         other.load_pretrained_embeddings()
     with pytest.raises(CtxError, match="but the table is"):
         other.load_pretrained_embeddings(vectors)
-    with pytest.raises(CtxError, match="no room for word vectors"):
+    with pytest.raises(CtxError, match="no table for word vectors"):
         CtxElmoForTokenClassification(config()).load_pretrained_embeddings(vectors)
 
 
@@ -120,3 +120,15 @@ def test_decay_holds_the_mix_at_its_average() -> None:
             optimizer.step()
         weights.append(model.mixes[0].weights.detach().abs().max())
     assert weights[1] < 0.05 < weights[0]
+
+
+def test_the_second_layer_is_the_first_with_a_residual() -> None:
+    """The first layer's input is the token layer, which is not added to its output."""
+    case = next(case for case in CASES if case.family.name == "elmo" and case.is_base)
+    batch = make_batch(case)
+    plain, residual = (
+        case.model(num_hidden_layers=2, residual=added)(**batch, output_hidden_states=True).hidden_states
+        for added in (False, True)
+    )
+    assert torch.equal(residual[1], plain[1])
+    torch.testing.assert_close(residual[2], plain[2] + plain[1])

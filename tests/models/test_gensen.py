@@ -111,7 +111,7 @@ def test_relations_by_the_formula() -> None:
     logs = torch.stack(logs)
     torch.testing.assert_close(got.relation_logits.log_softmax(-1), logs, atol=1e-5, rtol=1e-5)
     assert float(got.loss) == pytest.approx(float(-(logs[0, 1] + logs[2, 0] + logs[3, 1]) / 3), rel=1e-5)
-    assert got.writing_loss is None
+    assert got.generation_loss is None
     right = int((logs.argmax(1)[[0, 2, 3]] == torch.tensor([1, 0, 1])).sum())
     assert got.metrics["relation_accuracy"].tolist() == [right, 3]
 
@@ -151,14 +151,14 @@ def test_one_task_alone() -> None:
     batch = make_batch(HEAD)
     targets = make_targets(HEAD, batch)
     given = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
-    relates = small(written_tasks=[])
+    relates = small(decoder_tasks=[])
     assert relates(**given, relation_labels=targets["relation_labels"]).loss > 0
-    with pytest.raises(CtxError, match="written_tasks is empty"):
+    with pytest.raises(CtxError, match="decoder_tasks is empty"):
         relates(**given, labels=targets["labels"])
     writes = small(relations=[])
     assert writes(**given, labels=targets["labels"]).loss > 0
     assert writes(**batch).relation_logits is None
-    with pytest.raises(CtxError, match="no classifier"):
+    with pytest.raises(CtxError, match="relation_labels are given without"):
         writes(**given, relation_labels=targets["relation_labels"])
     with pytest.raises(CtxError, match=r"target_languages\[1\] is 3, outside \[0, num_languages=3\)"):
         writes(**batch | {"target_languages": torch.tensor([0, 3, 1, 1])})
@@ -167,7 +167,7 @@ def test_one_task_alone() -> None:
 def test_a_decoder_is_found_by_its_tasks_name(tmp_path: Path) -> None:
     model = small()
     model.save_pretrained(tmp_path)
-    config = CtxGenSenConfig.from_pretrained(tmp_path, written_tasks=["<new>", "next"])
+    config = CtxGenSenConfig.from_pretrained(tmp_path, decoder_tasks=["<new>", "next"])
     other = CtxGenSenForPreTraining.from_pretrained(tmp_path, config=config)
     for name, weight in model.decoders["next"].state_dict().items():
         assert torch.equal(other.decoders["next"].state_dict()[name], weight)

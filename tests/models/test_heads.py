@@ -58,6 +58,9 @@ def test_a_pair_head_of_three_classes() -> None:
     assert_close(found.loss, F.cross_entropy(found.structure_logits, classes))
     assert found.prediction_logits.shape[:2] == batch["input_ids"].shape
     assert model(**batch, labels=targets["labels"], structure_label=classes).prediction_logits is None
+    some = classes.index_fill(0, torch.tensor([0]), -100)
+    right = (found.structure_logits.argmax(-1) == classes)[1:].sum()
+    assert model(**batch, structure_label=some).metrics["structure_accuracy"].tolist() == [right, len(classes) - 1]
     with pytest.raises(CtxError, match="structure_label holds 3"):
         model(**batch, structure_label=classes + 1)
     by_place = model(batch["input_ids"], batch["attention_mask"], None, None, None, None, classes)

@@ -149,7 +149,7 @@ class TestData:
             list(objective.examples(load_documents(files[0], translations=[files[1]])))
         documents = load_documents(files[0], translations=[files[1]])
         plain = CtxLaserTokenizer.train(documents.texts(), vocab_size=120)
-        with pytest.raises(CtxError, match="knows no language"):
+        with pytest.raises(CtxError, match="has no language tags"):
             TranslationToLanguages(plain, max_length=60, seed=0)
         with pytest.raises(CtxError, match="with 1 language tags"):
             load_documents(*files, translations=files[::-1], language_tags=["<de>"])

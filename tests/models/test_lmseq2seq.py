@@ -58,7 +58,7 @@ def with_part(model: torch.nn.Module, language: str, part: str) -> bool:
 class TestPair:
     @pytest.mark.parametrize("taken", [["embeddings", "layers", "softmax"], ["layers"], ["embeddings", "softmax"], []])
     def test_what_is_taken(self, pair: dict[str, Path], taken: list[str]) -> None:
-        model = CtxLmSeq2SeqForPreTraining.from_pretrained_pair(**pair, taken_parts=taken)
+        model = CtxLmSeq2SeqForPreTraining.from_pretrained_pair(**pair, pretrained_parts=taken)
         for language in TEXTS:
             for part in ("embeddings", "layers", "softmax"):
                 assert with_part(model, language, part) == (part in taken), f"{part} of {language}"
@@ -137,7 +137,7 @@ class TestPair:
         with pytest.raises(CtxError, match="Cannot open"):
             CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(tmp_path / "none", pair["target"])
         CtxUlmfitTokenizer.train(TEXTS["source"], 40, min_count=1).save_pretrained(tmp_path / "other")
-        with pytest.raises(CtxError, match="put together again"):
+        with pytest.raises(CtxError, match="decode to the exact text"):
             CtxLmSeq2SeqTokenizer.from_pretrained_pair(tmp_path / "other", pair["target"])
         with pytest.raises(CtxError, match="give both"):
             CtxLmSeq2SeqTokenizer.train(["a"], 9, source_model=str(pair["source"]))
@@ -222,6 +222,18 @@ class TestLanguageModels:
         assert losses[0].target_lm_loss == losses[1].target_lm_loss
         assert losses[0].translation_loss != losses[1].translation_loss
 
+    def test_they_are_the_pretrained_layers_alone(self) -> None:
+        model, batch = TRAINED.model(), make_batch(TRAINED)
+        batch |= make_targets(TRAINED, batch)
+        before = model(**batch)
+        for stack in (model.encoder, model.decoder):
+            for parameter in stack.layers[model.config.pretrained_layers :].parameters():
+                torch.nn.init.normal_(parameter)
+        after = model(**batch)
+        assert torch.equal(before.source_lm_loss, after.source_lm_loss)
+        assert torch.equal(before.target_lm_loss, after.target_lm_loss)
+        assert before.translation_loss != after.translation_loss
+
     @pytest.mark.parametrize("name", ["source_labels", "target_labels"])
     def test_labels_of_another_shape_are_refused(self, name: str) -> None:
         batch = make_batch(TRAINED)
@@ -257,7 +269,9 @@ class TestGenerate:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"pretrained_layers": 4}, {"taken_parts": ["attention"]}, {"hidden_size": 0}], ids=lambda w: next(iter(w))
+    "wrong",
+    [{"pretrained_layers": 4}, {"pretrained_parts": ["attention"]}, {"hidden_size": 0}],
+    ids=lambda w: next(iter(w)),
 )
 def test_configurations_that_are_none(wrong: dict) -> None:
     with pytest.raises(Exception, match=next(iter(wrong))):

@@ -63,7 +63,7 @@ def test_states_of_other_shapes_are_refused(language_model: Case) -> None:
     cache = model(input_ids=IDS, use_cache=True).past_key_values
     with pytest.raises(CtxError, match="The states of past_key_values are"):
         model(input_ids=IDS[:2], past_key_values=cache)
-    with pytest.raises(CtxError, match="several sequences"):
+    with pytest.raises(CtxError, match="sequence_ids"):
         model(input_ids=IDS, past_key_values=cache, sequence_ids=torch.ones_like(IDS))
 
 

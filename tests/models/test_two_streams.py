@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from zoo import Batch, Case, assert_close, assert_same_gradients, gradients
+from zoo import Batch, Case, LowRank, assert_close, assert_same_gradients, gradients
 
-from hf_ctxmodels.models.xlnet import two_stream
+from hf_ctxmodels.models.xlnet import streams
 from hf_ctxmodels.registry import FAMILIES
 
 MODEL = Case(FAMILIES["xlnet"], "AutoModelForPreTraining")
@@ -20,7 +20,7 @@ PATHS = ["eager", "dense", "pieces"]
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How attention is computed: the formula, torch's SDPA with a bias, or in pieces on the CPU."""
     if request.param == "dense":
-        monkeypatch.setattr(two_stream, "fits_pieces", lambda tensor: False)
+        monkeypatch.setattr(streams, "fits_pieces", lambda tensor: False)
     return "eager" if request.param == "eager" else "sdpa"
 
 
@@ -129,6 +129,37 @@ class TestPaths:
             results.append(gradients(model, model(**make_batch(), mems=make_memory(3, 4)).loss))
         for name, gradient in results[0].items():
             assert torch.equal(gradient, results[1][name]), name
+
+
+class TestAdapters:
+    """Every linear map is called: what is put in its place acts."""
+
+    @pytest.mark.parametrize("memory", [0, 5])
+    @pytest.mark.parametrize("streams", [1, 2])
+    def test_equal_to_merged_weights(self, path: str, streams: int, memory: int) -> None:
+        batch = make_batch()
+        if streams == 1:
+            labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+            labels[:, ::2] = -100
+            batch = without(batch, "permutation_order", "target_positions") | {"labels": labels}
+        mems = make_memory(3, memory) if memory else None
+        model = MODEL.model(attention=path)
+        torch.manual_seed(0)
+        maps = [
+            (layer.attention, name)
+            for layer in model.xlnet.layers
+            for name in ("qkv_proj", "position_proj", "out_proj")
+        ]
+        for attention, name in maps:
+            setattr(attention, name, LowRank(getattr(attention, name)))
+        loss = model(**batch, mems=mems).loss
+        loss.backward()
+        for attention, name in maps:
+            adapter = getattr(attention, name)
+            assert adapter.down.weight.grad.any()
+            assert adapter.up.weight.grad.any(-1).all()
+            setattr(attention, name, adapter.merged())
+        assert_close(loss, model(**batch, mems=mems).loss)
 
 
 class TestNoLeak:

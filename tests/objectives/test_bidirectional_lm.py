@@ -6,7 +6,7 @@ import torch
 
 from hf_ctxmodels import CtxBertTokenizer, CtxElmoTokenizer, CtxError
 from hf_ctxmodels.objectives import BidirectionalLM
-from hf_ctxmodels.objectives.bidirectional_lm import spelling_of, words_of
+from hf_ctxmodels.objectives.bidirectional_lm import decode_words, encode_words
 
 DOCUMENTS = [
     ["The cat sat on the mat .", "", "A cat !"],
@@ -32,7 +32,7 @@ def test_rows_hold_the_whole_text_in_order(tokenizer: CtxElmoTokenizer, length: 
     read = []
     for row in rows:
         batch = objective.collate([row])
-        read += tokenizer.unspell(batch["input_ids"][0])
+        read += tokenizer.words_of(batch["input_ids"][0])
     expected = []
     for document in DOCUMENTS:
         for sentence in filter(None, document):
@@ -70,10 +70,10 @@ def test_no_row_depends_on_its_batch_and_draws_on_its_number(tokenizer: CtxElmoT
     assert "negatives" not in examples(tokenizer)[0].collate(rows)
 
 
-def test_spelling_round_trip() -> None:
+def test_unknown_words_round_trip() -> None:
     words = ["a", "ünï", "", "日本", "\udc80"]
-    assert words_of(spelling_of(words)) == words
-    assert words_of(np.array([], dtype=np.uint8)) == []
+    assert decode_words(encode_words(words)) == words
+    assert decode_words(np.array([], dtype=np.uint8)) == []
 
 
 def test_rates_and_statistics(tokenizer: CtxElmoTokenizer) -> None:
@@ -98,7 +98,7 @@ def test_what_cannot_be(tokenizer: CtxElmoTokenizer) -> None:
         BidirectionalLM(tokenizer, max_length=2, seed=0)
     with pytest.raises(CtxError, match="negatives=-1"):
         BidirectionalLM(tokenizer, max_length=9, seed=0, negatives=-1)
-    with pytest.raises(CtxError, match="does not spell"):
+    with pytest.raises(CtxError, match="gives no characters"):
         BidirectionalLM(CtxBertTokenizer.train(["a b"], vocab_size=40), max_length=9, seed=0)
     objective, rows = examples(tokenizer)
     with pytest.raises(CtxError, match="another tokenizer"):

@@ -84,7 +84,7 @@ def test_the_options_explain_themselves(tokenizer):
     explained = MaskedLM.option_help()
     assert (
         explained["packing"]
-        == "Put several short documents into one row, without attention across them. Default: False."
+        == "Pack several short documents into one row, without attention between them. Default: False."
     )
     with pytest.raises(CtxError, match=r"no option 'masking'.*(\n.*)*mlm_probability"):
         MaskedLM(tokenizer, max_length=32, seed=0, masking=0.1)

@@ -331,7 +331,7 @@ def test_rows_with_a_memory_continue_each_other(trailing_tokenizer, shape, max_l
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)
         if len(text) < room:
-            with pytest.raises(CtxError, match="do not fill one row"):
+            with pytest.raises(CtxError, match="with a memory all rows have"):
                 list(objective.examples(documents))
             return
         rows = list(objective.examples(documents))
@@ -408,10 +408,10 @@ def test_words_of_two_documents_stay_two_words(trailing_tokenizer):
         ({"max_span": 0}, "max_span=0"),
         ({"num_predictions": 0}, "num_predictions=0"),
         ({"memory_length": -1}, "memory_length=-1 is negative"),
-        ({"reuse_length": 8}, "no meaning without a memory"),
+        ({"reuse_length": 8}, "needs a memory"),
         ({"memory_length": 8, "reuse_length": 0}, "reuse_length=0 is out of range"),
         ({"memory_length": 8, "reuse_length": 20}, "use 1 to 19"),
-        ({"document_end": "[END]"}, "has no token '\\[END\\]' to put after a document"),
+        ({"document_end": "[END]"}, "has no token '\\[END\\]' for the end of a document"),
         ({"mlm_probability": 0.1}, "no option 'mlm_probability'"),
     ],
 )

@@ -53,7 +53,7 @@ def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
     found = []
     for row in objective.examples(documents):
         names = (objective.tasks[row["task"]], *(text(row[name]) for name in ("input_ids", "second_ids", "labels")))
-        writes = objective.written[row["target_language"]] if len(row["labels"]) else ""
+        writes = objective.decoder_tasks[row["target_language"]] if len(row["labels"]) else ""
         found.append((*names, writes, "" if row["relation"] < 0 else objective.relations[row["relation"]]))
     return found
 
@@ -61,7 +61,7 @@ def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
 def test_what_every_kind_of_document_teaches(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     assert objective.tasks == ["skip-thought", "<de>", "<parse>", "relations"]
-    assert objective.config_fields["written_tasks"] == ["next", "previous", "<de>", "<parse>"]
+    assert objective.config_fields["decoder_tasks"] == ["next", "previous", "<de>", "<parse>"]
     skip = "skip-thought"
     expected = [
         (skip, "the cat sat .", "", "it slept !", "next", ""),
@@ -84,7 +84,7 @@ def test_what_every_kind_of_document_teaches(documents: Documents, tokenizer: Ct
 )
 def test_tasks_by_name(documents: Documents, tokenizer: CtxGenSenTokenizer, tasks: str, writes: list[str]) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0, tasks=tasks)
-    assert objective.written == writes
+    assert objective.decoder_tasks == writes
     assert {row[0] for row in rows_of(objective, documents)} == set(tasks.split(","))
     assert bool(objective.config_fields["relations"]) == ("relations" in tasks)
 
@@ -160,16 +160,16 @@ def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTok
 def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tmp_path: Path) -> None:
     for options, message in (
         ({"tasks": "<fr>"}, "no task '<fr>'"),
-        ({"tasks": "relations,,<de>"}, "does not list names"),
-        ({"relations": "a,a"}, "does not list names"),
-        ({"relations_every": -1}, "negative"),
+        ({"tasks": "relations,,<de>"}, "no list of different names"),
+        ({"relations": "a,a"}, "no list of different names"),
+        ({"relations_every": -1}, "relations_every=-1 is too small"),
     ):
         with pytest.raises(CtxError, match=message):
             SentenceTasks(tokenizer, max_length=30, seed=0, **options)
-    with pytest.raises(CtxError, match="does not write what it reads"):
+    with pytest.raises(CtxError, match="no joint vocabulary"):
         SentenceTasks(CtxCoveTokenizer.train(["a\tb"], 9, min_count=1, min_target_count=1), max_length=9, seed=0)
     other = SentenceTasks(tokenizer, max_length=30, seed=0, relations="same,different")
-    with pytest.raises(CtxError, match="label 'Contradiction' is none of same, different"):
+    with pytest.raises(CtxError, match="label 'Contradiction' is not among same, different"):
         list(other.examples(documents))
     running = load_documents(str(tmp_path / "running.txt"))
     named = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="skip-thought,<de>")

@@ -81,5 +81,5 @@ def test_the_state_is_not_carried(tokenizer: CtxSeqaeTokenizer) -> None:
 def test_refused(tokenizer: CtxSeqaeTokenizer) -> None:
     with pytest.raises(CtxError, match="max_length=2"):
         SequenceAutoencoding(tokenizer, max_length=2, seed=0)
-    with pytest.raises(CtxError, match="no token that ends a text"):
+    with pytest.raises(CtxError, match="has no eos_token"):
         SequenceAutoencoding(CtxWord2VecTokenizer.from_words(["a"]), max_length=9, seed=0)

@@ -41,7 +41,7 @@ def test_files_of_different_lengths_are_refused(files: tuple[Path, Path]) -> Non
     files[1].write_text("Eine Katze.\n")
     with pytest.raises(CtxError, match=r"has 1 lines(.|\n)*text\.de"):
         list(load_documents(str(files[0]), translations=[str(files[1])]))
-    with pytest.raises(CtxError, match="one file of translations for each"):
+    with pytest.raises(CtxError, match="a file of translations for each"):
         load_documents(str(files[0]), str(files[0]), translations=[str(files[1])])
 
 
@@ -75,9 +75,9 @@ def test_what_cannot_be_translated_is_refused(files: tuple[Path, Path], tokenize
     objective = Translation(tokenizer, max_length=20, seed=0)
     with pytest.raises(CtxError, match=r"no translation(.|\n)*--translations"):
         list(objective.examples([["A cat sat.", "A dog sat."]]))
-    with pytest.raises(CtxError, match="no word of the target language"):
+    with pytest.raises(CtxError, match="target vocabulary is empty"):
         Translation(CtxCoveTokenizer.train(["a cat"], 9, min_count=1), max_length=20, seed=0)
-    with pytest.raises(CtxError, match="no words of a target language"):
+    with pytest.raises(CtxError, match="has no target vocabulary"):
         Translation(CtxBertTokenizer.train(["a cat sat"] * 9, 60), max_length=20, seed=0)
 
 
@@ -136,5 +136,5 @@ class TestTokenizer:
         assert lower.decode_target(lower(text_target=["EINE Maus"]).input_ids) == ["eine[UNK]"]
 
     def test_a_vocabulary_without_its_special_tokens_is_refused(self) -> None:
-        with pytest.raises(CtxError, match="words begin with"):
+        with pytest.raises(CtxError, match="vocabulary begins with"):
             CtxCoveTokenizer.from_words(["a"], target_words=["Katze"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import PreTrainedModel, XLNetForQuestionAnswering
-from zoo import Batch, Case, assert_close, make_batch, randomised
+from zoo import Batch, Case, LowRank, assert_close, make_batch, randomised
 
 from hf_ctxmodels import CtxError, CtxXLNetForQuestionAnswering
 from hf_ctxmodels.registry import FAMILIES
@@ -112,3 +112,17 @@ def test_bad_input(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
         ours(**batch, **targets)
     with pytest.raises(CtxError, match="p_mask"):
         ours(**batch, p_mask=excluded[:, 1:])
+
+
+def test_an_adapter_on_a_pairs_map_acts(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """The map of a state and a start is called, not sliced."""
+    _, ours = pair
+    batch, _ = batch_and_mask()
+    plain = ours(**batch).end_top_log_probs
+    adapter = ours.end_logits.dense_0 = LowRank(ours.end_logits.dense_0)
+    adapted = ours(**batch).end_top_log_probs
+    adapted.sum().backward()
+    assert adapter.down.weight.grad.any(0).all()
+    ours.end_logits.dense_0 = adapter.merged()
+    assert_close(adapted, ours(**batch).end_top_log_probs)
+    assert (adapted - plain).abs().max() > 1e-3

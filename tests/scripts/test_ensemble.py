@@ -48,9 +48,9 @@ def test_the_mean_of_probabilities(task: tuple) -> None:
             with torch.no_grad():
                 logits = model(**tokenizer(example.texts[0], return_tensors="pt")).logits[0]
             every.append(dict(zip(model.config.id2label.values(), logits.softmax(0).tolist(), strict=True)))
-            right[number] += max(every[-1], key=every[-1].get) == example.target
+            right[number] += max(every[-1], key=every[-1].get) == example.label
         mean = {name: sum(each[name] for each in every) for name in NAMES}
-        right[2] += max(mean, key=mean.get) == example.target
+        right[2] += max(mean, key=mean.get) == example.label
     found = [each["accuracy"] for each in [*scores.alone, scores.together]]
     assert found == pytest.approx((right / len(TEXTS)).tolist())
 

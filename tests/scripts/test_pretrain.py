@@ -156,7 +156,7 @@ def pass_over(folder: Path) -> None:
         (flip_a_weight, (), "model.safetensors was truncated or changed after it was saved"),
         (truncate_the_weights, (), "model.safetensors was truncated or changed after it was saved"),
         (truncate_foreign_weights, (), "The weights are damaged"),
-        (flip_the_header_of_foreign_weights, (), "weights of the encoder are not in the file"),
+        (flip_the_header_of_foreign_weights, (), "weights of the encoder are missing"),
         (remove_the_tokenizer, (), "The directory holds no tokenizer"),
         (grow_the_vocabulary, (), "The vocabulary does not fit the model"),
         (number_a_token_too_high, (), "is 5000, outside [0, vocab_size="),
@@ -164,8 +164,8 @@ def pass_over(folder: Path) -> None:
         (empty_the_text, (), "The data set is empty"),
         (spoil_the_encoding, (), "Not UTF-8: byte 7 is 0xe9"),
         (pass_over, ("--learning_rate", 1e30), "The loss of step 2 is nan"),
-        (pass_over, ("--output_dir", __file__), "The output directory cannot be made"),
-        (pass_over, ("--config_options", "hidden_size=8"), "The weights do not belong to the configuration"),
+        (pass_over, ("--output_dir", __file__), "The output directory cannot be created"),
+        (pass_over, ("--config_options", "hidden_size=8"), "The weights do not match the configuration"),
         (pass_over, ("--config_options", "hiden_size=8"), "has no field hiden_size"),
         (pass_over, ("--model", "nowhere"), "No usable model configuration"),
         (pass_over, ("--tokenizer", "nowhere"), "tokenizer cannot be opened"),
@@ -301,5 +301,5 @@ def test_a_field_that_a_family_lacks(folder, monkeypatch, capsys) -> None:
     sizes = ["--config_options", "embedding_size=8", "hidden_size=8", "--max_steps", 1, "--output_dir", folder / "out"]
     flags = ["--family", "seqae", "--objective", "clm", "--tokenizer", folder / "words", *sizes, "--dataset", text]
     assert pretrain(monkeypatch, *flags, "--objective_options", "backward=true") == 2
-    assert "needs the field backward" in capsys.readouterr().err
+    assert "needs the configuration field backward" in capsys.readouterr().err
     assert pretrain(monkeypatch, *flags) == 0

@@ -78,7 +78,7 @@ def perplexity(model: Path, batch: dict[str, Tensor]) -> float:
     return math.exp(AutoModelForPreTraining.from_pretrained(model).eval()(**batch).loss)
 
 
-@pytest.mark.parametrize("options", ["negatives=0", "negatives=6"], ids=["whole softmax", "sampled softmax"])
+@pytest.mark.parametrize("options", ["negatives=0", "negatives=6"], ids=["full softmax", "sampled softmax"])
 def test_another_domain_from_a_checkpoint(monkeypatch: pytest.MonkeyPatch, folder: Path, options: str) -> None:
     """What was learned of one domain serves it, and going on from there on another one's text serves that."""
     tokenizer, general, special = folder / "tokenizer", folder / "general", folder / "special"

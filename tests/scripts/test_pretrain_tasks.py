@@ -66,10 +66,12 @@ def test_tasks_in_turn_and_exactly_on_after_a_stop(monkeypatch, prepared, tmp_pa
     log = records(tmp_path / "whole")
     steps = {int(each["step"]): each for each in log if "grad_norm" in each}
     assert [step for step, each in steps.items() if "relation_loss" in each] == [1, 11]
-    assert all(("writing_loss" in each) != ("relation_loss" in each) for each in steps.values())
+    assert all(("generation_loss" in each) != ("relation_loss" in each) for each in steps.values())
     summary = json.loads((tmp_path / "whole/training_summary.json").read_text())
-    assert {"eval_writing_loss", "eval_relation_loss", "eval_relation_accuracy"} <= set(summary["metrics"])
-    assert {"baseline_writing_loss", "baseline_relation_loss", "baseline_relation_accuracy"} <= set(summary["metrics"])
+    assert {"eval_generation_loss", "eval_relation_loss", "eval_relation_accuracy"} <= set(summary["metrics"])
+    assert {"baseline_generation_loss", "baseline_relation_loss", "baseline_relation_accuracy"} <= set(
+        summary["metrics"]
+    )
     assert summary["rates"]["share_<de>"] > 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     for step in (10, 12):  # as if the run had been killed after step 5
@@ -86,7 +88,7 @@ def test_one_task_of_all_the_data(monkeypatch, prepared, tmp_path) -> None:
     assert pretrain(monkeypatch, prepared, *flags) == 0
     head = AutoModelForPreTraining.from_pretrained(tmp_path)
     assert type(head) is CtxGenSenForPreTraining
-    assert head.config.written_tasks == []
+    assert head.config.decoder_tasks == []
     assert head.config.relations == ["contradiction", "entailment", "neutral"]
     vectors = AutoModel.from_pretrained(tmp_path).encode(["a cat sat", "dog"])
     assert vectors.shape == (2, 16)
@@ -95,9 +97,9 @@ def test_one_task_of_all_the_data(monkeypatch, prepared, tmp_path) -> None:
 
 def test_mistakes_are_named(monkeypatch, prepared, tmp_path, capsys) -> None:
     for flags, message in (
-        (("--streaming",), "draws a task for each step"),
+        (("--streaming",), "samples a task for each step"),
         (("--objective_options", "tasks=<fr>"), "no task '<fr>'"),
-        (("--objective_options", "relations=same,other"), "is none of same, other"),
+        (("--objective_options", "relations=same,other"), "is not among same, other"),
     ):
         assert pretrain(monkeypatch, prepared, "--max_steps", 2, *flags, "--output_dir", tmp_path) == 2
         assert message in capsys.readouterr().err

@@ -106,6 +106,6 @@ def test_refused() -> None:
         setup("nt-asgd", eval_steps=0)
     _, optimizer, _ = setup("nt-asgd")
     arguments = LoopArguments(output_dir="unused", max_steps=1, optimizer="nt-asgd", eval_steps=1)
-    with pytest.raises(CtxError, match="nothing is held out"):
+    with pytest.raises(CtxError, match="no validation data"):
         Averaging(optimizer, arguments, False)
     assert math.isfinite(NEVER)

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import signal
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,26 @@ def test_first_loss_and_gradient_norm_are_those_of_the_plain_model(workspace, pr
     assert record["tokens"] == int(seen[0]["attention_mask"].sum()) == result.tokens
 
 
+def test_a_step_with_many_targets_has_a_larger_rate(workspace, problem, tmp_path):
+    """In proportion to `lr_reference_targets`, where that is given."""
+    numbers, changes = [], []
+
+    def collate(examples):
+        batch = problem[1].collate(examples)
+        numbers.append(int((batch["labels"] != -100).sum()))
+        return batch
+
+    for reference in (0.0, 10.0, 40.0):
+        model = new_model(workspace)
+        start = model.mlm_head.dense.weight.detach().clone()
+        common = {"max_steps": 1, "optimizer": "sgd", "weight_decay": 0.0, "learning_rate": 0.1}
+        options = arguments(tmp_path / str(reference), lr_reference_targets=reference, **common)
+        run(model, problem, options, collate)
+        changes.append(model.mlm_head.dense.weight.detach() - start)
+    for reference, change in zip((10.0, 40.0), changes[1:], strict=True):
+        torch.testing.assert_close(change, changes[0] * numbers[0] / reference, rtol=1e-3, atol=1e-7)
+
+
 def test_learns(workspace, problem, tmp_path):
     """From the uniform guess, ln(80), to well below it."""
     options = arguments(tmp_path, max_steps=60, per_device_batch_size=16, learning_rate=3e-3, logging_steps=10)
@@ -175,6 +196,22 @@ def test_resume_with_lamb(workspace, problem, tmp_path):
         run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **{**common, "optimizer": "adamw"}))
 
 
+def test_resume_with_averages(workspace, problem, tmp_path):
+    """Weights are averaged from the third step on, since the held-out loss rises; the run stops after that step."""
+    common = {"optimizer": "nt-asgd", "average_after": 1, "learning_rate": 0.1, "eval_steps": 1, "max_steps": 6}
+
+    def rising(first):
+        losses = map(float, count(first))
+        return lambda model, accelerator: {"eval_loss": next(losses)}
+
+    run(new_model(workspace), problem, arguments(tmp_path / "a", **common), evaluate=rising(0))
+    stopped = arguments(tmp_path / "b", save_steps=3, **common)
+    with pytest.raises(InterruptedError):
+        run(new_model(workspace), problem, stopped, stop_after(problem[1].collate, 4), evaluate=rising(0))
+    run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **common), evaluate=rising(3))
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
 def stop_after(collate, batches):
     """A collator that fails once it has made so many batches."""
     made = iter(range(batches))
@@ -205,10 +242,10 @@ def test_keeps_the_newest_checkpoints_and_removes_half_written_ones(workspace, p
 
 def test_refuses_to_overwrite_or_to_resume_another_run(workspace, problem, tmp_path):
     run(new_model(workspace), problem, arguments(tmp_path))
-    with pytest.raises(CtxError, match="already holds the checkpoint"):
+    with pytest.raises(CtxError, match="already has a checkpoint"):
         run(new_model(workspace), problem, arguments(tmp_path))
-    with pytest.raises(CtxError, match=r"learning_rate is 0.5, was 0.001"):
-        run(new_model(workspace), problem, arguments(tmp_path, learning_rate=0.5, resume=True))
+    with pytest.raises(CtxError, match=r"learning_rate is 0.5, was 0.001; seed is 8, was "):
+        run(new_model(workspace), problem, arguments(tmp_path, learning_rate=0.5, seed=8, resume=True))
 
 
 def test_a_signal_ends_the_run_after_its_step(workspace, problem, tmp_path):

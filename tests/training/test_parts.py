@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertForTokenClassification
 
 from hf_ctxmodels import CtxBertConfig, CtxError
 from hf_ctxmodels.core.errors import run_script
@@ -24,6 +25,7 @@ from hf_ctxmodels.training.loading import (
     load_tokenizer,
     parse_config_options,
 )
+from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.progress import read_log
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
@@ -208,6 +210,24 @@ def test_lamb_is_that_of_the_paper():
             torch.testing.assert_close(parameter.detach(), x, rtol=1e-5, atol=1e-6)
 
 
+def test_losses_of_transformers_add_up_over_micro_batches():
+    """Its heads return a batch's mean; here a row with one target comes before rows with all."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertForTokenClassification(BertConfig(vocab_size=20, num_labels=3, **sizes)).eval()
+    count_loss_targets(model, ("labels",))
+    ids, labels = torch.randint(5, 20, (4, 6)), torch.randint(3, (4, 6))
+    labels[0, 1:] = -100
+    whole = model(input_ids=ids, labels=labels).loss
+    numbers = {"labels": 19}
+    parts = [
+        model(input_ids=ids[rows], labels=labels[rows], num_items_in_batch=numbers).loss
+        for rows in (slice(0, 1), slice(1, 4))
+    ]
+    torch.testing.assert_close(sum(parts), whole)
+    assert model.loss_targets == ("labels",)
+
+
 def test_a_missing_optimizer_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(CtxError, match=r"pytorch_optimizer(.|\n)*--optimizer lamb(.|\n)*pip install"):
@@ -343,7 +363,7 @@ def test_a_head_of_another_shape_starts_anew_and_an_encoder_has_to_be_there(work
     assert load_model(tmp_path, "AutoModelForSequenceClassification", config).classifier.out_features == 5
     assert "2 weights newly initialised: classifier.bias, classifier.weight" in capsys.readouterr().err
     config.num_hidden_layers += 1
-    with pytest.raises(CtxError, match="weights of the encoder are not in the file"):
+    with pytest.raises(CtxError, match="weights of the encoder are missing"):
         load_model(tmp_path, "AutoModelForSequenceClassification", config)
 
 

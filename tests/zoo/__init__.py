@@ -38,6 +38,7 @@ from zoo.compare import (
     objective,
     tensors_of,
 )
+from zoo.low_rank import LowRank
 from zoo.targets import learnable_batch, make_targets
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "UNKNOWN",
     "Batch",
     "Case",
+    "LowRank",
     "assert_close",
     "assert_same_gradients",
     "assert_same_outputs",

@@ -156,7 +156,7 @@ class Case:
     @property
     def compared_targets(self) -> list[str]:
         """Targets that the logits are compared with."""
-        return [name for name, kind in self.targets.items() if kind is not Target.AGREEMENT]
+        return [name for name, kind in self.targets.items() if kind is not Target.CONSISTENCY]
 
     def _kind_of(self, name: str) -> Target:
         of_tokens = {"AutoModelForTokenClassification": Target.TOKEN_CLASS, "AutoModelForPreTraining": Target.REPLACED}
@@ -167,7 +167,7 @@ class Case:
         if name != "labels":
             raise NotImplementedError(f"{self} wants the target {name!r}: say of what in its traits.targets.")
         if self.predicts_where_labelled:
-            return Target.WRITTEN if self.writes else Target.TOKEN_ID
+            return Target.DECODER_TOKEN if self.writes else Target.TOKEN_ID
         return of_tokens.get(self.auto_name, Target.ROW_CLASS)
 
     def loss_weight(self, component: str) -> float:
@@ -193,7 +193,7 @@ class Case:
     @property
     def teaches_itself(self) -> bool:
         """Whether a term of the loss compares two predictions of the model: it is small, and rounding weighs."""
-        return Target.AGREEMENT in self.targets.values()
+        return Target.CONSISTENCY in self.targets.values()
 
     @property
     def normalises_batches(self) -> bool:
@@ -221,13 +221,13 @@ class Case:
         return 2 if getattr(self.model_class, "label_axes", ()) else 1
 
     @property
-    def looks_ahead(self) -> bool:
+    def shifts_labels(self) -> bool:
         """Whether a word's label is the target of the word before it."""
-        return getattr(self.model_class, "looks_ahead", False)
+        return getattr(self.model_class, "shifts_labels", False)
 
     def ahead(self, targets: Tensor) -> Tensor:
         """(batch, length) the target of each word -> labels as the head takes them."""
-        return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.looks_ahead else targets
+        return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.shifts_labels else targets
 
     def spell(self, words: Tensor) -> Tensor:
         """What stands for these integers in `input_ids`: themselves, or the characters of each."""
@@ -324,10 +324,9 @@ def _representatives(heads: list[Case]) -> list[Case]:
     for case in heads:
         forward = inspect.unwrap(case.model_class.forward)
         chosen.setdefault((forward, case.attends, case.recurs), case)
-    first = {id(case) for case in chosen.values()}
-    return [
-        case for case in heads if id(case) in first or case.model_class is case.family.models[main_head(case.family)]
-    ]
+    classes = {case.model_class for case in chosen.values()}
+    classes |= {family.models[main_head(family)] for family in FAMILIES.values()}
+    return [case for case in heads if case.model_class in classes]
 
 
 CASES = _cases()

@@ -38,7 +38,7 @@ def _random_target(kind: Target, case: Case, batch: Batch, generator: torch.Gene
             return torch.stack(ids, -1) if case.directions > 1 else case.ahead(ids[0])
         case Target.NEXT_WORD:
             return _random_token_targets(tokens, vocabulary, 0.4, generator)
-        case Target.WRITTEN:
+        case Target.DECODER_TOKEN:
             steps = torch.ones_like(batch["decoder_input_ids"], dtype=torch.bool)
             return _random_token_targets(steps, TINY["target_vocab_size"], 0.6, generator)
         case Target.ORIGINAL:
@@ -48,7 +48,7 @@ def _random_target(kind: Target, case: Case, batch: Batch, generator: torch.Gene
             return _random_token_targets(tokens, TINY["num_labels"], 0.8, generator)
         case Target.REPLACED:
             return _random_token_targets(tokens, 2, 1.0, generator)
-        case Target.AGREEMENT:  # of some of what has labels, and of some of what has none
+        case Target.CONSISTENCY:  # of some of what has labels, and of some of what has none
             shape = batch["labels"].shape
             places = torch.where(torch.rand(shape, generator=generator) < 0.5, 1, -100)
             return places.masked_fill(~tokens, -100) if len(shape) > 1 else places
@@ -156,10 +156,10 @@ def _add_term(case: Case, name: str, batch: Batch, row_kinds: Tensor, generator:
             batch["input_ids"] = words.masked_fill(hidden, MASK)
         case Target.NEXT_WORD:
             batch[name] = torch.nn.functional.pad(words[:, 1:], (0, 1), value=-100)
-        case Target.WRITTEN if name != "labels":  # none, since a written text is of one word
+        case Target.DECODER_TOKEN if name != "labels":  # none, since a written text is of one word
             batch[name] = torch.full((len(words), 1), -100)
             return 0.0
-        case Target.WRITTEN:  # one word, since each but the first would tell what comes after it
+        case Target.DECODER_TOKEN:  # one word, since each but the first would tell what comes after it
             batch[name] = words[:, :1].clone()
         case Target.ORIGINAL:
             replaced = (batch["labels"] != -100).float().mean().item()  # at most: a draw may be right

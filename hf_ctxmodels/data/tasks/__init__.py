@@ -1,4 +1,4 @@
-"""Fine-tuning tasks: `TASKS` maps the name that `scripts/finetune.py --task` takes to the class that does the work."""
+"""Fine-tuning tasks; `TASKS` maps the names of `--task` to their classes."""
 
 from typing import Any
 
@@ -12,15 +12,3 @@ TASKS: dict[str, type[Task[Any]]] = {
     task.name: task
     for task in (SequenceClassification, Regression, TokenClassification, QuestionAnswering, MultipleChoice)
 }
-
-__all__ = [
-    "TASKS",
-    "Encoded",
-    "MultipleChoice",
-    "QuestionAnswering",
-    "Regression",
-    "SequenceClassification",
-    "Task",
-    "TaskArguments",
-    "TokenClassification",
-]

@@ -1,65 +1,66 @@
-"""What every fine-tuning task is: files -> examples -> features for an Auto class -> predictions -> metrics."""
+"""The base class of fine-tuning tasks: files -> examples -> features -> predictions -> metrics."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import file_kind
-from hf_ctxmodels.data.tasks.readers import Row, read_table
+from hf_ctxmodels.data.tasks.readers import Row
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Any]]
 Logits = dict[str, np.ndarray]
-"""The outputs for one feature by name: (labels,), (length, labels), (length,) or (choices,)."""
+"""The outputs for one feature, by name: (labels,), (length, labels), (length,) or (choices,)."""
 
 
 @dataclass
 class TaskArguments:
-    """Which columns a task reads and how long its inputs are."""
+    """The columns of a task and the length of its inputs."""
 
     text_columns: str | None = field(
         default=None,
         metadata={
             "help": "Column(s) of the text, separated by commas: one for single texts, two for pairs. Numbers "
-            "(1 = first) say that the file has no header line. Default: text, or the task's usual columns."
+            "(1 = first) for a file without a header line. Default: text, or the task's usual columns."
         },
     )
     label_column: str | None = field(
-        default=None, metadata={"help": "Column of the label, tag, target number or right choice. Default: label."}
+        default=None, metadata={"help": "Column of the label, tag, target number or correct choice. Default: label."}
     )
     choice_columns: str | None = field(
         default=None,
         metadata={
-            "help": "multiple-choice only: the columns of the choices, separated by commas, or one column that holds a "
-            "list. Default: choices."
+            "help": "multiple-choice only: the columns of the choices, separated by commas, or one column of lists. "
+            "Default: choices."
         },
     )
     max_length: int = field(
-        default=128, metadata={"help": "Longest input in tokens; longer texts are cut or windowed."}
+        default=128, metadata={"help": "Longest input in tokens; longer texts are truncated or split into windows."}
     )
     doc_stride: int | None = field(
         default=None,
         metadata={
-            "help": "question-answering only: tokens that neighbouring windows of a long context share. "
+            "help": "question-answering only: tokens shared by consecutive windows of a long context. "
             "Default: a third of --max_length."
         },
     )
     max_answer_length: int = field(
-        default=30, metadata={"help": "question-answering only: longest answer that is predicted, in tokens."}
+        default=30, metadata={"help": "question-answering only: longest predicted answer, in tokens."}
     )
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Model inputs of a list of examples, and what leads from each feature back to its example.
+    """Model inputs of a list of examples.
 
-    `features[i]` holds exactly what the head's forward names; `origins[i]` is for the task that made it.
+    Attributes:
+        features: Arguments of the head's forward.
+        origins: For each feature, the task's reference to its example.
     """
 
     features: list[Feature]
@@ -67,52 +68,61 @@ class Encoded:
 
 
 class FeatureCollator:
-    """A collator of transformers, shielded from the notes that the training loop leaves in the examples."""
+    """A collator of transformers, without the columns that the training loop adds to the examples."""
 
     def __init__(self, collate: Collator) -> None:
         self._collate = collate
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
-        """A padded batch of what the head names."""
-        notes = ("epoch", "example_index")
-        return dict(self._collate([{k: v for k, v in feature.items() if k not in notes} for feature in features]))
+        """A padded batch of arguments of the head's forward."""
+        added = ("epoch", "example_index")
+        return dict(self._collate([{k: v for k, v in feature.items() if k not in added} for feature in features]))
 
 
 Example = TypeVar("Example")
+Label = TypeVar("Label")
 
 
 class Task(ABC, Generic[Example]):
-    """One kind of fine-tuning. A subclass says how to read, encode, decode and score; it knows no model family.
+    """A kind of fine-tuning, for any model family.
 
-    The order of use: `read` both files, `configure` the model's config, `encode`, train and predict, `decode`, `score`.
+    The order of calls: `read` both files, `configure` the config, `encode`, train and predict, `decode`, `score`.
     """
 
     name: ClassVar[str]
     auto_class: ClassVar[str]
-    """Name of the transformers Auto class whose heads the task trains."""
+    """Name of the Auto class of the task's heads."""
     targets: ClassVar[tuple[str, ...]] = ("labels",)
-    """The entries of a feature that the head's loss compares with."""
+    """The entries of a feature that are targets of the loss."""
     output_names: ClassVar[tuple[str, ...]] = ("logits",)
-    """The fields of the head's output that `decode` needs."""
+    """The fields of the head's output for `decode`."""
     split_words: ClassVar[bool] = False
-    """Whether the tokenizer is given lists of words instead of texts."""
+    """Whether the tokenizer's inputs are lists of words instead of texts."""
     per_token: ClassVar[bool] = False
-    """Whether those outputs have one row for each token (padding is then cut off before `decode`)."""
+    """Whether the outputs have a row for each token; `decode` gets them without padding."""
 
     def __init__(self, arguments: TaskArguments) -> None:
         self.arguments = arguments
 
     @abstractmethod
+    def read_file(self, file: str) -> list[Example]:
+        """The examples of a file; raises CtxError where it cannot be read."""
+
+    def read_demo(self, split: str) -> list[Example]:
+        """The examples of the "train" or "validation" part of the demo data; raises CtxError where there are none."""
+        raise CtxError("This task has no demo data.", location=self.name, hint="give a file, see --train_file.")
+
     def read(self, file: str, split: str) -> list[Example]:
-        """The examples of a file, or of the "train" or "validation" part (`split`) of `demo`; raises CtxError."""
+        """The examples of a file, or of a part of `demo`; raises CtxError where they cannot be read."""
+        return self.read_demo(split) if file == "demo" else self.read_file(file)
 
     def read_unlabelled(self, file: str) -> list[Example]:
-        """Examples of a file without labels, with one of the task's that means nothing; after `configure`.
+        """Examples of a file without labels, each with a label to be ignored; called after `configure`.
 
         Raises:
-            CtxError: the task has no such examples, or the file cannot be read.
+            CtxError: The task has no unlabelled examples, or the file cannot be read.
         """
-        raise CtxError(f"The task {self.name} learns from labels alone.", hint="leave out --unlabelled_file.")
+        raise CtxError(f"The task {self.name} has no unlabelled examples.", hint="leave out --unlabelled_file.")
 
     @abstractmethod
     def configure(self, config: PreTrainedConfig, train: Sequence[Example], validation: Sequence[Example]) -> None:
@@ -120,42 +130,42 @@ class Task(ABC, Generic[Example]):
 
     @abstractmethod
     def encode(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Tokenise; raises CtxError for a label that `configure` has not seen."""
+        """Tokenise; raises CtxError for a label that the training examples lack."""
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """What makes a padded batch of features."""
+        """The collator of padded batches."""
         return FeatureCollator(DataCollatorWithPadding(tokenizer))
 
     @abstractmethod
     def decode(self, examples: Sequence[Example], encoded: Encoded, outputs: Sequence[Logits]) -> list[Any]:
-        """One prediction per example from one `Logits` per feature."""
+        """The prediction for each example, from the `Logits` of each feature."""
 
     @abstractmethod
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-        """The task's metrics, the most telling one first."""
+        """The task's metrics, the main one first."""
 
     @abstractmethod
     def baseline(self, train: Sequence[Example], validation: Sequence[Example]) -> list[Any]:
-        """Predictions for the validation examples that look at the training labels only: what a model must beat."""
+        """Predictions for the validation examples from the training labels only, to be surpassed by a model."""
 
-    @abstractmethod
-    def record(self, example: Example, prediction: Any) -> dict[str, Any]:
-        """A line of the predictions file, as JSON holds it."""
+    def record(self, example: Any, prediction: Any) -> dict[str, Any]:
+        """The JSON object of an example in the predictions file."""
+        return {"where": example.where, "label": example.label, "prediction": prediction}
 
     def _columns(self, given: str | None, default: str) -> list[str]:
         columns = [column.strip() for column in (given or default).split(",")]
         if not all(columns) or len(set(columns)) < len(columns):
-            raise CtxError(f"{given!r} does not list columns.", hint="give distinct names with commas between: a,b.")
+            raise CtxError(f"{given!r} is not a list of columns.", hint="give distinct names separated by commas: a,b.")
         return columns
 
 
 class LabelledTask(Task[Example]):
-    """A task whose targets are names from a closed set, saved in the model's config."""
+    """A task with a closed set of labels, saved in the model's config."""
 
     labels: list[str]
 
     def _set_labels(self, config: PreTrainedConfig, labels: Sequence[str]) -> None:
-        """Take over the labels of a model that was fine-tuned on them (or more) already, else write new ones."""
+        """Set new labels, unless those of an already fine-tuned model contain all of them."""
         known = config.id2label or {}
         if set(labels) <= set(known.values()) and not all(name == f"LABEL_{i}" for i, name in known.items()):
             self.labels = [known[i] for i in range(len(known))]
@@ -170,13 +180,13 @@ class LabelledTask(Task[Example]):
                 f"The label {label!r} does not occur in the training file, whose labels are: "
                 f"{', '.join(map(repr, self.labels))}.",
                 location=where,
-                hint="mend the label, or train on examples of it too.",
+                hint="correct the label, or add training examples of it.",
             )
         return self.labels.index(label)
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
-    """Whole numbers by value, else by name: the order in which labels get their ids."""
+    """Labels in the order of their ids: integers by value, else by name."""
     try:
         return sorted(labels, key=int)
     except ValueError:
@@ -184,13 +194,13 @@ def sorted_labels(labels: set[str]) -> list[str]:
 
 
 def text_of(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
-    """The texts of a row; raises CtxError unless each is a text and one of them is not blank."""
+    """The texts of a row; raises CtxError unless all are strings, and one is not blank."""
     for column in columns:
         if not isinstance(row.values[column], str):
             raise CtxError(
                 f"Expected a text in column {column!r}, got {row.values[column]!r}.",
                 location=row.where,
-                hint="mend the line, or choose other columns with --text_columns.",
+                hint="correct the line, or choose other columns with --text_columns.",
             )
     if not any(row.values[column].strip() for column in columns):
         raise CtxError(
@@ -199,13 +209,6 @@ def text_of(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(row.values[column] for column in columns)
 
 
-def read_rows(file: str, columns: Sequence[str]) -> list[Row]:
-    """`read_table`, with a hint for files that only other tasks read."""
-    kind = file_kind(Path(file))
-    if kind in (".json", ".conll", ".conllu"):
-        raise CtxError(
-            f"This task reads tables (.csv, .tsv, .txt, .jsonl), not {kind} files.",
-            location=str(file),
-            hint="choose another --task, or convert the file.",
-        )
-    return read_table(file, columns)
+def majority(labels: Iterable[Label]) -> Label:
+    """The most frequent label."""
+    return Counter(labels).most_common(1)[0][0]

@@ -1,4 +1,4 @@
-"""The demo classification data: 200 film-review sentences, half of them positive, that the package gensim carries."""
+"""The demo classification data of the package gensim: 200 film-review sentences, half of them positive."""
 
 import importlib.util
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.tasks.readers import Row
 
-VALIDATION_EVERY = 5  # the file is sorted by label, so every fifth sentence gives a balanced validation part
+VALIDATION_EVERY = 5  # the file is sorted by label, so the fifths are balanced
 
 
 def demo_rows(split: str) -> list[Row]:
@@ -14,7 +14,7 @@ def demo_rows(split: str) -> list[Row]:
 
     The sentences are from Pang & Lee's polarity data. Raises CtxError when gensim is not installed.
     """
-    package = importlib.util.find_spec("gensim")  # found, not imported: gensim itself is slow to import and not needed
+    package = importlib.util.find_spec("gensim")  # gensim itself is slow to import, and not needed
     if package is None or package.origin is None:
         raise CtxError(
             "The demo data are part of gensim, which is not installed.", hint="pip install hf_ctxmodels[demo]"

@@ -1,13 +1,12 @@
-"""Metrics of fine-tuning, with the names, arguments and result keys of the `evaluate` library, but without its network.
+"""Metrics of fine-tuning, with the names, arguments and result keys of the `evaluate` library, in NumPy.
 
-`evaluate.load("f1")` downloads a script from the Hub and needs scikit-learn; here the definitions are written out over
-NumPy, and the tests hold them equal to scikit-learn, SciPy and seqeval. Every metric is called as
-`metric(predictions=..., references=...)` and returns a dictionary of plain numbers:
+`evaluate.load` downloads a script from the Hub and needs scikit-learn. The tests compare with scikit-learn, SciPy and
+seqeval.
 
 >>> accuracy(predictions=[0, 1, 1, 1], references=[0, 1, 1, 0])
 {'accuracy': 0.75}
 
-`METRICS` maps the name that `evaluate.load` takes to the function.
+`METRICS` maps the names of `evaluate.load` to the functions.
 """
 
 import math
@@ -25,7 +24,7 @@ Entity = tuple[int, int, str]  # first word, word after the last, type
 
 
 def _check_lengths(predictions: Sequence, references: Sequence) -> None:
-    """Raise ValueError unless there is one prediction for each reference, and at least one."""
+    """Raise ValueError unless there is a prediction for each reference, and at least one."""
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references; give one for each.")
     if len(references) == 0:
@@ -33,7 +32,7 @@ def _check_lengths(predictions: Sequence, references: Sequence) -> None:
 
 
 def _ratio(numerator: float, denominator: float) -> float:
-    """The quotient, 0.0 where it is 0 / 0: nothing found of nothing there counts as a miss."""
+    """The quotient, 0.0 for 0 / 0."""
     return numerator / denominator if denominator else 0.0
 
 
@@ -55,11 +54,10 @@ def f1(
     """Harmonic mean of precision and recall, 0 to 1; 0 for a label that is never predicted.
 
     Args:
-        predictions: labels.
-        references: labels.
-        average: "binary" scores the label `pos_label` alone; "macro" is the plain mean over all labels that occur among
-            predictions or references.
-        pos_label: the label that "binary" scores.
+        predictions, references: Labels.
+        average: "binary" for the score of `pos_label`; "macro" for the mean over all labels of predictions and
+            references.
+        pos_label: See `average`.
     """
     _check_lengths(predictions, references)
     if average not in ("binary", "macro"):
@@ -85,7 +83,7 @@ def matthews_correlation(*, predictions: Sequence[Any], references: Sequence[Any
 
 
 def pearsonr(*, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """Linear correlation, -1 to 1; nan where either side is constant, for there it is not defined."""
+    """Linear correlation, -1 to 1; nan where either side is constant."""
     _check_lengths(predictions, references)
     return {"pearsonr": _correlation(np.asarray(predictions, np.float64), np.asarray(references, np.float64))}
 
@@ -102,7 +100,7 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 
 def _correlation(predictions: np.ndarray, references: np.ndarray) -> float:
-    # Asked of the values themselves: the variance of equal floats can come out a little above zero.
+    # The computed variance of equal floats can be a little above zero.
     if np.ptp(predictions) == 0 or np.ptp(references) == 0:
         return math.nan
     predictions, references = predictions - predictions.mean(), references - references.mean()
@@ -124,7 +122,7 @@ def mse(*, predictions: Sequence[float], references: Sequence[float]) -> dict[st
 def entities(tags: Sequence[str]) -> set[Entity]:
     """The entities of a sentence's BIO tags.
 
-    As in the CoNLL-2003 shared task's scorer, an `I-X` that continues no entity of type X begins one.
+    An `I-X` that continues no entity of type X begins one, as in the scorer of the CoNLL-2003 shared task.
 
     >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC"]))
     [(0, 2, 'PER'), (3, 4, 'LOC')]
@@ -141,14 +139,14 @@ def entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def seqeval(*, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Entity-level precision, recall and F1 over sentences of BIO tags, as the CoNLL-2003 shared task scores them.
+    """Entity-level precision, recall and F1 over sentences of BIO tags, as in the CoNLL-2003 shared task.
 
-    An entity is right when its type and both its ends are right. Returns `overall_precision`, `overall_recall`,
-    `overall_f1`, the share of right tags `overall_accuracy`, and for every entity type a dictionary with "precision",
+    An entity is correct when its type and both its ends are. Returns `overall_precision`, `overall_recall`,
+    `overall_f1`, the accuracy of tags `overall_accuracy`, and for every entity type a dictionary with "precision",
     "recall", "f1" (0 to 1) and "number" (of references).
 
     Raises:
-        ValueError: the two sides differ in the number of sentences or of tags in a sentence, or a tag is not BIO.
+        ValueError: The two sides differ in the number of sentences or of tags in a sentence, or a tag is not BIO.
     """
     _check_lengths(predictions, references)
     predicted_counts, expected_counts, shared = Counter[str](), Counter[str](), Counter[str]()
@@ -159,10 +157,10 @@ def seqeval(*, predictions: Sequence[Sequence[str]], references: Sequence[Sequen
         for tag in (*predicted, *expected):
             if not re.fullmatch(r"O|[BI]-.+", tag):
                 raise ValueError(f"Sentence {index}: the tag {tag!r} is not BIO; expected O, B-TYPE or I-TYPE.")
-        right += sum(ours == theirs for ours, theirs in zip(predicted, expected))
+        right += sum(tag == gold_tag for tag, gold_tag in zip(predicted, expected))
         total += len(expected)
-        found, there = entities(predicted), entities(expected)
-        for counts, items in ((predicted_counts, found), (expected_counts, there), (shared, found & there)):
+        ours, gold = entities(predicted), entities(expected)
+        for counts, items in ((predicted_counts, ours), (expected_counts, gold), (shared, ours & gold)):
             counts.update(kind for _, _, kind in items)
 
     scores: dict[str, Any] = {}
@@ -191,24 +189,24 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
-    """An answer as SQuAD compares it: lower case, no ASCII punctuation, no English article, single spaces."""
+    """An answer as SQuAD compares it: in lower case, without ASCII punctuation and English articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def answer_exact(prediction: str, answer: str) -> float:
-    """1.0 when both texts are equal after normalisation, else 0.0."""
+    """1.0 if both texts are equal after normalisation, else 0.0."""
     return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
 def answer_f1(prediction: str, answer: str) -> float:
-    """F1 over the two bags of normalised words; 0.0 when they share none."""
+    """F1 over the two bags of normalised words."""
     predicted, expected = normalize_answer(prediction).split(), normalize_answer(answer).split()
     shared = sum((Counter(predicted) & Counter(expected)).values())
     return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0
 
 
 def _texts_by_id(predictions: Sequence[Prediction], references: Sequence[Answer]) -> dict[str, str]:
-    """Predicted text by question id; raises ValueError when a question has no prediction or the other way round."""
+    """Predicted text by question id; raises ValueError unless the questions of both sides are the same."""
     texts = {prediction["id"]: prediction["prediction_text"] for prediction in predictions}
     expected = {reference["id"] for reference in references}
     if not expected:
@@ -217,7 +215,7 @@ def _texts_by_id(predictions: Sequence[Prediction], references: Sequence[Answer]
         missing, foreign = sorted(expected - texts.keys()), sorted(texts.keys() - expected)
         raise ValueError(
             f"Predictions and references are about different questions: {len(missing)} without a prediction "
-            f"(first: {missing[:3]}), {len(foreign)} predicted but not asked (first: {foreign[:3]})."
+            f"(first: {missing[:3]}), {len(foreign)} without a reference (first: {foreign[:3]})."
         )
     return texts
 
@@ -238,12 +236,11 @@ def squad(*, predictions: Sequence[Prediction], references: Sequence[Answer]) ->
 def squad_v2(
     *, predictions: Sequence[Prediction], references: Sequence[Answer], no_answer_threshold: float = 1.0
 ) -> dict[str, float]:
-    """SQuAD 2.0: `exact` and `f1` in percent over all questions, where "" is the answer to an unanswerable one.
+    """SQuAD 2.0: `exact` and `f1` in percent over all questions, with "" as answer of an unanswerable one.
 
-    A prediction whose `no_answer_probability` is above `no_answer_threshold` counts as "". Also returned: the number of
-    questions `total`, the same three for answerable (`HasAns_`) and unanswerable (`NoAns_`) questions where there are
-    any, and the best score that any threshold would give, with that threshold (`best_exact`, `best_exact_thresh`,
-    `best_f1`, `best_f1_thresh`).
+    A prediction with a `no_answer_probability` above `no_answer_threshold` counts as "". Also returned: the number of
+    questions `total`, the same three for answerable (`HasAns_`) and unanswerable (`NoAns_`) questions, and the best
+    score of any threshold, with that threshold (`best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`).
     """
     texts = _texts_by_id(predictions, references)
     null_probability = {prediction["id"]: float(prediction["no_answer_probability"]) for prediction in predictions}
@@ -251,7 +248,7 @@ def squad_v2(
     raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
     for reference in references:
         key, text = reference["id"], texts[reference["id"]]
-        # An answer made of articles and punctuation alone can be met by no prediction, so it does not count as one.
+        # No prediction can equal an answer of articles and punctuation only, so it does not count as one.
         answers = [answer for answer in reference["answers"]["text"] if normalize_answer(answer)]
         answerable[key] = bool(reference["answers"]["text"])
         raw["exact"][key] = max(answer_exact(text, answer) for answer in answers or [""])
@@ -285,8 +282,8 @@ def _best_threshold(
 ) -> tuple[float, float]:
     """The best score over all thresholds on the no-answer probability, in percent, and the smallest such threshold.
 
-    Start from "no answer" everywhere, then answer the questions in order of rising probability: an answerable one
-    brings its score, an unanswerable one takes back its point if there is a text.
+    At first no question is answered. Each is then answered in order of rising probability: an answerable one adds its
+    score, an unanswerable one loses its point if there is a text.
     """
     score = best = float(sum(not has for has in answerable.values()))
     threshold = 0.0

@@ -1,6 +1,5 @@
-"""Multiple choice: a context and several continuations or answers -> the index of the right one (SWAG, RACE, COPA)."""
+"""Multiple choice: a context and continuations or answers -> the index of the correct one (SWAG, RACE, COPA)."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,12 +9,13 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTra
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.tasks import metrics
-from hf_ctxmodels.data.tasks.base import Collator, Encoded, FeatureCollator, Logits, Task, read_rows, text_of
+from hf_ctxmodels.data.tasks.base import Collator, Encoded, FeatureCollator, Logits, Task, majority, text_of
+from hf_ctxmodels.data.tasks.readers import read_table
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A context, the choices, the beginning that all choices share (or ""), and the index of the right choice."""
+    """A context, the choices, their common beginning (or ""), and the index of the correct choice."""
 
     context: str
     beginning: str
@@ -25,26 +25,24 @@ class Choice:
 
 
 class MultipleChoice(Task[Choice]):
-    """Every choice is encoded as the pair (context, beginning + choice); the head gives each a score.
+    """Every choice is encoded as the pair (context, beginning + choice); the head scores each.
 
-    `text_columns` names the context and, if the choices only continue a sentence, the column with its beginning (SWAG:
-    `sent1,sent2`). The label is the index of the right choice, from 0.
+    `text_columns` are the context and, where the choices continue a sentence, its beginning (SWAG: `sent1,sent2`). The
+    label is the index of the correct choice, from 0.
     """
 
     name: ClassVar[str] = "multiple-choice"
     auto_class: ClassVar[str] = "AutoModelForMultipleChoice"
 
-    def read(self, file: str, split: str) -> list[Choice]:
-        """See `Task.read`."""
-        if file == "demo":
-            raise CtxError("This task has no demo data.", location=self.name, hint="give a CSV, TSV or JSONL file.")
+    def read_file(self, file: str) -> list[Choice]:
+        """See `Task.read_file`."""
         text_columns = self._columns(self.arguments.text_columns, "text")
         choice_columns = self._columns(self.arguments.choice_columns, "choices")
         label_column = self.arguments.label_column or "label"
         if len(text_columns) > 2:
             raise CtxError(f"{len(text_columns)} text columns.", location="--text_columns", hint="give one or two.")
         examples: list[Choice] = []
-        for row in read_rows(file, [*text_columns, *choice_columns, label_column]):
+        for row in read_table(file, [*text_columns, *choice_columns, label_column]):
             texts = text_of(row, text_columns)
             values = [row.values[column] for column in choice_columns]
             choices = tuple(values[0]) if len(values) == 1 and isinstance(values[0], list) else tuple(values)
@@ -53,14 +51,14 @@ class MultipleChoice(Task[Choice]):
                 raise CtxError(
                     f"Expected {expected} choices, each a text, as in the first line; got {choices!r}.",
                     location=row.where,
-                    hint="name the columns with --choice_columns a,b,..., or one column of a .jsonl that holds a list.",
+                    hint="give the columns with --choice_columns a,b,..., or one .jsonl column of lists.",
                 )
             label = _label(row.values[label_column], len(choices), row.where)
             examples.append(Choice(texts[0], texts[1] if len(texts) == 2 else "", choices, label, row.where))
         return examples
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Choice], validation: Sequence[Choice]) -> None:
-        """Nothing: the head scores any number of choices."""
+        """The head scores any number of choices, so there is nothing to set."""
 
     def encode(self, examples: Sequence[Choice], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists; origins are example indices."""
@@ -83,17 +81,12 @@ class MultipleChoice(Task[Choice]):
         return [int(np.asarray(output["logits"]).argmax()) for output in outputs]
 
     def score(self, examples: Sequence[Choice], predictions: Sequence[int]) -> dict[str, float]:
-        """Share of the questions for which the right choice has the highest score."""
+        """Share of the questions whose correct choice has the highest score."""
         return metrics.accuracy(predictions=predictions, references=[example.label for example in examples])
 
     def baseline(self, train: Sequence[Choice], validation: Sequence[Choice]) -> list[int]:
-        """The index that is right most often in the training file."""
-        majority = Counter(example.label for example in train).most_common(1)[0][0]
-        return [majority] * len(validation)
-
-    def record(self, example: Choice, prediction: int) -> dict[str, Any]:
-        """See `Task.record`."""
-        return {"where": example.where, "label": example.label, "prediction": prediction}
+        """The most frequent index of the training file."""
+        return [majority(example.label for example in train)] * len(validation)
 
 
 def _label(value: Any, choices: int, where: str) -> int:
@@ -105,6 +98,6 @@ def _label(value: Any, choices: int, where: str) -> int:
         raise CtxError(
             f"The label {value!r} is not the index of one of {choices} choices.",
             location=where,
-            hint=f"give a whole number from 0 to {choices - 1}, or choose another column with --label_column.",
+            hint=f"give an integer from 0 to {choices - 1}, or choose another column with --label_column.",
         )
     return label

@@ -14,12 +14,12 @@ from hf_ctxmodels.data.files import file_kind, read_text
 from hf_ctxmodels.data.tasks import metrics
 from hf_ctxmodels.data.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task
 
-MAX_QUESTION_TOKENS = 64  # longer questions are cut, as in BERT's own SQuAD runs (Devlin et al. 2019, released code)
+MAX_QUESTION_TOKENS = 64  # longer questions are truncated, as in the released code of Devlin et al. 2019
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context; `answers` are (offset in characters, text), none when it is unanswerable."""
+    """A question about a context; `answers` are (offset in characters, text), none if it is unanswerable."""
 
     id: str
     question: str
@@ -30,7 +30,7 @@ class Question:
 
 @dataclass(frozen=True)
 class AnswerSpan:
-    """A predicted answer ("" for none) and how sure the model is that there is none, 0 to 1."""
+    """A predicted answer ("" for none), and the predicted probability that there is none."""
 
     text: str
     no_answer_probability: float = 0.0
@@ -38,10 +38,12 @@ class AnswerSpan:
 
 @dataclass(frozen=True)
 class Window:
-    """One feature's part of a context: of which example, and which characters of it each token covers.
+    """The part of a context in one feature.
 
-    `spans` is (tokens, 2): the first character and the one after the last, (-1, -1) for tokens outside the context.
-    `null_position` is the token that stands for "no answer here".
+    Attributes:
+        example: Index of the example.
+        null_position: The token that represents "no answer in this window".
+        spans: (tokens, 2) begin and end in characters of each token of the context, (-1, -1) for other tokens.
     """
 
     example: int
@@ -52,7 +54,7 @@ class Window:
 def read_squad(file: str) -> list[Question]:
     """The questions of a SQuAD 1.1 or 2.0 JSON file.
 
-    Raises CtxError for text that is not SQuAD's JSON, two questions of one id, or an answer not at its offset.
+    Raises CtxError for other files, two questions with the same id, or an answer that is not at its offset.
     """
     questions: list[Question] = []
     try:
@@ -68,7 +70,7 @@ def read_squad(file: str) -> list[Question]:
         if isinstance(error, CtxError):
             raise
         raise CtxError(
-            f"Not SQuAD's JSON: {type(error).__name__} {error}.",
+            f"Not in the JSON format of SQuAD: {type(error).__name__} {error}.",
             location=file,
             hint='write {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": '
             '[{"text": ..., "answer_start": ...}]}]}]}]}.',
@@ -84,21 +86,21 @@ def _check(questions: list[Question]) -> None:
     for question in questions:
         if question.id in seen:
             raise CtxError(
-                "Two questions have this id.", location=question.where, hint="give every question its own id."
+                "Two questions have this id.", location=question.where, hint="give every question a different id."
             )
         seen.add(question.id)
         for start, text in question.answers:
-            found = question.context[max(start, 0) : start + len(text)]
-            if found != text or not text:
+            actual = question.context[max(start, 0) : start + len(text)]
+            if actual != text or not text:
                 raise CtxError(
-                    f"The answer {text!r} does not stand at character {start} of its context, where {found!r} stands.",
+                    f"The answer {text!r} is not at character {start} of its context, which has {actual!r} there.",
                     location=question.where,
-                    hint="mend answer_start (it counts characters, not bytes), or remove the question.",
+                    hint="correct answer_start (it counts characters, not bytes), or remove the question.",
                 )
 
 
 class _SpanCollator(DataCollatorWithPadding):
-    """Pads features and keeps the positions right when padding goes to the left."""
+    """Pads features, and shifts the positions of answers by padding on the left."""
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
         if self.tokenizer.padding_side == "left":
@@ -115,11 +117,11 @@ class _SpanCollator(DataCollatorWithPadding):
 
 
 class QuestionAnswering(Task[Question]):
-    """Spans of a context; contexts over `max_length` are read in windows that share `doc_stride` tokens.
+    """Spans of a context; long contexts are split into windows that share `doc_stride` tokens.
 
-    A window that does not hold the whole answer has the null position (the classification token) as its target, as in
-    Devlin et al. 2019, sections 4.2 and 4.3. The answer predicted is the best span of all windows; with unanswerable
-    questions in the data, it is "" where the null score of every window beats that span.
+    The target of a window without the whole answer is the null position (the classification token), as in Devlin et
+    al. 2019, sections 4.2 and 4.3. The predicted answer is the best span of all windows; if the data have unanswerable
+    questions, it is "" where the null score of every window exceeds that of this span.
     """
 
     name: ClassVar[str] = "question-answering"
@@ -130,10 +132,10 @@ class QuestionAnswering(Task[Question]):
 
     has_unanswerable: bool
 
-    def read(self, file: str, split: str) -> list[Question]:
-        """See `Task.read`."""
-        if file == "demo" or file_kind(Path(file)) != ".json":
-            raise CtxError("This task reads SQuAD's JSON.", location=file, hint="give a .json file in that form.")
+    def read_file(self, file: str) -> list[Question]:
+        """See `Task.read_file`."""
+        if file_kind(Path(file)) != ".json":
+            raise CtxError("Not a .json file.", location=file, hint="give a .json file in the format of SQuAD.")
         return read_squad(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
@@ -144,13 +146,13 @@ class QuestionAnswering(Task[Question]):
         """Origins are `Window`s."""
         max_length = self.arguments.max_length
         stride = max_length // 3 if self.arguments.doc_stride is None else self.arguments.doc_stride
-        questions = _cut_questions(examples, tokenizer)
+        questions = _truncated_questions(examples, tokenizer)
         longest = max(len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"])
         room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
         if stride >= room or stride < 0:
             raise CtxError(
                 f"Windows of {max_length} tokens leave {room} for the context beside the longest question ({longest}), "
-                f"so they cannot share {stride} and move on.",
+                f"which is not more than the {stride} they share.",
                 location="--max_length, --doc_stride",
                 hint=f"raise --max_length, or give a --doc_stride from 0 to {room - 1}.",
             )
@@ -200,8 +202,8 @@ class QuestionAnswering(Task[Question]):
         return predictions
 
     def score(self, examples: Sequence[Question], predictions: Sequence[AnswerSpan]) -> dict[str, float]:
-        """Exact match and F1 in percent: SQuAD 2.0's where the data hold unanswerable questions, else SQuAD 1.1's."""
-        # Numbered anew, because the ids are only unique within a file.
+        """Exact match and F1 in percent: SQuAD 2.0's if the data have unanswerable questions, else SQuAD 1.1's."""
+        # Numbered again, because ids are unique only within a file.
         answers = [{"text": [text for _, text in example.answers]} for example in examples]
         references = [{"id": str(i), "answers": answer} for i, answer in enumerate(answers)]
         answered: list[dict[str, Any]] = [
@@ -219,7 +221,7 @@ class QuestionAnswering(Task[Question]):
         return {name: scores[name] for name in ("f1", "exact_match")}
 
     def baseline(self, train: Sequence[Question], validation: Sequence[Question]) -> list[AnswerSpan]:
-        """The first sentence of the context; no answer at all where most training questions have none."""
+        """The first sentence of the context; no answer if most training questions have none."""
         if 2 * sum(not question.answers for question in train) > len(train):
             return [AnswerSpan("", 1.0)] * len(validation)
         return [AnswerSpan(question.context.split(". ")[0]) for question in validation]
@@ -237,7 +239,7 @@ class QuestionAnswering(Task[Question]):
 def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_length: int) -> tuple[float, int, int]:
     """The highest start[i] + end[j] with i <= j < i + max_length and both positions allowed: (score, i, j).
 
-    `start`, `end` (tokens,) are logits; `allowed` (tokens,) is boolean. The score is -inf where nothing is allowed.
+    `start`, `end` (tokens,) are logits; `allowed` (tokens,) is boolean. The score is -inf if no position is allowed.
     """
     width = min(max_length, len(start))
     ends = np.concatenate([np.where(allowed, end, -np.inf), np.full(width - 1, -np.inf)])
@@ -246,8 +248,8 @@ def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_lengt
     return float(scores[first, extra]), int(first), int(first + extra)
 
 
-def _cut_questions(examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The questions without leading blanks, each at most MAX_QUESTION_TOKENS tokens long."""
+def _truncated_questions(examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The questions without leading spaces, each of at most MAX_QUESTION_TOKENS tokens."""
     questions = [example.question.lstrip() for example in examples]
     encoding = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
     return [
@@ -257,13 +259,13 @@ def _cut_questions(examples: Sequence[Question], tokenizer: PreTrainedTokenizerB
 
 
 def _target(question: Question, window: Window) -> tuple[int, int]:
-    """First and last token of the first answer, or the null position twice if the window cuts or misses it."""
+    """First and last token of the first answer; the null position twice if the window lacks a part of it."""
     null = window.null_position
     if not question.answers:
         return null, null
     begin, text = question.answers[0]
     finish = begin + len(text)
-    # The tokens that touch the answer; blanks at its ends belong to no token, so its ends need not be token ends.
+    # Spaces at the ends of the answer belong to no token, so its ends need not be ends of tokens.
     touched = np.flatnonzero((window.spans[:, 0] < finish) & (window.spans[:, 1] > begin) & (window.spans[:, 0] >= 0))
     in_context = np.flatnonzero(window.spans[:, 0] >= 0)
     if not len(touched):

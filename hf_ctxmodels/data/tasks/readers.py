@@ -1,17 +1,16 @@
 """Files of fine-tuning data -> rows and sentences, with errors that name the file and the line.
 
-Three kinds of file, each plain or gzipped (`.gz`):
+Each may be gzipped (`.gz`):
 
-- tables: `.csv` (quoted as spreadsheets write it), `.tsv` and `.txt` (tab-separated, quotes are literal, as in GLUE)
-  and `.jsonl` (one object a line). The first line names the columns, unless columns are asked for by number;
-- tagged sentences: CoNLL columns (one word a line, a blank line ends a sentence) and `.conllu`;
-- SQuAD's JSON, in `question_answering.py`.
+- tables: `.csv` (with quotes), `.tsv` and `.txt` (tab-separated, quotes are literal, as in GLUE) and `.jsonl` (one
+  object per line). The first line has the names of the columns, unless columns are given by number;
+- tagged sentences: CoNLL columns (one word per line, a blank line ends a sentence) and `.conllu`.
 """
 
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
 @dataclass(frozen=True)
 class Row:
-    """The asked columns of one line of a table, and where it stands (`file:line`)."""
+    """The chosen columns of a row of a table, and its place (`file:line`)."""
 
     values: dict[str, Any]
     where: str
@@ -33,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TaggedSentence:
-    """Words with one tag each, and where the sentence begins (`file:line`)."""
+    """Words with a tag each, and the place of the first (`file:line`)."""
 
     words: list[str]
     tags: list[str]
@@ -48,10 +47,10 @@ class TaggedSentence:
 def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
     """The given columns of a CSV, TSV or JSONL file, as rows in file order.
 
-    Column names are those of the header line or of the JSON keys. Names that are all numbers (1 is the first column)
-    say that the file has no header. Values are strings, or what JSON holds.
+    Columns are names of the header line or JSON keys, or numbers (1 is the first) for a file without a header. Values
+    are strings, or of the types of JSON.
 
-    Raises CtxError for an unknown format, a missing column (lists those there are), a line of another width, bad JSON.
+    Raises CtxError for an unknown format, a missing column, a line with another number of columns, or bad JSON.
     """
     suffix = file_kind(Path(file))
     if suffix == ".jsonl":
@@ -60,10 +59,10 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
         rows = list(_read_delimited(file, columns, _DELIMITERS[suffix]))
     else:
         raise CtxError(
-            f"The name does not tell the format of a table; expected an ending {', '.join((*_DELIMITERS, '.jsonl'))}, "
-            "or one of these with .gz.",
+            f"Not a table: the ending is {suffix!r}, expected {', '.join((*_DELIMITERS, '.jsonl'))}, or one of these "
+            "with .gz.",
             location=str(file),
-            hint="rename or convert the file.",
+            hint="rename or convert the file, or choose another --task.",
         )
     if not rows:
         raise CtxError("No examples.", location=str(file), hint="give a file with at least one example.")
@@ -72,12 +71,12 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
 
 def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
     quoting: dict[str, Any] = {} if delimiter == "," else {"quoting": csv.QUOTE_NONE}
-    csv.field_size_limit(2**31 - 1)  # the default refuses texts over 131,072 characters
+    csv.field_size_limit(2**31 - 1)  # the default is 131,072 characters
     reader = csv.reader(io.StringIO(read_text(file), newline=""), delimiter=delimiter, **quoting)
     position: dict[str, int] = {}
     width = 0
     while True:
-        first_line = reader.line_num + 1  # a quoted field may hold line breaks: name the line where the row begins
+        first_line = reader.line_num + 1  # quoted fields may have line breaks, so rows several lines
         cells = next(reader, None)
         if cells is None:
             return
@@ -94,7 +93,7 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
             raise CtxError(
                 f"{len(cells)} columns, expected {width} as in the first line: {str(cells)[:200]}",
                 location=f"{file}:{first_line}",
-                hint="mend the line; in .csv a field that holds a comma stands in double quotes.",
+                hint="correct the line; in .csv, put fields with commas in double quotes.",
             )
         yield Row({column: cells[index] for column, index in position.items()}, f"{file}:{first_line}")
 
@@ -121,95 +120,84 @@ def _read_jsonl(file: str | Path, columns: Sequence[str]) -> Iterator[Row]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def _blocks(file: str | Path) -> Iterator[list[tuple[int, str]]]:
+    """The numbered lines of each sentence; blank lines and `-DOCSTART-` lines separate sentences."""
+    block: list[tuple[int, str]] = []
+    for number, line in enumerate([*read_text(file).split("\n"), ""], start=1):
+        if line.strip() and not line.startswith("-DOCSTART-"):
+            block.append((number, line.rstrip("\r")))
+        elif block:
+            yield block
+            block = []
+
+
+def _sentences(blocks: Iterable[list[tuple[str, str, str]]], file: str | Path) -> list[TaggedSentence]:
+    """Sentences of (word, tag, place) for each word; raises CtxError where there is none."""
+    sentences = []
+    for block in blocks:
+        if block:
+            words, tags, places = zip(*block)
+            sentences.append(TaggedSentence([*words], [*tags], places[0]))
+    if not sentences:
+        raise CtxError(
+            "No sentences.", location=str(file), hint="write a word and its tag per line, with blank lines between."
+        )
+    return sentences
+
+
 def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> list[TaggedSentence]:
-    """Sentences of a file with one word a line in columns and a blank line after each sentence.
+    """Sentences of a file with one word per line in columns and a blank line after each sentence.
 
-    Columns are numbered from 1; -1 is the last. They are separated by a tab if the file's first line holds one, else by
-    blanks. `-DOCSTART-` lines are skipped. Entity tags in IOB1 are converted to BIO.
+    Columns are numbered from 1; -1 is the last. They are separated by tabs if the first line has one, else by spaces.
+    `-DOCSTART-` lines are skipped. Entity tags in IOB1 are converted to BIO.
 
-    Raises CtxError for a line whose number of columns differs from the first line's, or which has too few.
+    Raises CtxError for a line with too few columns, or another number of them than the first line.
     """
-    delimiter: str | None = None
-    width = 0
-    sentences: list[TaggedSentence] = []
-    words: list[str] = []
-    tags: list[str] = []
-    begin = 1
+    blocks = list(_blocks(file))
+    first = blocks[0][0][1] if blocks else ""
+    delimiter = "\t" if "\t" in first else None
+    width = len(first.split(delimiter))
 
-    def end_sentence() -> None:
-        if words:
-            sentences.append(TaggedSentence(list(words), list(tags), f"{file}:{begin}"))
-            words.clear()
-            tags.clear()
-
-    for number, line in enumerate(read_text(file).split("\n"), start=1):
-        line = line.rstrip("\r")
-        if not line.strip() or line.startswith("-DOCSTART-"):
-            end_sentence()
-            begin = number + 1
-            continue
-        if not width:
-            delimiter = "\t" if "\t" in line else None
+    def parsed(number: int, line: str) -> tuple[str, str, str]:
         cells = line.split(delimiter)
-        width = width or len(cells)
         if len(cells) != width or not 1 <= abs(word_column) <= width or not 1 <= abs(tag_column) <= width:
             raise CtxError(
                 f"{len(cells)} column(s) in {line[:100]!r}; expected {width} as in the first line, with the word in "
                 f"column {word_column} and its tag in column {tag_column}.",
                 location=f"{file}:{number}",
-                hint="mend the line, or choose columns with --text_columns (word) and --label_column (tag).",
+                hint="correct the line, or choose columns with --text_columns (word) and --label_column (tag).",
             )
-        words.append(cells[_index(word_column)])
-        tags.append(cells[_index(tag_column)])
-    end_sentence()
-    if not sentences:
-        raise CtxError(
-            "No sentences.", location=str(file), hint="write one word and its tag a line, a blank line after each."
-        )
-    return _to_bio(sentences)
+        word, tag = (cells[column - (column > 0)] for column in (word_column, tag_column))
+        return word, tag, f"{file}:{number}"
 
-
-def _index(column: int) -> int:
-    return column - 1 if column > 0 else column
+    return to_bio(_sentences(([parsed(*line) for line in block] for block in blocks), file))
 
 
 def read_conllu(file: str | Path, word_column: str = "FORM", tag_column: str = "UPOS") -> list[TaggedSentence]:
     """Sentences of a CoNLL-U file (Universal Dependencies), with the given columns as words and tags.
 
-    Comments, multiword-token lines (`1-2`) and empty nodes (`8.1`) are skipped: the syntactic words carry the tags.
+    Comments, multiword-token lines (`1-2`) and empty nodes (`8.1`) are skipped.
 
-    Raises CtxError for an unknown column or a line that has not ten tab-separated columns.
+    Raises CtxError for an unknown column or a line without ten tab-separated columns.
     """
     for column in (word_column, tag_column):
         _position(column, CONLLU_COLUMNS, file)
     word_index, tag_index = CONLLU_COLUMNS.index(word_column), CONLLU_COLUMNS.index(tag_column)
-    sentences = []
-    words: list[str] = []
-    tags: list[str] = []
-    begin = 1
-    for number, line in enumerate([*read_text(file).split("\n"), ""], start=1):
-        line = line.rstrip("\r")
-        if not line.strip():
-            if words:
-                sentences.append(TaggedSentence(words, tags, f"{file}:{begin}"))
-            words, tags, begin = [], [], number + 1
-            continue
+
+    def parsed(number: int, line: str) -> list[tuple[str, str, str]]:
         if line.startswith("#"):
-            continue
+            return []
         cells = line.split("\t")
         if len(cells) != len(CONLLU_COLUMNS) or not re.fullmatch(r"\d+([-.]\d+)?", cells[0]):
             raise CtxError(
                 f"Not a CoNLL-U line: {line[:100]!r} has {len(cells)} tab-separated column(s); expected "
                 f"{len(CONLLU_COLUMNS)} ({', '.join(CONLLU_COLUMNS)}), the first a number.",
                 location=f"{file}:{number}",
-                hint="mend the line, or name a file in other columns .conll.",
+                hint="correct the line, or rename a file with other columns to .conll.",
             )
-        if cells[0].isdecimal():
-            words.append(cells[word_index])
-            tags.append(cells[tag_index])
-    if not sentences:
-        raise CtxError("No sentences.", location=str(file), hint="give a file with at least one sentence.")
-    return sentences
+        return [(cells[word_index], cells[tag_index], f"{file}:{number}")] if cells[0].isdecimal() else []
+
+    return _sentences(([word for line in block for word in parsed(*line)] for block in _blocks(file)), file)
 
 
 def is_bio(tags: Sequence[str]) -> bool:
@@ -218,9 +206,9 @@ def is_bio(tags: Sequence[str]) -> bool:
 
 
 def iob1_to_bio(tags: Sequence[str]) -> list[str]:
-    """The same entities with `B-` at the start of each; tags that are BIO already come back unchanged.
+    """IOB1 tags as BIO; BIO tags are unchanged.
 
-    IOB1 (Ramshaw & Marcus 1995) writes `B-` only where an entity touches another of its type; BIO (also IOB2) always.
+    IOB1 (Ramshaw & Marcus 1995) has `B-` only where an entity follows another of its type; BIO (also IOB2) always.
     """
     converted = []
     previous = "O"
@@ -230,7 +218,8 @@ def iob1_to_bio(tags: Sequence[str]) -> list[str]:
     return converted
 
 
-def _to_bio(sentences: list[TaggedSentence]) -> list[TaggedSentence]:
+def to_bio(sentences: list[TaggedSentence]) -> list[TaggedSentence]:
+    """Sentences with IOB1 tags converted to BIO; other sentences unchanged."""
     if not is_bio(sorted({tag for sentence in sentences for tag in sentence.tags})):
         return sentences
     return [TaggedSentence(sentence.words, iob1_to_bio(sentence.tags), sentence.where) for sentence in sentences]

@@ -12,23 +12,16 @@ from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_kind
 from hf_ctxmodels.data.tasks import metrics
-from hf_ctxmodels.data.tasks.base import Collator, Encoded, FeatureCollator, LabelledTask, Logits
-from hf_ctxmodels.data.tasks.readers import (
-    TaggedSentence,
-    iob1_to_bio,
-    is_bio,
-    read_conll,
-    read_conllu,
-    read_table,
-)
+from hf_ctxmodels.data.tasks.base import Collator, Encoded, FeatureCollator, LabelledTask, Logits, majority
+from hf_ctxmodels.data.tasks.readers import TaggedSentence, is_bio, read_conll, read_conllu, read_table, to_bio
 
 
 class TokenClassification(LabelledTask[TaggedSentence]):
-    """One tag a word, read from CoNLL columns, CoNLL-U, or JSONL with a list of words and a list of tags.
+    """One tag per word, from CoNLL columns, CoNLL-U, or JSONL with a list of words and a list of tags.
 
-    The first sub-word of a word carries its tag; the others are not targets. A sentence that does not fit `max_length`
-    is continued in further features, so that every word is trained on and scored. A word of which the tokenizer leaves
-    nothing (control characters, say) is predicted `O`, or the first label where there is no `O`.
+    The tag of a word is the target of its first sub-word; the others are not targets. A sentence over `max_length` is
+    continued in further features. A word without sub-words (control characters, for example) is predicted `O`, or the
+    first label if there is no `O`.
     """
 
     name: ClassVar[str] = "token-classification"
@@ -36,13 +29,9 @@ class TokenClassification(LabelledTask[TaggedSentence]):
     split_words: ClassVar[bool] = True
     per_token: ClassVar[bool] = True
 
-    def read(self, file: str, split: str) -> list[TaggedSentence]:
-        """See `Task.read`."""
+    def read_file(self, file: str) -> list[TaggedSentence]:
+        """See `Task.read_file`."""
         word_column, tag_column = self.arguments.text_columns, self.arguments.label_column
-        if file == "demo":
-            raise CtxError(
-                "This task has no demo data.", location=self.name, hint="give a CoNLL, CoNLL-U or JSONL file."
-            )
         if file_kind(Path(file)) == ".conllu":
             return read_conllu(file, word_column or "FORM", tag_column or "UPOS")
         if file_kind(Path(file)) == ".jsonl":
@@ -53,22 +42,22 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             if isinstance(error, CtxError):
                 raise
             raise CtxError(
-                f"CoNLL columns have numbers, not names: got {word_column!r} and {tag_column!r}.",
+                f"CoNLL columns have numbers, not names; got {word_column!r} and {tag_column!r}.",
                 location=str(file),
                 hint="give --text_columns and --label_column as numbers (1 = first, -1 = last).",
             ) from error
 
     def read_unlabelled(self, file: str) -> list[TaggedSentence]:
-        """See `Task.read_unlabelled`: as `read` takes it, or JSONL with words alone; tags are not looked at."""
+        """See `Task.read_unlabelled`: a file as for `read_file`, whose tags are ignored, or JSONL without tags."""
         if file_kind(Path(file)) == ".jsonl":
             column = self.arguments.text_columns or "tokens"
             rows = [(row.values[column], row.where) for row in read_table(file, [column])]
             if bad := [where for words, where in rows if not isinstance(words, list) or not words]:
-                raise CtxError(f"Expected a list of words in {column!r}.", location=bad[0], hint="mend the line.")
-            found = [([str(word) for word in words], where) for words, where in rows]
+                raise CtxError(f"Expected a list of words in {column!r}.", location=bad[0], hint="correct the line.")
+            unlabelled = [([str(word) for word in words], where) for words, where in rows]
         else:
-            found = [(sentence.words, sentence.where) for sentence in self.read(file, "train")]
-        return [TaggedSentence(words, [self.labels[0]] * len(words), where) for words, where in found]
+            unlabelled = [(sentence.words, sentence.where) for sentence in self.read_file(file)]
+        return [TaggedSentence(words, [self.labels[0]] * len(words), where) for words, where in unlabelled]
 
     def _read_jsonl(self, file: str, word_column: str, tag_column: str) -> list[TaggedSentence]:
         sentences = []
@@ -76,14 +65,12 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             words, tags = row.values[word_column], row.values[tag_column]
             if not (isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0):
                 raise CtxError(
-                    f"Expected two lists of one length, got {words!r} and {tags!r}.",
+                    f"Expected two lists of the same length, got {words!r} and {tags!r}.",
                     location=row.where,
-                    hint=f"put the words into {word_column!r} and a tag for each into {tag_column!r}.",
+                    hint=f"give the words as {word_column!r} and a tag for each as {tag_column!r}.",
                 )
             sentences.append(TaggedSentence([str(word) for word in words], [str(tag) for tag in tags], row.where))
-        if is_bio(sorted({tag for sentence in sentences for tag in sentence.tags})):
-            sentences = [TaggedSentence(s.words, iob1_to_bio(s.tags), s.where) for s in sentences]
-        return sentences
+        return to_bio(sentences)
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
@@ -91,7 +78,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         """See `Task.configure`."""
         tags = {tag for sentence in train for tag in sentence.tags}
         if is_bio(sorted(tags)):
-            # Both prefixes of every type: a small training file may lack the `I-` of a type that it names.
+            # Both prefixes of every type: a small training file may lack the `I-` of a type.
             kinds = sorted({tag[2:] for tag in tags if tag != "O"})
             self._set_labels(config, ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")])
         else:
@@ -115,14 +102,14 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         )
         example_indices = encoding.pop("overflow_to_sample_mapping")
         features, origins = [], []
-        seen: dict[int, int] = defaultdict(lambda: -1)  # example -> the last word that has its first sub-word behind it
+        seen: dict[int, int] = defaultdict(lambda: -1)  # example -> the last word whose first sub-word was seen
         for i, example_index in enumerate(example_indices):
             positions: dict[int, int] = {}
             for position, word in enumerate(encoding.word_ids(i)):
                 if word is not None and word > seen[example_index]:
                     positions[position] = seen[example_index] = word
             if not positions:
-                continue  # the inside of a word longer than a whole window
+                continue  # the inside of a word longer than a window
             labels = [IGNORED] * len(encoding["input_ids"][i])
             for position, word in positions.items():
                 labels[position] = targets[example_index][word]
@@ -147,7 +134,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         return predictions
 
     def score(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> dict[str, float]:
-        """Entity precision, recall and F1 for BIO tags; for others the accuracy and the mean F1 over tags."""
+        """Precision, recall and F1 of entities for BIO tags; accuracy and the mean F1 over tags for others."""
         references = [sentence.tags for sentence in examples]
         if is_bio(self.labels):
             report = metrics.seqeval(predictions=predictions, references=references)
@@ -159,16 +146,14 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         return metrics.accuracy(**sides) | {"f1_macro": metrics.f1(**sides, average="macro")["f1"]}
 
     def baseline(self, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]) -> list[list[str]]:
-        """Each word's most frequent tag in the training file; for unknown words the most frequent tag of all."""
+        """The most frequent tag of each word in the training file; for unknown words, of all words."""
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        overall: Counter[str] = Counter()
         for sentence in train:
-            overall.update(sentence.tags)
             for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 counts[word][tag] += 1
-        best = {word: counter.most_common(1)[0][0] for word, counter in counts.items()}
-        majority = overall.most_common(1)[0][0]
-        return [[best.get(word, majority) for word in sentence.words] for sentence in validation]
+        best = {word: majority(counter.elements()) for word, counter in counts.items()}
+        overall = majority(tag for sentence in train for tag in sentence.tags)
+        return [[best.get(word, overall) for word in sentence.words] for sentence in validation]
 
     def record(self, example: TaggedSentence, prediction: list[str]) -> dict[str, Any]:
         """See `Task.record`."""

@@ -188,10 +188,6 @@ class PackedLayout:
             packed = flat.index_copy(0, self.indices, packed)
         return packed.unflatten(0, (self.batch_size, self.length))
 
-    def recorded(self, states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """Recorded hidden states, each but the last (the encoder's output) unpacked."""
-        return (*(None if state is None else self.unpack(state) for state in states[:-1]), states[-1])
-
     def select(self, output_mask: Tensor, *, and_first: bool) -> "PackedLayout":
         """The same layout for a last layer that is computed at some positions only.
 

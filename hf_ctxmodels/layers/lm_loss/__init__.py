@@ -1,1 +1,1 @@
-"""Losses of language models: chunked and sampled softmax, and sampling from it."""
+"""Losses of language models: chunked and sampled softmax; sampling of tokens."""

@@ -1,4 +1,4 @@
-"""Prediction over the vocabulary at the target positions, whose logits are never all in memory at once."""
+"""Prediction over the vocabulary at the target positions, with the logits of one chunk of rows in memory at a time."""
 
 import math
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import Linear, linear, multiplies_fast, product
 from hf_ctxmodels.layers.lm_loss.sampling import sample_rows
 
-# Logits held at a time; larger chunks were no faster, smaller ones waste the matrix units.
+# Logits in memory at a time; larger chunks were not faster, smaller ones use the matrix units badly.
 CHUNK_ELEMENTS = 1 << 23
 
 
@@ -44,7 +44,7 @@ class MaskedPredictionHead(nn.Module):
         """Summed cross-entropy in nats.
 
         Args:
-            hidden_states: (targets, hidden), the encoder's output at the positions to predict.
+            hidden_states: (targets, hidden), the encoder's output at the target positions.
             targets: (targets,) token ids.
         """
         return chunked_cross_entropy(
@@ -52,11 +52,11 @@ class MaskedPredictionHead(nn.Module):
         )
 
     def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "Prediction":
-        """Summed cross-entropy in nats, and a token drawn from each prediction, from one pass over the vocabulary.
+        """Summed cross-entropy in nats, and a sample of each prediction, from one pass over the vocabulary.
 
         Args:
             hidden_states, targets: As in `summed_loss`.
-            numbers: (targets,) in [0, 1): what the tokens are drawn with, see `sample_rows`.
+            numbers: (targets,) in [0, 1), see `sample_rows`.
         """
         weight, bias = self.decoder.weight, self.decoder.bias
         return cross_entropy_and_samples(self._transform(hidden_states), weight, bias, targets, numbers)
@@ -71,8 +71,8 @@ class ProjectedHead(nn.Module):
     Args:
         hidden_size: Width of the input and of the dense map.
         scores: Width of the output.
-        activation: By transformers' name.
-        dropout: After the activation.
+        activation: Name of the activation.
+        dropout: Dropout after the activation.
     """
 
     def __init__(self, hidden_size: int, scores: int, *, activation: str, dropout: float = 0.0) -> None:
@@ -92,8 +92,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         loss: Summed cross-entropy in nats.
-        samples: (rows,) a token drawn from each row's distribution; carries no gradient.
-        correct: How many targets have the largest logit.
+        samples: (rows,) a sample of each row's distribution, without a gradient.
+        correct: Number of targets with the largest logit.
     """
 
     loss: Tensor
@@ -104,7 +104,7 @@ class Prediction(NamedTuple):
 def cross_entropy_and_samples(
     hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, numbers: Tensor
 ) -> Prediction:
-    """Summed cross-entropy as `chunked_cross_entropy`, and a draw from each row's distribution.
+    """Summed cross-entropy as `chunked_cross_entropy`, and a sample of each row's distribution.
 
     Args:
         hidden_states, weight, bias, targets: As there.
@@ -125,17 +125,17 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Cross-entropy of a linear decoder, computed a chunk of rows at a time.
 
-    Equal to `F.cross_entropy(F.linear(hidden_states, weight, bias), targets)`, but the logits and their gradient exist
-    only for one chunk of rows: the gradients are formed while the chunk's logits are at hand, so nothing is recomputed.
+    Equal to `F.cross_entropy(F.linear(hidden_states, weight, bias), targets)`, but with the logits and their gradient
+    for one chunk of rows only: the forward pass computes the gradients with the chunk's logits, without recomputation.
 
     Args:
         hidden_states: (rows, width).
         weight: (vocabulary, width).
         bias: (vocabulary,) or None.
-        targets: (rows,) ids; every one counts (select rows before the call).
+        targets: (rows,) ids, without ignored ones.
         reduction: "mean" or "sum". The mean of no rows is 0.
     """
-    if torch.compiler.is_compiling():  # the number of rows is data: a loop over chunks would not trace
+    if torch.compiler.is_compiling():  # the number of chunks is data-dependent
         total = F.cross_entropy(F.linear(hidden_states, weight, bias).float(), targets, reduction="sum")
     else:
         trains = torch.is_grad_enabled()
@@ -149,9 +149,9 @@ def summed_cross_entropy(decoder: nn.Linear, hidden_states: Tensor, targets: Ten
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy whose forward computes the gradients too, chunk by chunk, and draws samples, given numbers.
+    """Summed cross-entropy whose forward also computes the gradients, chunk by chunk, and samples, if given numbers.
 
-    The first backward returns these gradients, without a copy; a second one over a retained graph computes them again.
+    The first backward returns these gradients without a copy; a second one over a retained graph recomputes them.
     """
 
     @staticmethod
@@ -162,7 +162,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         numbers: Tensor | None,
-        trains: bool,  # read outside: within the function gradients are always off
+        trains: bool,  # from outside: within the function gradients are disabled
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         device = hidden_states.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
@@ -199,12 +199,10 @@ def _loss_and_gradients(
     samples: Tensor | None = None,
     correct: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The summed cross-entropy, and its gradients with respect to the first three arguments where `needs_grad` is true.
+    """The summed cross-entropy, and its gradients with respect to the first three arguments if `needs_grad` is true.
 
-    Given `numbers`, it fills `samples` and adds to `correct`, see `Prediction`.
-
-    One buffer holds the logits of every chunk, and then their gradient, except where oneDNN multiplies: on a CPU, fresh
-    memory of that size costs as much as the arithmetic on it.
+    With `numbers` it fills `samples` and adds to `correct`, see `Prediction`. One buffer holds a chunk's logits and
+    then their gradient, unless oneDNN multiplies: on a CPU the allocation would take as long as the arithmetic.
     """
     wants_hidden, wants_weight, wants_bias = needs_grad
     hidden_grad = torch.empty_like(hidden_states) if wants_hidden else None
@@ -212,11 +210,11 @@ def _loss_and_gradients(
     weight_grad = None
     total = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
     chunks = max(1, math.ceil(targets.numel() * weight.shape[0] / CHUNK_ELEMENTS))
-    size = max(1, math.ceil(targets.numel() / chunks))  # of equal size: a short last one wastes the matrix units
+    size = max(1, math.ceil(targets.numel() / chunks))  # of equal size: a short last chunk uses the matrix units badly
     with torch.autocast(hidden_states.device.type, enabled=False):
         cast_weight = weight.to(dtype)
         cast_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias.to(dtype)
-        buffer = None  # oneDNN writes where it likes
+        buffer = None  # oneDNN allocates its output
         if not multiplies_fast(cast_weight):
             buffer = torch.empty(size, weight.shape[0], dtype=dtype, device=weight.device)
         for start in range(0, targets.numel(), size):
@@ -240,14 +238,14 @@ def _loss_and_gradients(
                 hidden_grad[start : start + size] = product(values, cast_weight.T)
             if wants_weight:
                 weight_grad = _add_product(weight_grad, values, rows, weight.dtype)
-            del values  # before the next chunk's are made
-        if wants_weight and weight_grad is None:  # no target at all
+            del values  # before the next chunk's allocation
+        if wants_weight and weight_grad is None:  # no targets
             weight_grad = torch.zeros_like(weight)
     return total, (hidden_grad, weight_grad, bias_grad)
 
 
 def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor, buffer: Tensor | None) -> Tensor:
-    """(rows, vocabulary) log-probabilities in single precision, written into the buffer where its type allows."""
+    """(rows, vocabulary) log-probabilities in single precision, in the buffer if its type allows."""
     if buffer is None:
         values = linear(rows, weight, bias)
     else:
@@ -256,7 +254,7 @@ def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor, buffer: Tensor | No
 
 
 def _add_product(total: Tensor | None, values: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """`values.T @ rows` added to the total in place; as a new tensor of this type where there is no total yet."""
+    """Add `values.T @ rows` to the total in place; a new tensor of this type without a total."""
     if total is None:
         return product(values.T, rows.T).to(dtype)
     return total.addmm_(values.T, rows) if total.dtype == values.dtype else total.add_(values.T @ rows)

@@ -1,4 +1,4 @@
-"""Cross-entropy against a sample of the vocabulary (Jean et al. 2015, arXiv 1412.2007)."""
+"""Sampled softmax (Jean et al. 2015, arXiv 1412.2007)."""
 
 import math
 
@@ -8,27 +8,25 @@ from torch.nn import functional as F
 
 
 def log_uniform(ids: Tensor, vocab_size: int) -> Tensor:
-    """Probability of each id: `log((id + 2) / (id + 1)) / log(vocabulary + 1)`, double precision.
-
-    Close to how often words occur where ids are in the order of their frequency.
-    """
+    """Probability of each id, `log((id + 2) / (id + 1)) / log(vocabulary + 1)`, in double precision: close to word
+    frequencies for ids in the order of frequency."""
     return (1 / (ids.double() + 1)).log1p() / math.log(vocab_size + 1)
 
 
 def sampled_cross_entropy(
     hidden_states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor
 ) -> Tensor:
-    """Summed cross-entropy of the targets among themselves and the negatives, in nats.
+    """Summed cross-entropy in nats of each target against the negatives.
 
-    A word that was drawn several times counts once, and from every logit goes the logarithm of the chance that its word
-    was drawn at all; so the loss is, for very many negatives, that of the whole softmax. A negative that is a row's
-    target does not count there.
+    Repeated negatives count once, and each logit is corrected by the log probability that its word was sampled at all;
+    with many negatives the loss approaches that of the full softmax. A negative equal to a row's target is excluded
+    there.
 
     Args:
         hidden_states: (rows, width).
         weight, bias: (vocabulary, width), (vocabulary,).
         targets: (rows,) ids.
-        negatives: (k,) ids drawn with the probabilities of `log_uniform`, the same for all rows.
+        negatives: (k,) samples of `log_uniform`, the same for all rows.
     """
     vocab_size, tries = len(weight), len(negatives)
 

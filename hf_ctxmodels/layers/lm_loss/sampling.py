@@ -1,24 +1,23 @@
-"""Drawing from distributions with numbers that belong to an example, not to a generator's state."""
+"""Sampling with counter-based random numbers, independent of a generator's state."""
 
 import torch
 from torch import Tensor
 
-_BLOCK = 256  # words that are added up before one of them is looked for
+_BLOCK = 256  # columns of a partial sum
 _STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64, as int64
 
 
 def uniforms(seeds: Tensor, places: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1) that depend on (seed, place) only: the SplitMix64 generator (Steele, Lea & Flood 2014),
-    jumped to its n-th output.
+    """Uniform numbers in [0, 1) as a function of (seed, place): outputs of SplitMix64 (Steele, Lea & Flood 2014).
 
     Args:
         seeds: (...) int64.
-        places: (...) int64 from 0 on: which number of the seed's sequence.
+        places: (...) int64, 0 or more: position in the seed's sequence.
 
     Returns:
         (...) float32, multiples of 2^-24.
     """
-    state = _scramble(seeds) + (places + 1) * _STEP  # scrambled first: seeds that follow each other are common
+    state = _scramble(seeds) + (places + 1) * _STEP  # scrambled first, since consecutive seeds are common
     return (_logical_shift(_scramble(state), 40)).float() * 2.0**-24
 
 
@@ -29,19 +28,18 @@ def _scramble(state: Tensor) -> Tensor:
 
 
 def _logical_shift(state: Tensor, bits: int) -> Tensor:
-    """Shift right, zeros coming in (torch repeats the sign)."""
+    """Shift right with zeros (torch extends the sign)."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def sample_rows(probabilities: Tensor, numbers: Tensor) -> Tensor:
-    """One draw per row by inversion: the first column at which the cumulative sum exceeds the row's number.
+    """One sample per row by inversion: the first column at which the cumulative sum exceeds the row's number.
 
-    The same distribution as the Gumbel trick (argmax of logits plus noise), for one number a row instead of one per
-    column. The sum is taken over blocks of columns first, and over the columns of one block then: a pass over the
-    probabilities that only adds up, and hardly any rounding.
+    It needs one number per row, where the Gumbel trick needs one per column. The sum is over blocks of columns first,
+    then over the columns of one block: one pass of sums with little rounding.
 
     Args:
-        probabilities: (rows, columns) float32, not negative, at least one positive in a row; they need not add up to 1.
+        probabilities: (rows, columns) float32, non-negative with a positive sum, not necessarily 1.
         numbers: (rows,) in [0, 1).
 
     Returns:
@@ -62,6 +60,6 @@ def sample_rows(probabilities: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, level: Tensor) -> Tensor:
-    """(rows, 1): the first place at which the ascending `ends` exceed the level; rounding never leads past the last."""
+    """(rows, 1): the first column at which the ascending `ends` exceed the level, never past the last by rounding."""
     below_all = ends[:, -1:] * (1 - 2 * torch.finfo(ends.dtype).eps)
     return (ends <= torch.minimum(level, below_all)).sum(1, keepdim=True)

@@ -22,9 +22,9 @@ class AttentionalDecoder(nn.Module):
         vocab_size: Number of target tokens.
         embedding_size: Width of their embeddings.
         hidden_size: Width of the hidden states, the encoder's and the decoder's.
-        layers: LSTM layers.
+        layers: Number of LSTM layers.
         dropout: Rate on the input of every layer, and on the output.
-        attends: False leaves the attention out: h~ = tanh(W2 h + b2).
+        attends: False for no attention: h~ = tanh(W2 h + b2).
     """
 
     def __init__(
@@ -47,23 +47,21 @@ class AttentionalDecoder(nn.Module):
         self.dropout = Dropout(dropout)
 
     def start(self, hidden: Tensor, cell: Tensor) -> RecurrentCache:
-        """The cache before the first token, of (rows, layers, hidden) final hidden and cell states of the encoder.
-
-        Its states are those of the layers, (rows, hidden) each, and h~ in the end.
-        """
+        """The cache before the first token, from (rows, layers, hidden) final encoder states: the (rows, hidden) states
+        of the layers, and h~."""
         states = zip(hidden.unbind(1), cell.unbind(1), strict=True)
         return RecurrentCache([*states, (torch.zeros_like(hidden[:, 0]),)])
 
     def forward(
         self, ids: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache
     ) -> tuple[Tensor, RecurrentCache]:
-        """Read tokens.
+        """Run over target tokens.
 
         Args:
             ids: (rows, steps) target ids, each the token before the one to be predicted.
             memory: (rows, length, hidden) the encoder's states.
             tokens: (rows, length) bool, False at padding positions of the source.
-            cache: State after the tokens before.
+            cache: State after the previous tokens.
 
         Returns:
             (rows, steps, hidden) h~ of every step, and the state after the last.
@@ -82,7 +80,7 @@ class AttentionalDecoder(nn.Module):
         lengths = ((numbers + 1) * target_mask).amax(1)
         order = lengths.argsort(descending=True, stable=True)
         counts = (lengths[:, None] > numbers[: max(1, int(lengths.max()))]).sum(0).tolist()
-        counts[0] = len(ids)  # so that there is an output even without any target
+        counts[0] = len(ids)  # so that there is an output without targets
         outputs, _ = self._steps(ids[order], counts, memory[order], tokens[order], cache.select(order))
         firsts = torch.tensor([0, *counts[:-1]], device=ids.device).cumsum(0)
         rows, steps = target_mask.nonzero(as_tuple=True)
@@ -91,7 +89,7 @@ class AttentionalDecoder(nn.Module):
     def _steps(
         self, ids: Tensor, counts: list[int], memory: Tensor, tokens: Tensor, cache: RecurrentCache
     ) -> tuple[list[Tensor], RecurrentCache]:
-        """(count, hidden) h~ of every step, of the first `counts` rows, which never grow from step to step."""
+        """(count, hidden) h~ of every step, for the first `counts` rows, a non-increasing number."""
         embeddings = self.dropout(self.embeddings(ids[:, : len(counts)]))
         padding = ~tokens
         *states, (adjusted,) = cache.states
@@ -122,7 +120,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> Te
         queries: (rows, steps, width).
         keys: (rows, length, width).
         values: (rows, length, value width).
-        padding: (rows, length) bool, True where nothing is attended to.
+        padding: (rows, length) bool, True at padding.
 
     Returns:
         (rows, steps, value width).
@@ -134,7 +132,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> Te
 
 @torch.no_grad()
 def reset_cell(cell: nn.LSTMCell) -> None:
-    """torch's initialisation of an LSTM cell with a forget gate's bias of one; loaded weights stay."""
+    """torch's initialisation of an LSTM cell, with a forget bias of one; loaded weights are kept."""
     bound = cell.hidden_size**-0.5
     for weight in (cell.weight_ih, cell.weight_hh):
         init.uniform_(weight, -bound, bound)

@@ -1,4 +1,4 @@
-"""Recurrent layers of two directions over padded batches."""
+"""Bidirectional recurrent layers over padded batches."""
 
 from collections.abc import Iterable
 
@@ -21,13 +21,13 @@ def run_layer(layer: nn.Module, states: Tensor, rows: PackedRows) -> Tensor:
 def run_bidirectional(
     layers: Iterable[nn.Module], embeddings: Tensor, rows: PackedRows, dropout: nn.Module
 ) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
-    """A stack of bidirectional layers, each of which reads both directions of the layer below.
+    """A stack of bidirectional layers.
 
     Args:
-        layers: `LSTM` or `GRU` layers of two directions.
+        layers: Bidirectional `LSTM` or `GRU` layers.
         embeddings: (batch, length, width) the input of the first layer.
         rows: The batch's tokens.
-        dropout: On the input of every layer but the first.
+        dropout: Applied to the input of every layer but the first.
 
     Returns:
         `embeddings` and each layer's output (batch, length, 2 * width), zero at padding positions; and each layer's

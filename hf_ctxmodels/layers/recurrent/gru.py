@@ -62,9 +62,9 @@ class GRU(nn.Module):
         """Run over all steps.
 
         Args:
-            packed: (directions, tokens, input) as `rows.pack` returns it.
+            packed: (directions, tokens, input) from `rows.pack`.
             rows: The batch's tokens.
-            state: Initial hidden state, as `rows.pack_state` returns it; None for zeros.
+            state: Initial hidden state from `rows.pack_state`; None for zeros.
 
         Returns:
             (directions, tokens, hidden), and the state after each row's last token.

@@ -1,8 +1,4 @@
-"""The recurrence of a GRU: the steps that remain when all inputs have been multiplied.
-
-As `hf_ctxmodels.layers.recurrent.lstm_recurrence` is for an LSTM: one buffer for each value that every step computes,
-a backward pass over the steps, and the gradient of a weight in one product for all steps.
-"""
+"""The recurrence of a GRU after the input's products, see `hf_ctxmodels.layers.recurrent.lstm_recurrence`."""
 
 from typing import Any
 
@@ -19,8 +15,8 @@ from hf_ctxmodels.layers.recurrent.lstm_recurrence import (
 
 GATES = 3
 
-# What the backward pass needs: the gates after their non-linearities, the state's term of the candidate, and the states
-# after every step, each (directions, tokens, ...); and the initial states, the recurrent weights.
+# Saved for the backward pass: the gates after their non-linearities, the state's term of the candidate, and the states
+# after every step, each (directions, tokens, ...); the initial states, the recurrent weights.
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -77,8 +73,8 @@ class _Recurrence(torch.autograd.Function):
 def _run(
     values: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor, rules: Rules
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From the first step to the last. `values` are the gates of `recur`, and are put through their non-linearities in
-    place; then come the state's term of every candidate, the states, and the last states."""
+    """The forward pass: the gates of `recur`, whose non-linearities are applied in place; the state's term of every
+    candidate; the states, and the last states."""
     size = hidden.shape[2]
     recurs = StepProduct(state_weight, len(rules.steps))
     shown, outputs = (values.new_empty(*values.shape[:2], size) for _ in range(2))
@@ -117,7 +113,7 @@ def _differentiated(kept: _Kept, rules: Rules, d_outputs: Tensor, d_last: Tensor
     stop = values.shape[1]
     for rows in reversed(rules.steps):
         known, part = d_hidden.shape[1], slice(stop - rows, stop)
-        if rows > known:  # rows whose last token this is
+        if rows > known:  # rows that end at this step
             d_hidden = torch.cat([d_hidden, d_last[:, known:rows]], 1)
         reset, update, candidate = values[:, part].split(size, -1)
         d_new = d_outputs[:, part] + d_hidden
@@ -151,7 +147,7 @@ def recurrence_in_a_graph(
     present: Tensor,
     restarts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`recur` as one operation of a compiled graph, which would otherwise be another one for every length."""
+    """`recur` as one operation of a compiled graph, so that the graph does not depend on the length."""
     rules = rules_of_all_rows(gates, hidden, present, restarts, None, None)
     return _run(gates.clone(), hidden, state_weight, candidate_bias, rules)[2:]
 
@@ -171,7 +167,7 @@ def _backward_in_a_graph(
     present: Tensor,
     restarts: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of `recurrence_in_a_graph` in its first four arguments; computes it once more."""
+    """Gradients of `recurrence_in_a_graph` in its first four arguments, with recomputation."""
     rules = rules_of_all_rows(gates, hidden, present, restarts, None, None)
     values, shown, outputs, _ = _run(gates.clone(), hidden, state_weight, candidate_bias, rules)
     found = _differentiated((values, shown, outputs, hidden, state_weight), rules, *gradients)

@@ -1,7 +1,7 @@
 """LSTM layers over packed rows, with one or two directions, projection, clipping and an initial state.
 
-A layer multiplies all its inputs in one product; the recurrence that follows visits only rows that have a token left,
-so padding positions are neither computed nor change a state.
+A layer multiplies all its inputs in one product; the recurrence then runs on rows with remaining tokens, so padding
+positions are not computed.
 """
 
 from collections.abc import Iterable
@@ -42,11 +42,11 @@ class LSTM(nn.Module):
         input_size: Width of the input.
         cell_size: Width of the cell state.
         projection_size: Width of the output; None for `cell_size`, without a projection.
-        cell_clip, projection_clip: Largest absolute value of the cell state and of the output; None for no limit.
+        cell_clip, projection_clip: Bounds of the absolute value of the cell state and the output; None for no bound.
         directions: 1 or 2.
-        state_bias: Have a second bias, that of the recurrent weights, as `torch.nn.LSTM` has.
-        weight_dropout: Dropout rate of the recurrent weights, one mask for a whole forward pass (Merity et al. 2017,
-            arXiv 1708.02182, section 2).
+        state_bias: Add a second bias, of the recurrent weights, as in `torch.nn.LSTM`.
+        weight_dropout: Dropout rate of the recurrent weights, one mask per forward pass (Merity et al. 2017, arXiv
+            1708.02182, section 2).
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LSTM(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Weights that keep the variance of their input; the forget gate's bias is one (Jozefowicz et al. 2015)."""
+        """Variance-preserving weights, and a forget bias of one (Jozefowicz et al. 2015)."""
         for weight in (self.input_weight, self.state_weight):
             init.normal_(weight, std=(2 / (self.cell_size + weight.shape[2])) ** 0.5)
         if self.projection is not None:
@@ -100,11 +100,10 @@ class LSTM(nn.Module):
         """Run over all steps.
 
         Args:
-            packed: (directions, tokens, input) as `rows.pack` returns it.
+            packed: (directions, tokens, input) from `rows.pack`.
             rows: The batch's tokens.
-            state: Initial hidden and cell state, as `rows.pack_state` returns them; None for zeros.
-            truncation: Number of steps after which the state is detached; None for never. A compiled graph never
-                detaches it.
+            state: Initial hidden and cell state from `rows.pack_state`; None for zeros.
+            truncation: Number of steps after which the state is detached; None, or a compiled graph, never detaches it.
 
         Returns:
             (directions, tokens, output), and the state after each row's last token.
@@ -135,7 +134,7 @@ class LSTM(nn.Module):
         rows: PackedRows,
         truncation: int | None,
     ) -> tuple[Tensor, LSTMState]:
-        """The recurrence in segments of `truncation` steps, between which no gradient is propagated."""
+        """The recurrence in segments of `truncation` steps without gradients between them."""
         clips = (self.cell_clip, self.projection_clip)
         steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]
         size = truncation if truncation is not None and torch.is_grad_enabled() else max(1, len(steps))
@@ -143,13 +142,12 @@ class LSTM(nn.Module):
         for first in range(0, len(steps), size):
             stretch = steps[first : first + size]
             part = slice(start, start + sum(stretch))
-            going = state
             if first:
                 ended.append(LSTMState(*(each[:, stretch[0] :] for each in state)))
-                going = LSTMState(*(each[:, : stretch[0]].detach() for each in state))
-            given = (gates[:, part], going.hidden, going.cell, state_weight, projection, stretch, *clips)
-            where = (None if mask is None else mask[:, part] for mask in (rows.present, rows.restarts))
-            out, hidden, cell = recur(*given, *where)
+                state = LSTMState(*(each[:, : stretch[0]].detach() for each in state))
+            given = (gates[:, part], *state, state_weight, projection, stretch, *clips)
+            masks = (None if mask is None else mask[:, part] for mask in (rows.present, rows.restarts))
+            out, hidden, cell = recur(*given, *masks)
             outputs.append(out)
             state, start = LSTMState(hidden, cell), part.stop
         if len(outputs) == 1:

@@ -1,8 +1,8 @@
-"""The recurrence of an LSTM: the steps that remain when all inputs have been multiplied.
+"""The recurrence of an LSTM after the input's products.
 
 One buffer holds the values of all steps. The backward pass visits the steps in reverse, and computes the gradient of
-each weight in one product for all steps. On a CPU a step multiplies few rows by large weights, for which torch's BLAS
-takes several times as long as oneDNN with weights in its own layout.
+each weight in one product for all steps. On a CPU a step multiplies few rows by large weights, where oneDNN with
+reordered weights is several times faster than torch's BLAS.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from torch import Tensor
 from hf_ctxmodels.layers.linear import multiplies_fast, product
 
 GATES = 4
-_LAID_OUT_FROM = 12  # steps: with fewer, laying a weight out takes longer than it saves
+_REORDER_FROM = 12  # steps; with fewer, reordering a weight costs more than it saves
 
 
 class Rules(NamedTuple):
-    """The rules of the steps.
+    """Parameters of the steps.
 
     Attributes:
-        steps: Rows of each.
-        cell_clip, projection_clip: Largest absolute values; None for no limit.
-        present: (directions, tokens, 1) bool, where the state changes; None for everywhere.
-        restarts: (directions, tokens, 1) bool, True where the state is set to zero before the step; None for nowhere.
+        steps: Number of rows of each step.
+        cell_clip, projection_clip: Bounds of absolute values; None for no bound.
+        present: (directions, tokens, 1) bool, False where the state is carried unchanged; None for no such tokens.
+        restarts: (directions, tokens, 1) bool, True where the state is zeroed before the step; None for no such tokens.
     """
 
     steps: tuple[int, ...]
@@ -52,12 +52,12 @@ class _Ran(NamedTuple):
 
 
 class StepProduct:
-    """Multiplies rows by the transpose of a weight, (directions, out, in), again and again."""
+    """Repeated products with the transpose of a weight, (directions, out, in)."""
 
     def __init__(self, weight: Tensor, times: int) -> None:
         self.weights: Sequence[Tensor] = weight.unbind()
         self.by_onednn = multiplies_fast(weight) or _multiplies_halves(weight)
-        if self.by_onednn and times >= _LAID_OUT_FROM:
+        if self.by_onednn and times >= _REORDER_FROM:
             self.weights = [torch.ops.mkldnn._reorder_linear_weight(each.contiguous(), None) for each in self.weights]
 
     def add_to(self, target: Tensor, left: Tensor) -> None:
@@ -143,7 +143,7 @@ class _Recurrence(torch.autograd.Function):
 def _run(
     values: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None, rules: Rules
 ) -> _Ran:
-    """From the first step to the last. `values` are the gates of `recur`, and become those of `_Ran`, in place."""
+    """The forward pass. `values` are the gates of `recur`, changed in place to those of `_Ran`."""
     directions, tokens, width = values.shape
     size, times = width // GATES, len(rules.steps)
     recurs = StepProduct(state_weight, times)
@@ -196,8 +196,8 @@ def _differentiated(
     """Gradients of the first five arguments of `recur`.
 
     Args:
-        ran: The results of the steps, with the gradients of the last states in place of these.
-        hidden, cell, state_weight, projection, rules: Of the forward pass.
+        ran: The results of the steps, with the gradients of the last states in their place.
+        hidden, cell, state_weight, projection, rules: Arguments of the forward pass.
         d_outputs: (directions, tokens, output).
     """
     d_values, d_pre, d_hidden, d_cell = _run_back(ran, cell, state_weight, projection, rules, d_outputs)
@@ -215,7 +215,7 @@ def summed_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def before_each_step(first: Tensor, values: Tensor, rules: Rules) -> Tensor:
-    """(directions, tokens, width): what each packed token's row had when its step began; `first` at the first step."""
+    """(directions, tokens, width): the value before each packed token's step; `first` at the first step."""
     parts, start = [first[:, : rules.steps[0]]], 0
     for rows, following in pairwise(rules.steps):
         parts.append(values[:, start : start + following])
@@ -225,7 +225,7 @@ def before_each_step(first: Tensor, values: Tensor, rules: Rules) -> Tensor:
 
 
 def _inside(gradient: Tensor, values: Tensor, clip: float | None) -> None:
-    """Zero the gradient of what was clipped, in place."""
+    """Zero the gradient of clipped values, in place."""
     if clip is not None:
         gradient.masked_fill_(values.abs() >= clip, 0)
 
@@ -233,7 +233,7 @@ def _inside(gradient: Tensor, values: Tensor, clip: float | None) -> None:
 def _run_back(
     ran: _Ran, first_cell: Tensor, state_weight: Tensor, projection: Tensor | None, rules: Rules, d_outputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From the last step to the first.
+    """The backward pass.
 
     Returns:
         Gradients of the gates before their non-linearities (directions, tokens, 4 * cell), of the outputs before
@@ -249,7 +249,7 @@ def _run_back(
     stop = values.shape[1]
     for rows in reversed(rules.steps):
         known, part = d_hidden.shape[1], slice(stop - rows, stop)
-        if rows > known:  # rows whose last token this is
+        if rows > known:  # rows that end at this step
             d_hidden = torch.cat([d_hidden, d_last_hidden[:, known:rows]], 1)
             d_cell = torch.cat([d_cell, d_last_cell[:, known:rows]], 1)
         in_gate, forget, candidate, out_gate = values[:, part].split(size, -1)
@@ -291,14 +291,14 @@ def recurrence_in_a_graph(
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`recur` as one operation of a compiled graph, which would otherwise be another one for every length."""
+    """`recur` as one operation of a compiled graph, so that the graph does not depend on the length."""
     rules = rules_of_all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
     ran = _run(gates.clone(), hidden, cell, state_weight, projection, rules)
     return ran.outputs, ran.last_hidden, ran.last_cell
 
 
 def rules_of_all_rows(gates: Tensor, hidden: Tensor, *others: Any) -> Rules:
-    """Those of steps that all rows have; others are `present`, `restarts` and both clips."""
+    """Rules of steps with all rows; `others` are `present`, `restarts` and both clips."""
     present, restarts, cell_clip, projection_clip = others
     rows = hidden.shape[1]
     return Rules((rows,) * (gates.shape[1] // rows), cell_clip, projection_clip, present, restarts)
@@ -325,7 +325,7 @@ def _backward_in_a_graph(
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> list[Tensor]:
-    """Gradients of `recurrence_in_a_graph` in its first four arguments and the projection; computes it once more."""
+    """Gradients of `recurrence_in_a_graph` in its first four arguments and the projection, with recomputation."""
     rules = rules_of_all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
     ran = _run(gates.clone(), hidden, cell, state_weight, projection, rules)
     d_outputs, d_hidden, d_cell = gradients

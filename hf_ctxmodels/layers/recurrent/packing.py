@@ -1,4 +1,4 @@
-"""Where the tokens of a batch are, in the order in which a recurrence visits them."""
+"""The tokens of a batch in the order of a recurrence."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,20 +9,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The tokens of a batch, step by step: the first token of every row, the second of those that have one, and so on.
+    """The tokens of a batch, step by step: the first token of every row, the second tokens, and so on.
 
-    Rows are sorted by length, longest first, so the rows of a step are the first ones. The second direction reads every
-    row from its last token to its first. Several sequences in a row of the batch are separate rows here.
+    Rows are sorted by length, longest first, so the rows of a step are the first ones. The second direction visits rows
+    from the last token to the first. Several sequences in a row of the batch are separate packed rows.
 
     Attributes:
-        places: (directions, tokens) of each packed token among the batch's (rows * length) positions.
-        steps: Number of rows in each step; empty with `present`, where it is always that of all rows.
-        order: (rows,) the row (or sequence) of the batch that each packed row is.
+        places: (directions, tokens) index of each packed token among the batch's (rows * length) positions.
+        steps: Number of rows in each step; empty with `present`, where all steps have all rows.
+        order: (rows,) the batch's row (or sequence) of each packed row.
         shape: (rows, length) of the batch.
-        present: None where padding positions are left out. Else they follow each row's tokens, and this, (directions,
-            tokens, 1) bool, is False there: the state stays as it is.
+        present: None without padding positions. Otherwise they follow each row's tokens, and this, (directions, tokens,
+            1) bool, is False there: the state is carried unchanged.
         restarts: With `present` and several sequences in a row: (directions, tokens, 1) bool, True at the first token
-            of every sequence but a row's first; the state is zero there.
+            of every sequence but a row's first, where the state is zeroed.
     """
 
     places: Tensor
@@ -38,7 +38,7 @@ class PackedRows:
 
         Args:
             tokens: (rows, length) bool, True at tokens; padding positions may be anywhere.
-            sequences: (rows, length) number of the sequence within its row; None for one sequence a row.
+            sequences: (rows, length) number of the sequence within its row; None for one sequence per row.
             directions: 1 or 2.
         """
         rows, length = tokens.shape
@@ -56,7 +56,7 @@ class PackedRows:
 
     @classmethod
     def with_padding(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedRows":
-        """As many steps for each row as there are columns, whatever the values: slower, for graphs of static shape."""
+        """With padding positions, which follow each row's tokens: slower, for graphs of static shape."""
         rows, length = tokens.shape
         lengths = tokens.sum(1)[:, None]
         columns = torch.argsort((~tokens).to(torch.uint8), dim=1, stable=True)
@@ -75,7 +75,7 @@ class PackedRows:
         return cls(places, (), order, (rows, length), present, restarts)
 
     def backward_only(self) -> "PackedRows":
-        """The second of two directions alone."""
+        """Only the second of two directions."""
         present, restarts = (None if each is None else each[1:] for each in (self.present, self.restarts))
         return replace(self, places=self.places[1:], present=present, restarts=restarts)
 
@@ -100,15 +100,14 @@ class PackedRows:
 
     @property
     def numbers(self) -> Tensor:
-        """(tokens,) of each packed token, the packed row it belongs to; the same in both directions."""
+        """(tokens,) index of each packed token's packed row; the same in both directions."""
         if self.present is not None:
             return torch.arange(self.shape[0], device=self.order.device).repeat(self.shape[1])
         every = torch.arange(len(self.order), device=self.order.device)
         return torch.cat([every[:number] for number in self.steps])
 
     def pack_state(self, state: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        """(rows, directions, width) of the batch's rows, as `RecurrentCache` holds a layer's state -> (directions,
-        packed rows, width), as a layer takes it."""
+        """(rows, directions, width) state of a layer in `RecurrentCache` -> (directions, packed rows, width)."""
         return tuple(part.transpose(0, 1)[:, self.order] for part in state)
 
     def unpack_state(self, state: Iterable[Tensor]) -> tuple[Tensor, ...]:

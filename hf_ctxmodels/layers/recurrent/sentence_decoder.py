@@ -1,4 +1,4 @@
-"""Decoders that read a sentence's vector at every step and nothing else of the sentence."""
+"""Decoders conditioned on a sentence vector at every step, without attention."""
 
 from collections.abc import Iterable
 
@@ -16,13 +16,13 @@ from hf_ctxmodels.layers.recurrent.packing import PackedRows
 
 
 class VectorDecoder(nn.Module):
-    """A decoder whose layers read, at every step, the previous token's embedding concatenated with a vector that is
-    constant over a row's steps.
+    """A recurrent decoder. Its input at every step is the previous token's embedding concatenated with a vector that is
+    constant within a row.
 
     Args:
         vocab_size: Number of target tokens.
         embedding_size: Width of their embeddings.
-        layers: Recurrent layers of one direction; the first reads embedding and vector.
+        layers: Unidirectional recurrent layers.
         dropout: Rate on the input of every layer, and on the output.
     """
 
@@ -33,7 +33,7 @@ class VectorDecoder(nn.Module):
         layers: Iterable[nn.Module],
         *,
         dropout: float,
-        padding_idx: int | None = None,
+        padding_idx: int | None,
     ) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(vocab_size, embedding_size, padding_idx=padding_idx)
@@ -41,24 +41,19 @@ class VectorDecoder(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self,
-        ids: Tensor,
-        vectors: Tensor,
-        cache: RecurrentCache,
-        tokens: Tensor | None = None,
-        unpad: bool = True,
+        self, ids: Tensor, vectors: Tensor, cache: RecurrentCache, tokens: Tensor | None = None, unpad: bool = True
     ) -> tuple[Tensor, RecurrentCache]:
-        """Read tokens.
+        """Run over target tokens.
 
         Args:
             ids: (rows, steps) target ids, each the token before the one to be predicted.
             vectors: (rows, width).
-            cache: State after the tokens before; of every layer tensors (rows, 1, hidden).
-            tokens: (rows, steps) bool, True at tokens to be read, at least one of each row; None for all.
-            unpad: Leave other positions out, or carry the state over them: equal outputs, the latter more slowly.
+            cache: State after the previous tokens, (rows, 1, hidden) tensors for every layer.
+            tokens: (rows, steps) bool mask of the tokens, at least one in each row; None for all.
+            unpad: Compute without the other positions; False is equal, but slower.
 
         Returns:
-            (rows, steps, hidden) states, zero where no token is read, and the state after the last token.
+            (rows, steps, hidden) states, zero outside of `tokens`, and the state after the last token.
         """
         embeddings = self.embeddings(ids)
         states = torch.cat([embeddings, vectors[:, None].expand(-1, ids.shape[1], -1).to(embeddings.dtype)], -1)
@@ -82,17 +77,17 @@ class VectorDecoder(nn.Module):
 
 
 class SentenceDecoder(VectorDecoder):
-    """The decoder of all languages (Artetxe & Schwenk 2019, section 3.1): LSTMs that read the sentence's vector and the
-    language's embedding at every step; their initial states are linear maps of the vector.
+    """LASER's decoder for all languages (Artetxe & Schwenk 2019, section 3.1): LSTMs with the sentence vector and a
+    language embedding as input at every step; their initial states are linear maps of the sentence vector.
 
     Args:
         vocab_size: Number of target tokens.
         embedding_size: Width of their embeddings.
-        sentence_size: Width of a sentence's vector.
+        sentence_size: Width of a sentence vector.
         languages: Number of target languages.
-        language_size: Width of a language's embedding.
+        language_size: Width of a language embedding.
         hidden_size: Width of the hidden states.
-        layers: LSTM layers.
+        layers: Number of LSTM layers.
         dropout: Rate on the input of every layer, and on the output.
     """
 
@@ -117,7 +112,7 @@ class SentenceDecoder(VectorDecoder):
         self.first_cell = Linear(sentence_size, layers * hidden_size)
 
     def start(self, sentence: Tensor) -> RecurrentCache:
-        """The cache before the first token, of (rows, sentence) vectors."""
+        """The cache before the first token, from (rows, sentence) vectors."""
         parts = (each(sentence)[:, None].chunk(len(self.layers), -1) for each in (self.first_hidden, self.first_cell))
         return RecurrentCache(zip(*parts, strict=True))
 
@@ -127,13 +122,13 @@ class SentenceDecoder(VectorDecoder):
 
 
 class ConditionalDecoder(VectorDecoder):
-    """One task's decoder (Subramanian et al. 2018, arXiv 1804.00079): a GRU whose initial state is the sentence's
-    vector, and whose gates and candidate read the vector and the previous token at every step; and the task's softmax.
+    """GenSen's decoder of a task (Subramanian et al. 2018, arXiv 1804.00079): a GRU conditioned on the sentence vector,
+    which is also its initial state; and the task's linear map to logits.
 
     Args:
         vocab_size: Number of target tokens.
         embedding_size: Width of their embeddings.
-        hidden_size: Width of the hidden states, and of a sentence's vector.
+        hidden_size: Width of the hidden states, and of a sentence vector.
     """
 
     def __init__(self, vocab_size: int, embedding_size: int, hidden_size: int, padding_idx: int | None = None) -> None:
@@ -143,7 +138,7 @@ class ConditionalDecoder(VectorDecoder):
 
     @staticmethod
     def start(sentence: Tensor) -> RecurrentCache:
-        """The cache before the first token, of (rows, hidden) vectors."""
+        """The cache before the first token, from (rows, hidden) vectors."""
         return RecurrentCache([(sentence[:, None],)])
 
     def summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:

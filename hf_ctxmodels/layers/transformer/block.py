@@ -1,4 +1,4 @@
-"""One Transformer block for encoders and decoders, normalised after or before each sub-layer."""
+"""The Transformer block of encoders and decoders, with post-norm or pre-norm."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ Norm = Literal["post", "pre"]
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What cross-attention reads: an encoder's output.
+    """An encoder's output, for cross-attention.
 
     Attributes:
         states: (..., memory) as packed by `layout`.
-        layout: Where its tokens lie.
-        mask: Who sees whom; made ready by the stack.
+        layout: The layout of its tokens.
+        mask: The attention mask, prepared by the stack.
     """
 
     states: Tensor
@@ -34,7 +34,7 @@ class Memory:
 
 
 class BlockOutput(NamedTuple):
-    """(..., hidden) at the computed rows, and the probabilities of both attentions where there are any."""
+    """(..., hidden) at the computed rows, and the probabilities of both attentions, if any."""
 
     hidden_states: Tensor
     attention: Tensor | None
@@ -42,19 +42,19 @@ class BlockOutput(NamedTuple):
 
 
 class TransformerBlock(GradientCheckpointingLayer):
-    """Self-attention, perhaps cross-attention, and a feed-forward network, each with dropout and a residual sum.
+    """Self-attention, optional cross-attention, and a feed-forward network, with dropout and residual connections.
 
-    `norm="post"` normalises each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer, so that the last
-    block's output needs a norm of its own (Radford et al. 2019, section 2.3).
+    `norm="post"` normalises each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's
+    output then needs another norm (Radford et al. 2019, section 2.3).
 
     Args:
         hidden_size: Width of the input and output.
         self_attention: The first sub-layer.
-        feed_forward: The last one, (..., hidden) -> (..., hidden).
-        norm: Where the norms are.
-        norm_cls: Makes a norm of a width.
+        feed_forward: The last sub-layer, (..., hidden) -> (..., hidden).
+        norm: Position of the norms.
+        norm_cls: Creates a norm of a width.
         dropout: Dropout on the output of each sub-layer.
-        cross_attention: The sub-layer between them in a decoder, or None.
+        cross_attention: The second sub-layer of a decoder, or None.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TransformerBlock(GradientCheckpointingLayer):
 
         Args:
             hidden_states, layout, mask, past_key_values, layer_index: As in `SelfAttention`.
-            memory: What cross-attention reads; None for none.
+            memory: The encoder's output for cross-attention, or None.
         """
         cache, cross_probabilities = past_key_values, None
         own_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
@@ -107,7 +107,7 @@ class TransformerBlock(GradientCheckpointingLayer):
         hidden_states = self._add(self.attention_norm, layout.query_rows(hidden_states), attended)
         if self.cross_attention is not None:
             if memory is None:
-                raise CtxError("This block has cross-attention; give it the memory that it reads.")
+                raise CtxError("This block has cross-attention, but memory is None.", hint="give memory.")
             attended, cross_probabilities = self.cross_attention(
                 self._before(self.cross_attention_norm, hidden_states),
                 layout,

@@ -1,14 +1,10 @@
-"""What makes one vector of a sequence's states, where the model itself has it."""
+"""Poolers of encoders."""
 
 from torch import Tensor, nn
 
 
 class FirstTokenPooler(nn.Module):
-    """Dense and tanh on the first token's state: what the pair and sequence heads read.
-
-    Args:
-        hidden_size: Width of the input and output.
-    """
+    """Dense and tanh on the first token's state."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()

@@ -73,16 +73,19 @@ def run_stack(
     chain = list(blocks)
     final = layout if output_mask is None else layout.select(output_mask, and_first=and_first)
     views = _views(masks, len(chain), layout, final, memory, hidden_states)
-    recorded: list[Tensor] = []
+    records = output_hidden_states is not None and output_hidden_states is not False
+    kept = chosen_numbers(output_hidden_states, len(chain) + 1)
+    recorded: list[Tensor | None] = []
     own: list[Tensor | None] = []
     cross: list[Tensor | None] = []
     for number, (block, view) in enumerate(zip(chain, views, strict=True)):
-        recorded.append(hidden_states)
+        recorded.append(layout.unpack(hidden_states) if number in kept else None)
         hidden_states, probabilities, cross_probabilities = block(
             hidden_states, view.layout, view.mask, view.memory, past_key_values=past_key_values, layer_index=number
         )
-        own.append(probabilities)
-        cross.append(cross_probabilities)
+        if output_attentions:
+            own.append(probabilities)
+            cross.append(cross_probabilities)
     if final_norm is not None:
         hidden_states = final_norm(hidden_states)
     output = final.output(hidden_states)
@@ -90,7 +93,7 @@ def run_stack(
         last_hidden_state=output,
         rows=hidden_states,
         layout=final,
-        hidden_states=_chosen(recorded, output, layout, output_hidden_states),
+        hidden_states=(*recorded, output if len(chain) in kept else None) if records else None,
         attentions=_given(own) if output_attentions else None,
         cross_attentions=_given(cross) if output_attentions else None,
     )
@@ -137,14 +140,9 @@ def _given(weights: list[Tensor | None]) -> tuple[Tensor, ...]:
     return tuple(each for each in weights if each is not None)
 
 
-def _chosen(
-    recorded: list[Tensor], output: Tensor, layout: Layout, choice: HiddenStates
-) -> tuple[Tensor | None, ...] | None:
-    """The hidden states asked for, unpacked, and the output as the last of them."""
+def chosen_numbers(choice: HiddenStates, count: int) -> set[int]:
+    """Which of `count` hidden states to record, by their numbers from 0; a negative choice counts from the last."""
     if choice is None or choice is False:
-        return None
-    count = len(recorded) + 1
+        return set()
     numbers = selected_hidden_states(choice)
-    kept = set(range(count)) if numbers is None else {number % count for number in numbers if -count <= number < count}
-    states = tuple(layout.unpack(state) if number in kept else None for number, state in enumerate(recorded))
-    return (*states, output if count - 1 in kept else None)
+    return set(range(count)) if numbers is None else {number % count for number in numbers if -count <= number < count}

@@ -1,7 +1,4 @@
-"""Families with a character encoder and bidirectional LSTM layers: their part of the model base.
-
-A family derives its `...PreTrainedModel` from `CharacterPreTrainedModel` and its encoder from `CharacterModel`.
-"""
+"""The base of families with a character encoder and bidirectional LSTM layers."""
 
 from typing import Any, ClassVar
 
@@ -17,13 +14,13 @@ from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.models._shared.character_vectors import CharacterVectors
 from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
-from hf_ctxmodels.models._shared.pretrained_embeddings import VectorReaderPreTrainedModel, open_pretrained_embeddings
+from hf_ctxmodels.models._shared.pretrained_embeddings import EmbeddingLoaderPreTrainedModel, open_pretrained_embeddings
 from hf_ctxmodels.models._shared.static import words_and_vectors
 from hf_ctxmodels.tokenizers.characters import characters_of
 
 
-class CharacterPreTrainedModel(VectorReaderPreTrainedModel):
-    """The part of the model base that such families share."""
+class CharacterPreTrainedModel(EmbeddingLoaderPreTrainedModel):
+    """The common model base of these families."""
 
     config: CtxCharacterConfig
     table_class = CharacterVectors
@@ -42,23 +39,26 @@ class CharacterPreTrainedModel(VectorReaderPreTrainedModel):
 
     @staticmethod
     def embedding_fields(source: str) -> dict[str, Any]:
-        """The fields of a configuration that describe the word vectors of a directory or Hub id.
+        """Configuration fields for the word embeddings of a directory or Hub id.
 
-        Give them to a new model's configuration, or to `from_pretrained`; then call `load_pretrained_embeddings`.
+        Pass them to a new model's configuration, or to `from_pretrained`; then call `load_pretrained_embeddings`.
 
         Raises:
-            CtxError: The model's configuration or its tokenizer cannot be opened.
+            CtxError: The configuration or the tokenizer cannot be opened.
         """
         config, tokenizer = open_pretrained_embeddings(source, AutoConfig)
-        lower_case = bool(getattr(tokenizer, "do_lower_case", False))
-        fields = {"static_words": config.vocab_size, "static_size": config.hidden_size, "static_lower_case": lower_case}
-        return {"pretrained_embeddings": source, **fields}
+        return {
+            "pretrained_embeddings": source,
+            "pretrained_vocab_size": config.vocab_size,
+            "pretrained_embedding_size": config.hidden_size,
+            "pretrained_lower_case": bool(getattr(tokenizer, "do_lower_case", False)),
+        }
 
     def copy_vectors(self, table: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Copy the words, as their characters, and their vectors.
+        """Copy the words' characters and vectors.
 
         Raises:
-            CtxError: The model has no vector for each word, or the table has another size.
+            CtxError: The model is no static word embedding, or the table has another size.
         """
         words, vectors, _ = words_and_vectors(model, tokenizer)
         width = self.config.max_characters_per_token
@@ -68,7 +68,7 @@ class CharacterPreTrainedModel(VectorReaderPreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Resize the output embeddings; the encoder reads characters and does not depend on the vocabulary."""
+        """Resize the output embeddings; the encoder does not depend on the vocabulary."""
         if new_num_tokens is not None or pad_to_multiple_of is not None:
             size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
             size = -(-size // step) * step
@@ -79,24 +79,18 @@ class CharacterPreTrainedModel(VectorReaderPreTrainedModel):
 
 
 class CharacterModel(CharacterPreTrainedModel):
-    """An encoder of words by their characters.
+    """A character encoder of words, and bidirectional LSTM layers.
 
     Attributes:
-        characters: Character ids of a word -> its vector.
-        layers: Bidirectional LSTM layers.
+        characters: The character encoder.
+        layers: The LSTM layers.
     """
 
     characters: CharacterEncoder
     layers: nn.ModuleList
 
     def build_encoder(self, config: CtxCharacterConfig, word_size: int, input_size: int) -> None:
-        """Create the character encoder and the layers.
-
-        Args:
-            config: Their sizes.
-            word_size: Width of the character encoder's output.
-            input_size: Width of the input of every layer.
-        """
+        """Create the character encoder, with an output of width `word_size`, and layers with inputs of `input_size`."""
         self.characters = CharacterEncoder(
             config.num_characters,
             config.character_embedding_size,
@@ -118,46 +112,43 @@ class CharacterModel(CharacterPreTrainedModel):
         )
 
     def encode_words(self, characters: Tensor) -> Tensor:
-        """(words, characters) ids -> (words, width), each word independently.
-
-        Raises:
-            CtxError: Words have fewer characters than a filter is wide.
-        """
+        """(words, characters) ids -> (words, width); raises CtxError if words are shorter than the widest filter."""
         if characters.shape[1] < self.characters.widest:
             raise CtxError(
-                f"input_ids have {characters.shape[1]} characters a word, but a filter reads {self.characters.widest}.",
-                hint=f"give {self.config.max_characters_per_token} of every word, as the tokenizer does.",
+                f"input_ids have {characters.shape[1]} characters per word, but a filter has width "
+                f"{self.characters.widest}.",
+                hint=f"pad words to {self.config.max_characters_per_token} characters, as the tokenizer does.",
             )
         encode = self.characters if self.config.unpad else self.characters.plain
         return encode(characters)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The characters' embeddings."""
+        """The character embeddings."""
         return self.characters.embeddings
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the characters' embeddings."""
+        """Replace the character embeddings."""
         self.characters.embeddings = value
 
 
 def build_character_vectors(config: CtxCharacterConfig) -> CharacterVectors | None:
-    """Room for the word vectors of `config.pretrained_embeddings`; None without such a model.
+    """An empty table for the vectors of `config.pretrained_embeddings`; None without them.
 
     Raises:
-        CtxError: The configuration does not know their number and width.
+        CtxError: The configuration lacks their number and width.
     """
-    if not config.static_size and config.pretrained_embeddings is None:
+    if not config.pretrained_embedding_size and config.pretrained_embeddings is None:
         return None
-    if not config.static_size:
+    if not config.pretrained_embedding_size:
         raise CtxError(
-            "The configuration names pretrained_embeddings, but not the number and width of their vectors.",
+            "The configuration has pretrained_embeddings without their number and width.",
             location=config.pretrained_embeddings,
-            hint="give the configuration all fields that the model class's embedding_fields(source) returns.",
+            hint="set all fields that the model class's embedding_fields(source) returns.",
         )
     return CharacterVectors(
-        config.static_words,
-        config.static_size,
+        config.pretrained_vocab_size,
+        config.pretrained_embedding_size,
         padding_character=config.padding_character,
-        lower_case=config.static_lower_case,
-        trainable=config.static_trainable,
+        lower_case=config.pretrained_lower_case,
+        trainable=config.train_pretrained_embeddings,
     )

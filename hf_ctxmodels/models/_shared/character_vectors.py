@@ -1,4 +1,4 @@
-"""Word vectors that are looked up by the characters of a word."""
+"""Word vectors looked up by the characters of a word."""
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +14,14 @@ _NO_WORD = torch.iinfo(torch.int64).max
 
 
 class CharacterVectors(nn.Module):
-    """Characters of words -> word vectors. Words that are not in the table have the vector of its last row, zeros.
-
-    A word's key is a number computed from its characters.
+    """Characters of words -> word vectors, by a hash of the characters. Words outside the table have the vector of its
+    last row, zeros.
 
     Args:
-        words: Largest number of words.
-        width: Of a vector.
-        padding_character: Id that fills a word after its end.
-        lower_case: Whether the words of the table are lower-cased. Letters from A to Z are then lower-cased for the
-            search; others are not.
+        words: Maximum number of words.
+        width: Width of the vectors.
+        padding_character: Id of padding after a word's end.
+        lower_case: Whether the table's words are lower-cased; the look-up then lower-cases the letters A to Z.
         trainable: Whether the vectors are trained.
     """
 
@@ -38,16 +36,16 @@ class CharacterVectors(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """No words, and zeros for vectors."""
+        """Empty the table."""
         init.zeros_(self.table)
         init.constant_(self.keys, _NO_WORD)
 
     @torch.no_grad()
     def fill(self, character_ids: Tensor, vectors: Tensor) -> None:
-        """Set the words, (n, characters) ids, and their vectors, (n, width); of words with equal keys the first.
+        """Set the words, (n, characters) ids, and their vectors, (n, width); the first of words with equal keys counts.
 
         Raises:
-            CtxError: The vectors are of another width, or more than the table has room for.
+            CtxError: The vectors have another width, or are too many.
         """
         if len(vectors) > len(self.keys) or vectors.shape[1] != self.table.shape[1]:
             raise CtxError(f"The vectors are {tuple(vectors.shape)}, but the table is {tuple(self.table[1:].shape)}.")

@@ -1,4 +1,4 @@
-"""The configuration of language models of LSTM layers."""
+"""The base configuration of LSTM language models."""
 
 from huggingface_hub.dataclasses import strict
 
@@ -12,9 +12,9 @@ class CtxLSTMLanguageModelConfig(CtxConfig):
     Args:
         vocab_size: Number of words.
         hidden_size: Width of the last layer's output.
-        num_hidden_layers: LSTM layers.
-        stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
-        initializer_range: Embeddings are drawn uniformly from -this to this.
+        num_hidden_layers: Number of LSTM layers.
+        stateful: Return `past_key_values` by default, so that the next batch may continue from them.
+        initializer_range: Bound of the embeddings' uniform initialisation.
     """
 
     vocab_size: int = 60_000
@@ -25,11 +25,5 @@ class CtxLSTMLanguageModelConfig(CtxConfig):
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of the input of every layer, and of the last one's output."""
+        """Widths of all layers' inputs, and of the last layer's output."""
         return [self.hidden_size] * (self.num_hidden_layers + 1)
-
-    def require_positive(self, *names: str) -> None:
-        """Raise ValueError unless the fields of these names are 1 or more."""
-        for name in names:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")

@@ -1,4 +1,4 @@
-"""The configuration of families with one vector for each word."""
+"""The base configuration of static word embeddings."""
 
 from typing import Any, Literal, Self
 
@@ -16,16 +16,16 @@ WORD_VECTOR_SIZES: dict[str, dict[str, Any]] = {
 
 @strict
 class CtxStaticConfig(CtxConfig):
-    """A table of word vectors, and its use in tasks.
+    """A table of word vectors, and its use in downstream tasks.
 
     Args:
         vocab_size: Number of words, special tokens included.
         hidden_size: Width of a vector.
         pad_token_id: Id of the padding token; its vector is zero.
-        pooling: How a sequence is pooled: the "mean" of its words' vectors, or "mean+max", twice as wide.
+        pooling: Pooling of a sequence: "mean" of its words' vectors, or "mean+max", twice as wide.
         classifier_dropout: Dropout before the task heads.
-        update_threads: Threads that update the vectors in place on a CPU. Several write to the same vectors without
-            locks, as in the released code: faster, but not reproducible to the last bit.
+        update_threads: Threads of in-place updates on a CPU. Several threads write without locks, as in the released
+            code: faster, but not reproducible to the last bit.
     """
 
     vocab_size: int = 30_000
@@ -36,11 +36,8 @@ class CtxStaticConfig(CtxConfig):
     update_threads: int = 1
 
     def validate_width(self) -> None:
-        """Check that there are vectors (called at construction)."""
-        if self.vocab_size < 1 or self.hidden_size < 1:
-            raise ValueError(f"vocab_size={self.vocab_size} and hidden_size={self.hidden_size} must be 1 or more.")
-        if self.update_threads < 1:
-            raise ValueError(f"update_threads={self.update_threads} must be 1 or more.")
+        """Check the sizes (called at construction)."""
+        self.require_positive("vocab_size", "hidden_size", "update_threads")
 
     @classmethod
     def of_one_table(cls, vocab_size: int, hidden_size: int) -> Self:

@@ -1,4 +1,4 @@
-"""The checked input of encoders of words: ids or embeddings, the token mask, and the packed rows of a recurrence."""
+"""The checked inputs of recurrent and static encoders: ids or embeddings, the token mask, and packed rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class EncoderInputs:
 
     Attributes:
         words: (batch, length, ...) ids, or (batch, length, width) embeddings.
-        are_ids: Which of the two.
+        are_ids: Whether `words` are ids.
         tokens: (batch, length) bool, False at padding positions.
-        sequences: (batch, length) number of the sequence within its row; None for one sequence a row.
+        sequences: (batch, length) number of the sequence within its row; None for one sequence per row.
         unpad: `config.unpad`.
     """
 
@@ -31,11 +31,11 @@ class EncoderInputs:
     unpad: bool
 
     def embed(self, look_up: Callable[[Tensor], Tensor]) -> Tensor:
-        """(batch, length, width): the embeddings given, or `look_up` of the ids."""
+        """(batch, length, width): the given embeddings, or `look_up` of the ids."""
         return look_up(self.words) if self.are_ids else self.words
 
     def pack(self, directions: int, tokens: Tensor | None = None) -> PackedRows:
-        """The rows without padding positions; with them where `config.unpad` is off or a graph is traced.
+        """The rows without padding positions; with them if `config.unpad` is off or a graph is traced.
 
         Args:
             directions: 1 or 2.
@@ -60,14 +60,21 @@ def prepare_inputs(
     width: int,
     **aligned: Tensor | None,
 ) -> EncoderInputs:
-    """Check what an encoder is given, and find its tokens.
+    """Check the inputs of an encoder, and find its tokens. These arguments are common to all such encoders.
 
     Args:
         model: The encoder.
-        input_ids, inputs_embeds, attention_mask, sequence_ids, width, aligned: As in `check_word_input`.
+        input_ids: (batch, length) ids, or (batch, length, characters) of character-based families.
+        inputs_embeds: (batch, length, width) in place of the ids.
+        attention_mask: (batch, length), 1 at tokens and 0 at padding positions, which change no state.
+        sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
+            sequence, whose initial state is zero.
+        width: Width of the embeddings.
+        aligned: Other (batch, length) tensors; with `output_mask`, bool, the encoder's `last_hidden_state` holds only
+            these positions, (targets, hidden).
 
     Raises:
-        CtxError: As there, or a row without tokens.
+        CtxError: Inputs do not match each other or the model, or a row has no tokens.
     """
     aligned = {"sequence_ids": sequence_ids, **aligned}
     words = model.check_word_input(input_ids, inputs_embeds, attention_mask, width, **aligned)

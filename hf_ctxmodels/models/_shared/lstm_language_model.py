@@ -1,4 +1,4 @@
-"""Language models of LSTM layers that read from left to right: the encoder, and the head that predicts the next word.
+"""LSTM language models: the encoder, and the head that predicts the next word.
 
 A family defines its dropout (`embed`, `layer_dropout`, `output_dropout`), its layers, and the regularization terms of
 its loss.
@@ -26,7 +26,7 @@ from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
 
 
 class LSTMLanguageModelPreTrainedModel(RecurrentPreTrainedModel):
-    """The part of the model base that such families share."""
+    """The common model base of LSTM language models."""
 
     config: CtxLSTMLanguageModelConfig
     _input_embed_layer = "word_embeddings"
@@ -36,7 +36,7 @@ class LSTMLanguageModelPreTrainedModel(RecurrentPreTrainedModel):
         if isinstance(module, nn.Embedding):
             init.uniform_(module.weight, -self.config.initializer_range, self.config.initializer_range)
         elif isinstance(module, nn.Linear):
-            init.normal_(module.weight, std=module.in_features**-0.5)  # `initializer_range` is that of the embeddings
+            init.normal_(module.weight, std=module.in_features**-0.5)  # `initializer_range` is for embeddings
             if module.bias is not None:
                 init.zeros_(module.bias)
         else:
@@ -49,10 +49,10 @@ class LSTMLanguageModelOutput(BaseModelOutputWithPooling):
 
     Attributes:
         last_hidden_state: (batch, length, hidden) of the last layer, before dropout.
-        pooler_output: (batch, hidden), where the family has a `pooling`; else None.
-        hidden_states: Layers + 1 of them, the embeddings first, of the widths that `config.layer_sizes` lists.
+        pooler_output: (batch, hidden) for families with a `pooling`; else None.
+        hidden_states: The embeddings and the layers' outputs, of the widths in `config.layer_sizes`.
         past_key_values: Hidden and cell state of every layer after a row's last token, (batch, 1, width) each.
-        regularization_loss: In a language model's training, the summed terms that its loss adds; else None.
+        regularization_loss: In a language model's training, the sum of the additional loss terms; else None.
     """
 
     past_key_values: RecurrentCache | None = None
@@ -60,18 +60,17 @@ class LSTMLanguageModelOutput(BaseModelOutputWithPooling):
 
 
 class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
-    """Word embeddings, and LSTM layers that read from left to right. `config.layer_sizes` lists the widths of the
-    layers' inputs, and of the last one's output.
+    """Word embeddings and unidirectional LSTM layers, with the widths in `config.layer_sizes`.
 
     Attributes:
-        pooling: How `pooler_output` is made of a row's states; None for no `pooler_output`.
+        pooling: Pooling of a row's states to `pooler_output`; None for none.
     """
 
     pooling: ClassVar[Pooling | None] = None
 
     @property
     def is_backward(self) -> bool:
-        """Whether a text is read from right to left."""
+        """Whether the model reads from right to left."""
         return False
 
     def __init__(self, config: CtxLSTMLanguageModelConfig, add_pooling_layer: bool = False) -> None:
@@ -81,15 +80,15 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         self.post_init()
 
     def build_layer(self, input_size: int, output_size: int) -> LSTM:
-        """One layer."""
+        """Create a layer."""
         return LSTM(input_size, output_size, directions=1, state_bias=True)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(directions, tokens) packed ids -> (directions, tokens, width) their embeddings, after dropout."""
+        """(directions, tokens) packed ids -> (directions, tokens, width) embeddings after dropout."""
         return self.word_embeddings(ids)
 
     def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
-        """(directions, tokens, width), the packed input of the layer at `depth` -> the same after dropout."""
+        """Dropout of (directions, tokens, width), the packed input of the layer at `depth`."""
         return packed
 
     @can_return_tuple
@@ -109,27 +108,19 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
     ) -> LSTMLanguageModelOutput:
         """Encode a batch.
 
-        Args:
-            input_ids: (batch, length) ids; or `inputs_embeds` (batch, length, embedding) in their place.
-            attention_mask: (batch, length), 1 at tokens and 0 at padding positions, which change no state.
-            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, whose initial state is zero.
-            past_key_values: The state after the preceding text, as an earlier forward returned it; None for zeros.
+        Args: those of `prepare_inputs`, whose errors it raises, and
+            past_key_values: The state after the preceding text, returned by an earlier forward; None for zeros.
             use_cache: Return `past_key_values`; None for `config.stateful`.
-            truncation: Steps through which a gradient is propagated; None for all.
+            truncation: Number of steps to back-propagate through; None for all.
             layers: Number of layers to run, the last of which gives `last_hidden_state`; None for all.
-            output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, hidden).
             output_hidden_states: Return `hidden_states`.
-            kwargs: Arguments of other families' models, ignored.
-
-        Raises:
-            CtxError: Input that does not fit together or the model, see `prepare_inputs`.
+            kwargs: Ignored arguments of other families' models.
         """
         given = (input_ids, inputs_embeds, attention_mask, sequence_ids)
         inputs = prepare_inputs(self, *given, width=self.config.layer_sizes[0], output_mask=output_mask)
         if sequence_ids is not None:
             if past_key_values is not None:
-                raise CtxError("past_key_values belong to a row, but sequence_ids say that it is several sequences.")
+                raise CtxError("past_key_values cannot be combined with sequence_ids: they hold one state per row.")
             use_cache = False
         rows = inputs.pack(2).backward_only() if self.is_backward else inputs.pack(1)
         packed = rows.pack(inputs.words)
@@ -145,14 +136,9 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         )
 
     def _run(
-        self,
-        packed: Tensor,
-        rows: PackedRows,
-        cache: RecurrentCache | None,
-        truncation: int | None,
-        layers: int | None,
+        self, packed: Tensor, rows: PackedRows, cache: RecurrentCache | None, truncation: int | None, layers: int | None
     ) -> tuple[list[Tensor], RecurrentCache]:
-        """The packed output of every layer, that of the embeddings first, and the state after the last token."""
+        """The packed embeddings and outputs of every layer, and the state after the last token."""
         seen, length = 0, rows.shape[1]
         before: list[tuple[Tensor, ...] | None] = [None] * len(self.layers)
         if cache is not None:
@@ -167,18 +153,18 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
 
 
 class LSTMForCausalLM(heads.ForCausalLM):
-    """Predicts each word from those before it; `past_key_values` carry the state on from one part of a text."""
+    """Predicts each word from the words before it; `past_key_values` carry the state."""
 
     output_layer = "decoder"
     state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
-    _is_stateful = True  # no words can be removed from a state, as assisted generation would
+    _is_stateful = True  # tokens cannot be removed from a state, which assisted generation would need
 
     def build_head(self, config: CtxLSTMLanguageModelConfig) -> None:
-        """The softmax's weights."""
+        """The linear map to the vocabulary's logits."""
         self.decoder = nn.Linear(config.layer_sizes[-1], config.vocab_size)
 
     def output_dropout(self, states: Tensor) -> Tensor:
-        """(batch, length, hidden), the softmax's input -> the same after dropout."""
+        """Dropout of (batch, length, hidden), the input of `decoder`."""
         return states
 
     def regularization_loss(
@@ -188,14 +174,14 @@ class LSTMForCausalLM(heads.ForCausalLM):
 
         Args:
             raw, dropped: (batch, length, hidden) the last layer's output before and after dropout.
-            target_mask: (batch, length) bool, True at words that have a target.
-            neighbours: (batch, length - 1) bool, True where two adjacent words belong to one sequence.
+            target_mask: (batch, length) bool, True at words with a target.
+            neighbours: (batch, length - 1) bool, True where two adjacent words belong to the same sequence.
         """
         return None
 
     @property
     def is_backward(self) -> bool:
-        """Whether the encoder reads a text from right to left."""
+        """Whether the encoder reads from right to left."""
         return self.base_model.is_backward
 
     def encode(
@@ -208,8 +194,8 @@ class LSTMForCausalLM(heads.ForCausalLM):
         output_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the encoder on all words, which regularization terms need; `last_hidden_state` is the softmax's input, at
-        the positions of `output_mask` where that is given."""
+        """Run the encoder on all words, which the regularization terms need; `last_hidden_state` is after
+        `output_dropout`, at the positions of `output_mask` if given."""
         self.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, sequence_ids=sequence_ids, output_mask=output_mask
         )
@@ -225,22 +211,18 @@ class LSTMForCausalLM(heads.ForCausalLM):
         return outputs
 
     def next_token_loss(self, outputs: Any, targets: Tensor, counts: heads.ItemCounts) -> Tensor:
-        """Mean cross-entropy in nats per target; in training with the family's regularization terms."""
+        """Mean cross-entropy in nats per target, in training with the regularization terms."""
         loss, more = super().next_token_loss(outputs, targets, counts), outputs.regularization_loss
         return loss if more is None else loss + heads.mean_over_targets(more, targets, "labels", counts)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """The tokens that the cache has not read yet, with their part of the mask.
-
-        Raises:
-            CtxError: The model reads from right to left.
-        """
+        """The tokens after those in the cache, and their mask; raises CtxError for a backward model."""
         if self.is_backward:
             raise CtxError(
-                "A model that reads from right to left cannot continue a text at its end.",
-                hint="generate with the model of the other direction.",
+                "A backward language model cannot continue a text at its end.",
+                hint="generate with a forward model.",
             )
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
         if attention_mask is not None:
@@ -250,10 +232,10 @@ class LSTMForCausalLM(heads.ForCausalLM):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the first forward makes the cache
+        return False  # the first forward creates the cache
 
 
 def _neighbours(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
-    """(batch, length - 1) bool: True where two adjacent words belong to one sequence."""
+    """(batch, length - 1) bool: True where two adjacent words belong to the same sequence."""
     together = tokens[:, 1:] & tokens[:, :-1]
     return together if sequence_ids is None else together & (sequence_ids[:, 1:] == sequence_ids[:, :-1])

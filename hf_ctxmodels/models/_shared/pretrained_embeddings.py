@@ -1,7 +1,7 @@
-"""Families that read the word vectors of another model: their part of the model base, and how vectors are copied.
+"""The base of families on pretrained word embeddings.
 
-A new model has room for the vectors; `load_pretrained_embeddings` copies them, in a step of its own that the scripts
-run. A saved model holds its vectors and needs no other model.
+A new model has an empty table; `load_pretrained_embeddings` fills it in an explicit step, which the scripts run. Saved
+models hold their vectors.
 """
 
 from collections.abc import Container
@@ -13,23 +13,24 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from transformers import initialization as init
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
 
-_SPREAD = 0.4  # standard deviation of random vectors: about that of released ones
+_SPREAD = 0.4  # standard deviation of random vectors, about that of released ones
 
 
 class PretrainedEmbeddingConfig(Protocol):
-    """The fields of a configuration that describe the vectors.
+    """The configuration fields of the vectors.
 
     Attributes:
-        pretrained_embeddings: A directory or Hub id of a family with one vector for each word; None for random vectors.
-        train_vectors: Train the vectors too.
+        pretrained_embeddings: Directory or Hub id of static word embeddings; None for random vectors.
+        train_pretrained_embeddings: Train the vectors too.
         vocab_size, embedding_size: Their number and width.
-        pad_token_id, unk_token_id: Tokens whose vectors are zero.
+        pad_token_id, unk_token_id: Tokens with zero vectors.
     """
 
     pretrained_embeddings: str | None
-    train_vectors: bool
+    train_pretrained_embeddings: bool
     vocab_size: int
     embedding_size: int
     pad_token_id: int | None
@@ -37,56 +38,45 @@ class PretrainedEmbeddingConfig(Protocol):
 
 
 def open_pretrained_embeddings(source: str, auto_class: Any = AutoModel) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The model of word vectors in a directory or of a Hub id (or, by `AutoConfig`, its configuration), and its
-    tokenizer.
+    """The static word embeddings of a directory or Hub id (with `AutoConfig`, their configuration), and the tokenizer.
 
     Raises:
         CtxError: They cannot be opened.
     """
-    try:
-        return auto_class.from_pretrained(source), AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise CtxError(
-            f"Cannot open the model of the word vectors: {error}",
-            location=source,
-            hint="name an existing one that was saved with its tokenizer.",
-        ) from error
+    what = "the model of the word vectors"
+    return open_pretrained(auto_class, source, what), open_pretrained(AutoTokenizer, source, f"the tokenizer of {what}")
 
 
-class VectorReaderPreTrainedModel(RecurrentPreTrainedModel):
-    """The part of the model base of all families that copy word vectors from another model.
+class EmbeddingLoaderPreTrainedModel(RecurrentPreTrainedModel):
+    """The model base of all families that copy word vectors from another model.
 
     Attributes:
-        table_class: The module that holds the vectors.
+        table_class: The module of the vectors.
     """
 
     config: Any
     table_class: ClassVar[type[nn.Module]]
 
     def copy_vectors(self, table: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Copy the vectors of a model into `table`.
-
-        Raises:
-            CtxError: They are not word vectors, or do not fit.
-        """
+        """Copy the vectors of a model into `table`; raises CtxError if they are not word vectors, or do not fit."""
         raise NotImplementedError
 
     def load_pretrained_embeddings(self, source: str | None = None) -> None:
         """Copy the word vectors of another model into this one.
 
         Args:
-            source: A directory or Hub id of a family with one vector for each word; None for
-                `config.pretrained_embeddings`, which is set to it.
+            source: Directory or Hub id of static word embeddings; None for `config.pretrained_embeddings`, which is set
+                to it.
 
         Raises:
             CtxError: There is no source, it cannot be opened, or its vectors do not fit this model.
         """
         source = self.config.pretrained_embeddings if source is None else source
         if source is None:
-            raise CtxError("pretrained_embeddings is not given.", hint="name the model of the word vectors.")
+            raise CtxError("pretrained_embeddings is None.", hint="name the model of the word vectors.")
         tables = [module for module in self.modules() if isinstance(module, self.table_class)]
         if not tables:
-            raise CtxError(f"{type(self).__name__} has no room for word vectors.", location=source)
+            raise CtxError(f"{type(self).__name__} has no table for word vectors.", location=source)
         found = open_pretrained_embeddings(source)
         with torch.no_grad():
             for table in tables:
@@ -94,7 +84,7 @@ class VectorReaderPreTrainedModel(RecurrentPreTrainedModel):
         self.config.pretrained_embeddings = source
 
     def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
-        """Copy the vectors, unless a checkpoint held them; see `CtxPreTrainedModel.load_pretrained_parts`."""
+        """Copy the vectors, unless a checkpoint has them; see `CtxPreTrainedModel.load_pretrained_parts`."""
         super().load_pretrained_parts(missing)
         names = [
             f"{path}.{name}"
@@ -110,7 +100,7 @@ class PretrainedEmbedding(nn.Embedding):
     """The table of word vectors.
 
     Args:
-        words, width: Shape.
+        words, width: Shape of the table.
         trainable: Whether the vectors are trained.
     """
 
@@ -120,14 +110,14 @@ class PretrainedEmbedding(nn.Embedding):
         self.weight.requires_grad_(trainable)
 
 
-class PretrainedEmbeddingPreTrainedModel(VectorReaderPreTrainedModel):
-    """The part of the model base of families whose table of word vectors has the words of the other model."""
+class PretrainedEmbeddingPreTrainedModel(EmbeddingLoaderPreTrainedModel):
+    """The model base of families whose vocabulary is that of the pretrained embeddings."""
 
     table_class = PretrainedEmbedding
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Random vectors, or zeros where they are still to be copied; zeros for padding and unknown words."""
+        """Random vectors, or zeros before they are copied; zeros for padding and unknown words."""
         if not isinstance(module, PretrainedEmbedding):
             super()._init_weights(module)
         elif self.config.pretrained_embeddings is not None:
@@ -141,7 +131,7 @@ class PretrainedEmbeddingPreTrainedModel(VectorReaderPreTrainedModel):
         """Copy all vectors; those of padding and unknown words are zero.
 
         Raises:
-            CtxError: The model has no word vectors, or they are of another number or width.
+            CtxError: The model has no word vectors, or they have another number or width.
         """
         table.weight.copy_(_checked_vectors(model, tokenizer, self.config))
         _zero_special_tokens(table, self.config)
@@ -154,19 +144,17 @@ class PretrainedEmbeddingEncoder(PretrainedEmbeddingPreTrainedModel):
         word_embeddings: (vocabulary, embedding) table.
     """
 
+    _input_embed_layer = "word_embeddings"
     word_embeddings: nn.Embedding
 
-    def build_vectors(self, config: PretrainedEmbeddingConfig) -> None:
+    def build_embeddings(self, config: PretrainedEmbeddingConfig) -> None:
         """Create the table."""
-        self.word_embeddings = PretrainedEmbedding(config.vocab_size, config.embedding_size, config.train_vectors)
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The word vectors."""
-        return self.word_embeddings
+        trainable = config.train_pretrained_embeddings
+        self.word_embeddings = PretrainedEmbedding(config.vocab_size, config.embedding_size, trainable)
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replace the word vectors."""
-        self.word_embeddings = value.requires_grad_(self.config.train_vectors)
+        self.word_embeddings = value.requires_grad_(self.config.train_pretrained_embeddings)
 
 
 def _zero_special_tokens(table: nn.Embedding, config: PretrainedEmbeddingConfig) -> None:
@@ -176,17 +164,16 @@ def _zero_special_tokens(table: nn.Embedding, config: PretrainedEmbeddingConfig)
 
 
 def _checked_vectors(model: Any, tokenizer: PreTrainedTokenizerBase, config: PretrainedEmbeddingConfig) -> Tensor:
-    """(vocabulary, embedding) vectors of a model."""
+    """(vocabulary, embedding) vectors of a static word embedding."""
     source = model.config.name_or_path
     if not hasattr(model, "vectors"):
-        raise CtxError(f"{type(model).__name__} has no vector for each word.", location=source)
+        raise CtxError(f"{type(model).__name__} is no static word embedding.", location=source)
     vectors = model.vectors()
     expected = (config.vocab_size, config.embedding_size)
     if tuple(vectors.shape) != expected or len(tokenizer) != config.vocab_size:
         raise CtxError(
             f"The vectors are {tuple(vectors.shape)}, but vocab_size and embedding_size are {expected}.",
             location=source,
-            hint="train the tokenizer with pretrained_embeddings=..., so that its words are those of the vectors, and "
-            "set embedding_size to their width.",
+            hint="train the tokenizer with pretrained_embeddings=..., and set embedding_size to the vectors' width.",
         )
     return vectors

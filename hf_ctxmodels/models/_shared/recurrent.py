@@ -1,4 +1,4 @@
-"""The model base of families with recurrent layers."""
+"""The model base of recurrent families."""
 
 import torch
 from torch import nn
@@ -9,9 +9,9 @@ from hf_ctxmodels.layers.recurrent.lstm import LSTM
 
 
 class RecurrentPreTrainedModel(CtxPreTrainedModel):
-    """The part of the model base that families with LSTM or GRU layers share."""
+    """The common model base of families with LSTM or GRU layers."""
 
-    supports_gradient_checkpointing = False  # the recurrence keeps little more than its outputs
+    supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The encoder of families whose sentence vectors are pooled from bidirectional recurrent layers."""
+"""The encoder of families with sentence vectors pooled from bidirectional recurrent layers."""
 
 from typing import Any
 
@@ -17,27 +17,34 @@ from hf_ctxmodels.models._shared.sentence_encoder import SentenceEncoder
 class RecurrentSentenceEncoder(SentenceEncoder):
     """Embeddings, bidirectional recurrent layers, and pooling.
 
+    Args:
+        config: With `layer_sizes`, `pooling` and `hidden_dropout_prob`.
+        add_pooling_layer: Whether to compute `pooler_output`.
+
     Attributes:
-        layers: Bidirectional layers, of `build_layer`.
+        layers: The bidirectional layers.
         pooler: Pools the states to `pooler_output`, or None.
     """
 
-    layers: nn.ModuleList
-    pooler: RowPooler | None
-
-    def build_layers(self, config: Any, add_pooling_layer: bool) -> None:
-        """Create the layers and the pooling, by `layer_sizes`, `pooling` and `hidden_dropout_prob`."""
+    def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.build_embeddings(config)
         *widths, hidden = config.layer_sizes
         self.layers = nn.ModuleList(self.build_layer(width, hidden // 2) for width in widths)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.pooler = RowPooler(config.pooling) if add_pooling_layer else None
+        self.post_init()
+
+    def build_embeddings(self, config: Any) -> None:
+        """Create the embeddings: `embeddings`, unless a family overrides this."""
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id)
 
     def build_layer(self, input_size: int, hidden_size: int) -> nn.Module:
-        """One bidirectional layer, each direction of this width: an LSTM."""
+        """Create a bidirectional layer with this width per direction, by default an LSTM."""
         return LSTM(input_size, hidden_size, state_bias=True)
 
     def select_tokens(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
-        """(batch, length) bool: the tokens that are read, of `tokens`, True where there is no padding."""
+        """(batch, length) bool: the tokens to encode, among `tokens`, which is False at padding."""
         return tokens
 
     @can_return_tuple
@@ -54,21 +61,14 @@ class RecurrentSentenceEncoder(SentenceEncoder):
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
-        Args:
-            input_ids: (batch, length) ids; or `inputs_embeds` (batch, length, embedding) in their place.
-            attention_mask: (batch, length), 1 at tokens and 0 at padding positions.
-            token_type_ids: (batch, length), ignored here: heads use them to separate two texts.
-            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, whose initial state is zero. `pooler_output` pools over all of them.
-            output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, hidden).
-            output_hidden_states: Return `hidden_states`: the embeddings, and the output of every layer.
-            kwargs: Arguments of other families' models, ignored.
+        Args: those of `prepare_inputs`, whose errors it raises, and
+            token_type_ids: (batch, length), checked only: heads use them to separate two texts.
+            output_hidden_states: Return `hidden_states`: the embeddings and the layers' outputs.
+            kwargs: Ignored arguments of other families' models.
 
         Returns:
-            `pooler_output` (batch, hidden) is the sentence's vector. States are zero where no token is read.
-
-        Raises:
-            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
+            `pooler_output` (batch, hidden) is the sentence vector, pooled over all sequences of a row. States are zero
+            at positions that `select_tokens` excludes.
         """
         aligned = {"output_mask": output_mask, "token_type_ids": token_type_ids}
         given = (input_ids, inputs_embeds, attention_mask, sequence_ids)

@@ -1,4 +1,4 @@
-"""Sentence vectors of any model: its own `pooler_output`, or its pooled token states."""
+"""Sentence vectors of any model: its `pooler_output`, or its pooled token states."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 from hf_ctxmodels.tokenizers.base import check_fit
 
@@ -29,42 +30,28 @@ class SentenceEncoder(CtxPreTrainedModel):
 
         Args:
             sentences: Any number of texts.
-            tokenizer: The model's own; None opens the one that was saved with it.
-            batch_size: Sentences at a time.
+            tokenizer: The model's tokenizer; None opens the one that was saved with the model.
+            batch_size: Sentences per batch.
             normalize: Scale every vector to length 1.
 
         Raises:
             CtxError: As there, or no tokenizer is given, nor was one saved with the model.
         """
         if tokenizer is None:
-            tokenizer = _own_tokenizer(self)
+            tokenizer = open_pretrained(AutoTokenizer, self.config.name_or_path, "the model's tokenizer")
         return encode_sentences(self, tokenizer, sentences, batch_size=batch_size, normalize=normalize)
 
 
-def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    source = model.config.name_or_path
-    try:
-        if not source:
-            raise OSError("the model was not opened from anywhere.")
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise CtxError(
-            f"There is no tokenizer to read the sentences with: {error}",
-            location=source or None,
-            hint="save the tokenizer beside the model, or give it: model.encode(sentences, tokenizer).",
-        ) from error
-
-
 def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooling: Pooling | None = None) -> Tensor:
-    """(batch, width) of tokenised sentences.
+    """(batch, width) vectors of tokenised sentences.
 
     Args:
         model: A base model.
-        inputs: As its tokenizer makes them.
-        pooling: How to pool the states of the tokens; None takes what the model pools itself.
+        inputs: Its inputs.
+        pooling: Pooling of the tokens' states; None for the model's `pooler_output`.
 
     Raises:
-        CtxError: It pools nothing by itself.
+        CtxError: The model has no `pooler_output`.
     """
     outputs: Any = model(return_dict=True, **inputs)
     if pooling is not None:
@@ -73,8 +60,8 @@ def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooli
     pooled = getattr(outputs, "pooler_output", None)
     if pooled is None:
         raise CtxError(
-            f"{type(model).__name__} gives no vector for a whole sentence.",
-            hint='say how its tokens are pooled: pooling="mean".',
+            f"{type(model).__name__} has no pooler_output.",
+            hint='choose a pooling of its tokens: pooling="mean".',
         )
     return pooled
 
@@ -89,25 +76,25 @@ def encode_sentences(
     batch_size: int = 64,
     normalize: bool = False,
 ) -> Tensor:
-    """A vector for every sentence, on the model's device, in their order.
+    """A vector for every sentence, on the model's device, in the given order.
 
-    Sentences of about the same length are put together. The model is in evaluation mode meanwhile. What is longer than
-    the model's limit is cut.
+    Batches hold sentences of similar length. The model is in evaluation mode during the call. Longer sentences than the
+    model's limit are cut.
 
     Args:
         model: A base model, as `AutoModel` opens, of any family.
-        tokenizer: Its own.
+        tokenizer: Its tokenizer.
         sentences: Any number of texts.
         pooling: As in `sentence_vectors`.
-        batch_size: Sentences at a time.
+        batch_size: Sentences per batch.
         normalize: Scale every vector to length 1.
 
     Returns:
         (sentences, width).
 
     Raises:
-        CtxError: `sentences` is a single text or holds something else, a sentence has no token, the tokenizer is
-            another model's, or the model does not pool.
+        CtxError: `sentences` is no list of texts, a sentence has no token, the tokenizer does not fit the model, or the
+            model does not pool.
 
     Example:
         >>> vectors = encode_sentences(model, tokenizer, ["A cat sat.", "It ran."], pooling="mean")
@@ -139,23 +126,17 @@ def encode_sentences(
 
 
 def tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None) -> dict[str, list[Any]]:
-    """What a model reads, of every text, without padding.
-
-    Raises:
-        CtxError: A text has no token.
-    """
+    """The model inputs of every text, without padding; raises CtxError for a text without tokens."""
     cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
     encoded = tokenizer(texts, verbose=False, **cut)
     for number, ids in enumerate(encoded["input_ids"]):
         if not len(ids):
-            raise CtxError(
-                f"Sentence {number} (counted from 0) has no word: {texts[number]!r}.", hint="leave it out, or fill it."
-            )
+            raise CtxError(f"Sentence {number} (counted from 0) has no word: {texts[number]!r}.", hint="leave it out.")
     return {name: encoded[name] for name in encoded}
 
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Tokens that a model reads at most; None where there is no limit."""
+    """Maximum number of input tokens; None without a limit."""
     limits = [tokenizer.model_max_length, getattr(model.config, "max_sequence_length", None)]
     found = [limit for limit in limits if limit is not None and 0 < limit < 1_000_000]
     return min(found, default=None)

@@ -1,4 +1,4 @@
-"""The model of families with one vector for each word, independent of context: a table and pooling."""
+"""The base of static word embeddings: a table and pooling."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,21 +19,21 @@ from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
 from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 
-# Of what numba compiles: sums in any order, but no assumption that all is finite. Kernels are loops, since array
-# expressions cost a call each.
+# For numba kernels: sums in any order, but no assumption of finite numbers. Kernels are loops, since every array
+# expression costs a call.
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def is_compiled(table: Tensor) -> bool:
-    """Whether compiled code can update a table: it is float32 on a CPU, and numba is installed."""
+    """Whether compiled code can update a table: float32, on a CPU, with numba installed."""
     return table.dtype == torch.float32 and table.device.type == "cpu" and find_spec("numba") is not None
 
 
 def in_threads(number: int, update: Callable[..., Tensor], *batch: Tensor | None) -> Tensor:
-    """The sum of the losses that `update` returns for parts of a batch's rows, at most `number`, a thread each.
+    """Run `update` on at most `number` parts of a batch's rows, one thread each; returns the sum of its losses.
 
-    The threads update the same tables without locks, as the released code of word2vec and GloVe does, and end with the
-    call. Meanwhile torch's operations have a single thread each.
+    The threads update the same tables without locks, as the released code of word2vec and GloVe does. During the call
+    torch's operations use one thread each.
     """
     rows = next(len(tensor) for tensor in batch if tensor is not None)
     number = min(number, rows)
@@ -53,8 +53,8 @@ class WordTable(nn.Embedding):
     """One vector (or number) for each word of the vocabulary.
 
     Args:
-        spread: The table is initialised uniformly in +-0.5 / spread, by the width of the vectors in the released code
-            of word2vec and GloVe; None for zeros.
+        spread: The table is initialised uniformly in +-0.5 / spread; the released code of word2vec and GloVe uses the
+            width of the vectors. None for zeros.
     """
 
     def __init__(self, rows: int, width: int, spread: int | None, padding_idx: int | None = None) -> None:
@@ -63,7 +63,7 @@ class WordTable(nn.Embedding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw new vectors; that of padding is zero."""
+        """Initialise the vectors; that of padding is zero."""
         if self.spread is None:
             init.zeros_(self.weight)
         else:
@@ -73,7 +73,7 @@ class WordTable(nn.Embedding):
 
 
 class StaticPreTrainedModel(CtxPreTrainedModel):
-    """The part of the model base that such families share."""
+    """The common model base of static word embeddings."""
 
     config: CtxStaticConfig
     supports_gradient_checkpointing = False  # there are no activations to recompute
@@ -86,7 +86,7 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
             super()._init_weights(module)
 
     def word_tables(self) -> list[tuple[nn.Module, str]]:
-        """Every table with a row for each word: the module that holds it, and its name there."""
+        """All tables with a row for each word: parent module and attribute name."""
         return [
             (parent, name)
             for parent in self.modules()
@@ -122,37 +122,40 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
 
 
 class StaticEncoder(StaticPreTrainedModel):
-    """A table look-up. A token's state is its word vector; a row is pooled.
+    """A table look-up: a token's state is its word vector; a row's vectors are pooled.
+
+    Args:
+        config: Number and width of the vectors.
+        add_pooling_layer: Whether to compute `pooler_output`.
 
     Attributes:
         word_embeddings: (vocabulary, hidden) table.
         pooler: Pools the states to `pooler_output`, or None.
     """
 
-    word_embeddings: nn.Embedding
-    pooler: RowPooler | None
+    _input_embed_layer = "word_embeddings"
 
-    def build_encoder(self, config: CtxStaticConfig, add_pooling_layer: bool) -> None:
-        """Create the table and the pooling."""
-        self.word_embeddings = WordTable(
-            config.vocab_size, config.hidden_size, config.hidden_size, padding_idx=config.pad_token_id
-        )
+    def __init__(self, config: CtxStaticConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.word_embeddings: nn.Embedding = self.build_table(config)
         self.pooler = RowPooler(config.pooling) if add_pooling_layer else None
+        self.build_encoder(config)
+        self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The word vectors."""
-        return self.word_embeddings
+    def build_table(self, config: CtxStaticConfig) -> WordTable:
+        """A table of the vectors' number and width."""
+        size = config.hidden_size
+        return WordTable(config.vocab_size, size, spread=size, padding_idx=config.pad_token_id)
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the word vectors."""
-        self.word_embeddings = value
+    def build_encoder(self, config: CtxStaticConfig) -> None:
+        """Create the family's own modules."""
 
     def look_up(self, input_ids: Tensor) -> Tensor:
         """(batch, length) ids -> (batch, length, hidden)."""
         return self.word_embeddings(input_ids)
 
     def vectors(self) -> Tensor:
-        """(vocabulary, hidden) vectors of all words, of `look_up`."""
+        """(vocabulary, hidden) vectors of all words."""
         return self.look_up(torch.arange(self.config.vocab_size, device=self.device)[None])[0]
 
     @can_return_tuple
@@ -168,16 +171,9 @@ class StaticEncoder(StaticPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
-        Args:
-            input_ids: (batch, length) ids; or `inputs_embeds` (batch, length, hidden) in their place.
-            attention_mask: (batch, length), 1 at words and 0 at padding positions, which are zero in the output.
-            sequence_ids: (batch, length), 0 at padding; `pooler_output` pools over all sequences of a row.
-            output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, hidden).
+        Args: those of `prepare_inputs`, whose errors it raises, and
             output_hidden_states: Return `hidden_states`, which is (`last_hidden_state`,).
-            kwargs: Arguments of other families' models, ignored.
-
-        Raises:
-            CtxError: Input that does not fit together or the model, see `prepare_inputs`.
+            kwargs: Ignored arguments of other families' models.
         """
         width, given = self.config.hidden_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
         inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)
@@ -193,17 +189,17 @@ class StaticEncoder(StaticPreTrainedModel):
 def words_and_vectors(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[str], Tensor, list[int]]:
-    """The words of a model of a static family without special tokens, their vectors (words, width) as float32 on the
-    CPU, and their ids.
+    """The words of a static embedding without special tokens, their vectors (words, width), float32 on the CPU, and
+    their ids.
 
     Raises:
-        CtxError: The model has no vector for each word, or the tokenizer is not one of words.
+        CtxError: The model is no static embedding, or the tokenizer is not one of words.
     """
     encoder: Any = model.base_model
     if not isinstance(encoder, StaticEncoder) or not isinstance(tokenizer, CtxWordTokenizer):
         raise CtxError(
-            f"{type(model).__name__} with {type(tokenizer).__name__} has no fixed vector for each word.",
-            hint="use a model with one vector for each word, with its tokenizer.",
+            f"{type(model).__name__} with {type(tokenizer).__name__} is no static word embedding.",
+            hint="use a model of word2vec or GloVe with its tokenizer.",
         )
     special = set(tokenizer.all_special_ids)
     words = tokenizer.words

@@ -1,4 +1,4 @@
-"""Conversion of saved weights of a bidirectional `torch.nn.LSTM` to native names and shapes."""
+"""Conversion of the weights of a bidirectional `torch.nn.LSTM` to native names and shapes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,27 +13,23 @@ from hf_ctxmodels.core.errors import CtxError
 
 _PARTS = {"input_weight": "weight_ih", "state_weight": "weight_hh", "bias": "bias_ih", "state_bias": "bias_hh"}
 _DIRECTIONS = ("", "_reverse")
-_SPECIAL = 2  # padding and unknown words, whose vectors are zero
+_SPECIAL = 2  # zero vectors of padding and unknown words
 
 
 def read_torch_file(file: str | Path) -> Any:
-    """The content of a pickle, of which tensors and plain values alone are read.
-
-    Raises:
-        CtxError: It cannot be read, or holds anything else.
-    """
+    """The content of a pickle of tensors and plain values; raises CtxError for other files."""
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
+    except (OSError, RuntimeError, ValueError, UnpicklingError, EOFError) as error:
         raise CtxError(
             f"Cannot read the weights: {str(error).splitlines()[0] if str(error) else error!r}",
             location=str(file),
-            hint="give the file as it was released: a state dict saved by torch.",
+            hint="give the released file, or a state dict: torch.save(model.state_dict(), ...).",
         ) from error
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
-    """The weights of a file, without the prefix of their names (`rnn.`, `enc_lstm.`).
+    """The weights of a file, without the prefixes of their names (`rnn.`, `enc_lstm.`).
 
     Raises:
         CtxError: As `read_torch_file`, or the file is no state dict.
@@ -45,11 +41,7 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
 
 
 def convert_layers(weights: Mapping[str, Tensor], where: str | None = None) -> dict[str, Tensor]:
-    """Native name -> weight, of a bidirectional LSTM.
-
-    Raises:
-        CtxError: A weight is missing or unexpected.
-    """
+    """Native name -> weight of a bidirectional LSTM; raises CtxError if a weight is missing or unexpected."""
     depths = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
     expected = {
         f"layers.{depth}.{own}": [f"{part}_l{depth}{direction}" for direction in _DIRECTIONS]
@@ -62,13 +54,13 @@ def convert_layers(weights: Mapping[str, Tensor], where: str | None = None) -> d
         raise CtxError(
             f"Not the weights of a bidirectional LSTM: missing {missing[:4]}, unexpected {more[:4]}.",
             location=where,
-            hint="give the weights of the encoder alone.",
+            hint="give the weights of the encoder only.",
         )
     return {own: torch.stack([weights[name].float() for name in pair]) for own, pair in expected.items()}
 
 
 def layer_fields(layers: Mapping[str, Tensor]) -> dict[str, int]:
-    """Configuration fields of converted layers: widths of the input and of both directions, and number of layers."""
+    """Configuration fields of converted layers."""
     return {
         "embedding_size": layers["layers.0.input_weight"].shape[2],
         "hidden_size": 2 * layers["layers.0.state_weight"].shape[2],
@@ -82,20 +74,20 @@ def model_on_vectors(
     """A model of these layers on a table of word vectors.
 
     Args:
-        model_class: Of a family with `word_embeddings` and `layers`.
-        weights: As `read_state_dict` returns them.
-        vectors: (words, width); the zero vectors of padding and unknown words are put before them.
+        model_class: A base model with `word_embeddings` and `layers`.
+        weights: From `read_state_dict`.
+        vectors: (words, width); zero vectors of padding and unknown words are prepended.
         where: The file, for errors.
         fields: Other fields of the configuration.
 
     Raises:
-        CtxError: The weights are not an encoder's, or expect vectors of another width.
+        CtxError: The weights are not an encoder's, or need vectors of another width.
     """
     layers = convert_layers(weights, where)
     shape = layer_fields(layers)
     width = shape["embedding_size"]
     if vectors.ndim != 2 or vectors.shape[1] != width:
-        raise CtxError(f"The vectors are {vectors.shape}; the weights read vectors of width {width}.", location=where)
+        raise CtxError(f"The vectors are {vectors.shape}; the weights need vectors of width {width}.", location=where)
     config_class: Any = model_class.config_class  # type: ignore[attr-defined]
     model = model_class(config_class(vocab_size=_SPECIAL + len(vectors), **shape, **fields))
     table = torch.cat([torch.zeros(_SPECIAL, width), torch.from_numpy(np.asarray(vectors, dtype=np.float32))])

@@ -1,6 +1,5 @@
-"""The encoder that BERT (Devlin et al. 2019) and its heirs share: embeddings, post-norm layers, perhaps a pooler."""
+"""The encoder of BERT (Devlin et al. 2019) and its successors: embeddings, post-norm layers, optional pooler."""
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -16,16 +15,17 @@ from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.transformer.block import TransformerBlock
+from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
 from hf_ctxmodels.layers.transformer.stack import StackOutput, run_stack
 
 
 def build_embeddings(config: Any, *, width: int, projected_size: int | None = None) -> TokenPositionTypeEmbeddings:
-    """The input embeddings a configuration describes.
+    """The input embeddings of a configuration.
 
     Args:
-        config: A family's configuration, with the Hub's standard names.
+        config: A configuration with the Hub's standard names.
         width: Width of the tables.
-        projected_size: Width of the encoder where the embeddings are projected to it; None for no projection.
+        projected_size: Width to which the embeddings are projected; None for no projection.
     """
     return TokenPositionTypeEmbeddings(
         config.vocab_size,
@@ -40,7 +40,7 @@ def build_embeddings(config: Any, *, width: int, projected_size: int | None = No
 
 
 def build_layer(config: Any) -> TransformerBlock:
-    """One layer a configuration describes, by the Hub's standard names."""
+    """A layer of a configuration with the Hub's standard names."""
     return TransformerBlock(
         config.hidden_size,
         SelfAttention(config.hidden_size, config.num_attention_heads, dropout=config.attention_probs_dropout_prob),
@@ -52,25 +52,38 @@ def build_layer(config: Any) -> TransformerBlock:
 
 
 class Encoder(CtxPreTrainedModel):
-    """The forward of a post-norm encoder.
+    """A post-norm encoder, BERT's unless a family overrides its parts.
+
+    Args:
+        config: A configuration with the Hub's standard names.
+        add_pooling_layer: Whether to compute `pooler_output`.
 
     Attributes:
         embeddings: Words, positions and segments -> (..., hidden).
-        layers: The layers in the order they are applied; one object may stand at several depths.
-        pooler: What makes `pooler_output` of the first tokens' states, or None.
+        layers: The layers in the order of application; a layer may occur several times.
+        pooler: Makes `pooler_output` of the first tokens' states, or None.
     """
 
-    embeddings: TokenPositionTypeEmbeddings
-    layers: Iterable[nn.Module]
-    pooler: nn.Module | None
+    _input_embed_layer = "word_embeddings"
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The word embeddings."""
-        return self.embeddings.word_embeddings
+    def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.embeddings = self.build_embeddings(config)
+        self.layers: Any = self.build_layers(config)
+        self.pooler: nn.Module | None = self.build_pooler(config) if add_pooling_layer else None
+        self.post_init()
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the word embeddings (used when the vocabulary is resized)."""
-        self.embeddings.word_embeddings = value
+    def build_embeddings(self, config: Any) -> TokenPositionTypeEmbeddings:
+        """Create the embeddings."""
+        return build_embeddings(config, width=config.hidden_size)
+
+    def build_layers(self, config: Any) -> nn.Module:
+        """Create the layers."""
+        return nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
+
+    def build_pooler(self, config: Any) -> nn.Module:
+        """Create the pooler."""
+        return FirstTokenPooler(config.hidden_size)
 
     @merge_with_config_defaults
     @can_return_tuple
@@ -91,15 +104,15 @@ class Encoder(CtxPreTrainedModel):
             input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden) in their place.
             attention_mask: (batch, length), 1 at tokens and 0 at padding; or a ready 4-D mask.
             token_type_ids: (batch, length), 0 for the first segment, 1 for the second; None is all 0.
-            position_ids: (batch, length) or (1, length); None takes `default_positions`.
+            position_ids: (batch, length) or (1, length); None for `default_positions`.
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal
                 numbers is one sequence, whose tokens attend to each other only.
-            output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, hidden)
-                in row-major order, and the last layer is computed only there (and at the first tokens, for the pooler).
-            kwargs: `output_hidden_states`, `output_attentions` (eager only), and what the attention function takes.
+            output_mask: (batch, length) bool; `last_hidden_state` then holds only these positions, (targets, hidden) in
+                row-major order, and the last layer is computed only there and at the pooler's first tokens.
+            kwargs: `output_hidden_states`, `output_attentions` (eager only), and arguments of the attention function.
 
         Raises:
-            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
+            CtxError: Inputs do not match each other or the model, see `check_encoder_input`.
         """
         words = self.check_encoder_input(
             input_ids,
@@ -130,13 +143,13 @@ class Encoder(CtxPreTrainedModel):
         )
 
     def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
-        """(batch, length) positions: the columns of the batch, or, with `sequence_ids`, of each sequence."""
+        """(batch, length) positions within the row, or within the sequence with `sequence_ids`."""
         return count_tokens(torch.ones(words.shape[:2], dtype=torch.bool, device=words.device), sequence_ids) - 1
 
     def run_layers(
         self, hidden_states: Tensor, layout: Layout, output_mask: Tensor | None, **kwargs: Any
     ) -> StackOutput:
-        """The layers over (..., hidden) as packed by `layout`; `kwargs` as in `forward`."""
+        """Run the layers on (..., hidden) states packed by `layout`; `kwargs` as in `forward`."""
         return run_stack(
             self.layers,
             hidden_states,

@@ -4,37 +4,23 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.models._shared.configuration_transformer import CtxEncoderConfig
 
 
 @strict
-class CtxAlbertConfig(CtxTransformerConfig):
+class CtxAlbertConfig(CtxEncoderConfig):
     """Shape, sharing and regularisation of an ALBERT encoder; the defaults are ALBERT-base, version 2.
 
-    Args:
-        vocab_size: Number of SentencePiece tokens.
-        embedding_size: Width of the embedding tables, E in the paper; projected to `hidden_size`.
-        hidden_size: Width of the residual stream, H in the paper; a multiple of `num_attention_heads`.
-        num_hidden_layers: Number of depths.
-        num_hidden_groups: Groups of consecutive depths within which parameters are shared; must divide
-            `num_hidden_layers`. As many groups as depths share nothing.
+    Args: those of `CtxEncoderConfig`, and
+        embedding_size: Width of the embedding tables, E in the paper; projected to `hidden_size`, H in the paper.
+        num_hidden_groups: Number of groups of consecutive layers that share parameters; must divide
+            `num_hidden_layers`. With as many groups as layers nothing is shared.
         inner_group_num: Layers applied at each depth, each with its own parameters.
-        parameter_sharing: What the depths of a group share: "all", "attention" or "ffn" (each with its LayerNorm), or
+        parameter_sharing: Parameters that a group shares: "all", "attention" or "ffn" (each with its LayerNorm), or
             "none" (Lan et al. 2019, table 4).
-        num_attention_heads: Attention heads per layer.
-        intermediate_size: Width of the feed-forward layer.
-        hidden_act: Activation of the feed-forward layer and of the masked-LM transform.
-        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer: 0 in version 2, 0.1 in version 1.
-        attention_probs_dropout_prob: Dropout on attention probabilities, likewise.
+        hidden_dropout_prob, attention_probs_dropout_prob: 0 in version 2, 0.1 in version 1.
         classifier_dropout_prob: Dropout before the task heads and the sentence-order classifier.
-        max_position_embeddings: Longest sequence, in tokens.
-        type_vocab_size: Number of segments.
-        initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of every LayerNorm.
-        pad_token_id: Id of the padding token; its embedding starts at zero.
-        bos_token_id: Id of [CLS].
-        eos_token_id: Id of [SEP].
-        tie_word_embeddings: Share the masked-LM decoder with the word embeddings.
+        bos_token_id, eos_token_id: Ids of [CLS] and [SEP].
     """
 
     model_type = "ctx-albert"
@@ -42,31 +28,19 @@ class CtxAlbertConfig(CtxTransformerConfig):
 
     vocab_size: int = 30000
     embedding_size: int = 128
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
     num_hidden_groups: int = 1
     inner_group_num: int = 1
     parameter_sharing: Literal["all", "attention", "ffn", "none"] = "all"
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
     hidden_act: str = "gelu_new"
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
     classifier_dropout_prob: float | int = 0.1
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    initializer_range: float | int = 0.02
-    layer_norm_eps: float = 1e-12
-    pad_token_id: int | None = 0
     bos_token_id: int | None = 2
     eos_token_id: int | list[int] | None = 3
-    tie_word_embeddings: bool = True
 
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "position_embedding_type": ("absolute", None),
-        "is_decoder": (False,),
-        "add_cross_attention": (False,),
-        # in the files of the first release
+        **CtxEncoderConfig.supported_reference_values,
+        # fields of the first release
         "down_scale_factor": (1,),
         "gap_size": (0,),
         "net_structure_type": (0,),
@@ -74,14 +48,12 @@ class CtxAlbertConfig(CtxTransformerConfig):
     }
 
     def validate_architecture(self) -> None:
-        """Check that the groups divide the layers, too (called at construction)."""
+        """Also check that the groups divide the layers (called at construction)."""
         super().validate_architecture()
         layers, groups = self.num_hidden_layers, self.num_hidden_groups
         if groups < 1 or layers % groups:
-            fitting = ", ".join(str(number) for number in range(1, layers + 1) if layers % number == 0)
+            divisors = ", ".join(str(number) for number in range(1, layers + 1) if layers % number == 0)
             raise ValueError(
-                f"num_hidden_groups={groups} does not divide num_hidden_layers={layers} into groups of equal size; "
-                f"choose one of {fitting}."
+                f"num_hidden_groups={groups} does not divide num_hidden_layers={layers}; choose one of {divisors}."
             )
-        if self.inner_group_num < 1:
-            raise ValueError(f"inner_group_num={self.inner_group_num}; each depth applies at least one layer.")
+        self.require_positive("inner_group_num")

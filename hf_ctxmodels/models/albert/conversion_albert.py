@@ -1,8 +1,8 @@
 """ALBERT weight names: the reference layout of transformers -> the native layout here."""
 
-from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, FirstFound, fused_projections
+from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, decoder_bias, fused_projections
 
 _RENAMINGS = [
     WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
@@ -20,9 +20,5 @@ _RENAMINGS = [
     WeightRenaming(r"predictions\.decoder\.weight", r"mlm_head.decoder.weight"),
     WeightRenaming(r"sop_classifier\.classifier\.", r"sop_head."),
 ]
-# The reference decodes with decoder.bias; files of tied models may hold it under its other name alone.
-_DECODER_BIAS = WeightConverter(
-    ["predictions.decoder.bias", "predictions.bias"], "mlm_head.decoder.bias", [FirstFound()]
-)
-ALBERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *fused_projections("attention"), _DECODER_BIAS]
+ALBERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *fused_projections("attention"), decoder_bias("predictions")]
 ALBERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *ALBERT_EXPORT]

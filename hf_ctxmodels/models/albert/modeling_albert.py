@@ -1,9 +1,5 @@
-"""ALBERT (Lan et al. 2019, arXiv 1909.11942): BERT's encoder with factorised embeddings and parameters shared by depth.
-
-Its own here: which parameters the layers share, and masked-LM with sentence-order prediction. The encoder is
-`hf_ctxmodels.models._shared.transformer_encoder`; everything else comes from `hf_ctxmodels.layers` and
-`hf_ctxmodels.heads`.
-"""
+"""ALBERT (Lan et al. 2019, arXiv 1909.11942): BERT's encoder with factorised embeddings and cross-layer parameter
+sharing, pretrained by masked language modelling and sentence-order prediction."""
 
 from typing import Any
 
@@ -13,7 +9,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
+from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.transformer.stack import StackOutput
 from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
@@ -29,22 +25,18 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
     reference_model_type = "albert"
     export_conversion = ALBERT_EXPORT
     _no_split_modules = ["TransformerBlock"]
-    # Other heads of the same family, and a buffer that old checkpoints carry.
+    # Other heads of the family, and a buffer of old checkpoints.
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^sop_head\.", r"pooler\.", r"position_ids$"]
 
     def reference_config(self) -> dict[str, Any]:
-        """This model's configuration as the reference class reads it: it knows sharing by groups only.
-
-        Raises:
-            CtxError: The layers share a part of their parameters, which the reference cannot.
-        """
+        """The reference class's configuration; raises CtxError if layers share only a part of their parameters."""
         values = super().reference_config()
         sharing = values.pop("parameter_sharing", "all")
         layers = self.config.num_hidden_layers
         if sharing in SHARED_PARTS and self.config.num_hidden_groups != layers:
             raise CtxError(
-                f"parameter_sharing={sharing!r} has no form in transformers, whose ALBERT shares whole layers.",
-                hint="keep the model in this package's layout (save_pretrained); 'all' and 'none' can be exported.",
+                f"transformers does not support parameter_sharing={sharing!r}.",
+                hint="use save_pretrained; only 'all' and 'none' can be exported.",
             )
         if sharing != "all":
             values["num_hidden_groups"] = layers
@@ -52,28 +44,24 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxAlbertModel(Encoder, CtxAlbertPreTrainedModel):
-    """The encoder.
+    """The encoder."""
 
-    Args:
-        config: Its shape.
-        add_pooling_layer: Whether to compute `pooler_output`.
-    """
+    def build_embeddings(self, config: CtxAlbertConfig) -> TokenPositionTypeEmbeddings:
+        """Create factorised embeddings."""
+        return build_embeddings(config, width=config.embedding_size, projected_size=config.hidden_size)
 
-    def __init__(self, config: CtxAlbertConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config)
-        self.embeddings = build_embeddings(config, width=config.embedding_size, projected_size=config.hidden_size)
-        self.layers = SharedLayers(
+    def build_layers(self, config: CtxAlbertConfig) -> SharedLayers:
+        """Create layers with shared parameters."""
+        return SharedLayers(
             lambda: build_layer(config),
             config.num_hidden_layers,
             scope=config.parameter_sharing,
             num_groups=config.num_hidden_groups,
             inner=config.inner_group_num,
         )
-        self.pooler = FirstTokenPooler(config.hidden_size) if add_pooling_layer else None
-        self.post_init()
 
     def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> StackOutput:
-        """As in every encoder; a shared layer's weights are cast once."""
+        """Run the layers; under autocast, shared weights are cast once."""
         with cache_autocast_casts(hidden_states.device):
             return super().run_layers(hidden_states, *args, **kwargs)
 
@@ -91,10 +79,9 @@ class CtxAlbertForMaskedLM(heads.ForMaskedLM, CtxAlbertHeadModel):
 
 
 class CtxAlbertForPreTraining(heads.ForMaskedLMWithPair, CtxAlbertForMaskedLM):
-    """Both pretraining objectives: masked-LM and sentence-order prediction (section 3.1, "inter-sentence coherence
-    loss").
+    """Both pretraining objectives: masked-LM and sentence-order prediction (section 3.1).
 
-    `sentence_order_label` (batch,) is 0 where the segments are in their order, 1 where they are swapped.
+    `sentence_order_label` (batch,) is 0 if the segments are in order, 1 if they are swapped.
     """
 
     pair_label = "sentence_order_label"
@@ -111,7 +98,7 @@ class CtxAlbertForPreTraining(heads.ForMaskedLMWithPair, CtxAlbertForMaskedLM):
         return self.sop_head(self.dropout(pooled))
 
     def reference_config(self) -> dict[str, Any]:
-        """As for every head, without the names of a task's classes: the reference sizes this classifier by them."""
+        """The configuration of the reference class, without class names, which set this classifier's size there."""
         values = super().reference_config()
         if self.config.num_labels != 2:
             values.pop("id2label", None)
@@ -123,16 +110,16 @@ CtxAlbertForPreTrainingOutput = CtxAlbertForPreTraining.output_class
 
 
 class CtxAlbertForSequenceClassification(heads.ForSequenceClassification, CtxAlbertHeadModel):
-    """ALBERT that classifies a sequence, or regresses a number on it, from its pooled output."""
+    """ALBERT with a classifier or regressor on the pooled output."""
 
 
 class CtxAlbertForTokenClassification(heads.ForTokenClassification, CtxAlbertHeadModel):
-    """ALBERT that classifies each token."""
+    """ALBERT with a classifier of each token."""
 
 
 class CtxAlbertForQuestionAnswering(heads.ForQuestionAnswering, CtxAlbertHeadModel):
-    """ALBERT that predicts the start and the end of an answer span."""
+    """ALBERT with start and end logits of an answer span."""
 
 
 class CtxAlbertForMultipleChoice(heads.ForMultipleChoice, CtxAlbertHeadModel):
-    """ALBERT that chooses one of several continuations."""
+    """ALBERT with a logit for each of several choices."""

@@ -1,4 +1,4 @@
-"""Parameters shared across layers (Lan et al. 2019, section 3.1, "cross-layer parameter sharing", and table 4)."""
+"""Cross-layer parameter sharing (Lan et al. 2019, section 3.1 and table 4)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 Scope = Literal["all", "attention", "ffn", "none"]
-# What a `TransformerBlock` borrows in each scope that shares a part of it: a sub-layer goes with its LayerNorm.
+# The shared parts of a `TransformerBlock` in each scope: a sub-layer with its LayerNorm.
 SHARED_PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_norm"),
     "ffn": ("feed_forward", "feed_forward_norm"),
@@ -16,27 +16,25 @@ SHARED_PARTS: Mapping[str, tuple[str, ...]] = {
 
 
 class SharedLayers(nn.Module):
-    """The layers of an encoder, some of whose parameters serve at several depths.
+    """The layers of an encoder with shared parameters; iteration gives the layers in the order of application.
 
-    Iterating gives the layers in the order they are applied. `num_layers` consecutive depths are cut into `num_groups`
-    groups of equal size, and parameters are shared within a group. Each depth applies `inner` layers with parameters
-    of their own, which the next depth of the group applies again.
+    `num_layers` consecutive depths form `num_groups` groups of equal size, and parameters are shared within a group.
+    Each depth applies `inner` layers with different parameters.
 
-    - "all": a group has one set of layers, which the iteration gives again at each of its depths: one object to cast
-      and to compile, whatever the depth.
-    - "attention", "ffn": every depth has layers of its own, whose attention (or feed-forward network), with its
-      LayerNorm, is that of the first depth of the group.
-    - "none": every depth has layers of its own.
+    - "all": the depths of a group apply the same layer objects.
+    - "attention", "ffn": every depth has its own layers, but their attention (or feed-forward network), with its
+      LayerNorm, is that of the group's first depth.
+    - "none": every depth has its own layers.
 
-    Every parameter is registered once, at the first layer that holds it: one name in `state_dict`, one entry in
-    `parameters()`, one gradient. A later layer refers to the part it borrows without owning it; tools that wrap or copy
-    layer by layer (`nn.DataParallel`, FSDP's per-layer wrapping) therefore know only the scopes "all" and "none".
+    Every parameter is registered once, at the first layer that holds it. A later layer refers to a shared part without
+    registering it; tools that wrap or copy layer by layer (`nn.DataParallel`, FSDP's per-layer wrapping) therefore
+    support only the scopes "all" and "none".
 
     Args:
-        make_layer: Makes one layer.
+        make_layer: Creates one layer.
         num_layers: Number of depths.
-        scope: What is shared, see above.
-        num_groups: Number of groups; must divide `num_layers`. Without effect when nothing is shared.
+        scope: The shared parts, see above.
+        num_groups: Number of groups; must divide `num_layers`. No effect with "none".
         inner: Layers applied at each depth.
     """
 
@@ -66,7 +64,7 @@ class SharedLayers(nn.Module):
 
 
 def _borrow(layer: nn.Module, owner: nn.Module, parts: tuple[str, ...]) -> None:
-    """Use the owner's parts in `layer`, as plain attributes: a registered module would be saved under both names."""
+    """Use the owner's parts in `layer` as plain attributes: registered modules would be saved under both names."""
     for name in parts:
         delattr(layer, name)
         layer.__dict__[name] = getattr(owner, name)
@@ -74,13 +72,13 @@ def _borrow(layer: nn.Module, owner: nn.Module, parts: tuple[str, ...]) -> None:
 
 @contextmanager
 def cache_autocast_casts(device: torch.device) -> Iterator[None]:
-    """Cast each parameter once, however often a forward under autocast applies it.
+    """Cast each parameter once under autocast, however often a forward applies it.
 
-    Autocast keeps the cast of a parameter for as long as it lasts, but not in inference mode, where a shared layer
-    would be cast again at every depth. In that case what is computed here is computed in no-grad mode.
+    Autocast caches casts of parameters, but not in inference mode, where a shared layer would be cast again at every
+    depth. In that case this context uses no-grad mode instead.
 
     Args:
-        device: Where the model is.
+        device: The model's device.
     """
     inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     if inference and torch.is_autocast_enabled(device.type):

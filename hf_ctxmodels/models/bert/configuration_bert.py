@@ -1,54 +1,18 @@
 """BERT configuration (Devlin et al. 2019, section 3 and appendix A.2)."""
 
-from typing import Any, ClassVar
-
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.models._shared.configuration_transformer import CtxEncoderConfig
 
 
 @strict
-class CtxBertConfig(CtxTransformerConfig):
+class CtxBertConfig(CtxEncoderConfig):
     """Shape and regularisation of a BERT encoder; the defaults are BERT-base, uncased.
 
-    Args:
-        vocab_size: Number of WordPiece tokens.
-        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
-        num_hidden_layers: Number of Transformer layers.
-        num_attention_heads: Attention heads per layer.
-        intermediate_size: Width of the feed-forward layer.
-        hidden_act: Activation of the feed-forward layer and of the masked-LM transform.
-        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
-        attention_probs_dropout_prob: Dropout on attention probabilities.
-        max_position_embeddings: Longest sequence, in tokens.
-        type_vocab_size: Number of segments (sentence A, sentence B).
-        initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of every LayerNorm.
-        pad_token_id: Id of the padding token; its embedding starts at zero.
+    Args: those of `CtxEncoderConfig`, and
         classifier_dropout: Dropout before the task heads; `None` means `hidden_dropout_prob`.
-        tie_word_embeddings: Share the masked-LM decoder with the word embeddings.
     """
 
     model_type = "ctx-bert"
 
-    vocab_size: int = 30522
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: float | int = 0.1
-    attention_probs_dropout_prob: float | int = 0.1
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    initializer_range: float | int = 0.02
-    layer_norm_eps: float = 1e-12
-    pad_token_id: int | None = 0
     classifier_dropout: float | int | None = None
-    tie_word_embeddings: bool = True
-
-    supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "position_embedding_type": ("absolute", None),
-        "is_decoder": (False,),
-        "add_cross_attention": (False,),
-    }

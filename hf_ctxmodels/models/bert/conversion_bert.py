@@ -1,8 +1,8 @@
 """BERT weight names: the reference layout of transformers -> the native layout here."""
 
-from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, FirstFound, fused_projections
+from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, decoder_bias, fused_projections
 
 _RENAMINGS = [
     *POST_NORM_RENAMINGS,
@@ -11,9 +11,9 @@ _RENAMINGS = [
     WeightRenaming(r"cls\.predictions\.decoder\.weight", r"mlm_head.decoder.weight"),
     WeightRenaming(r"cls\.seq_relationship\.", r"nsp_head."),
 ]
-# The reference decodes with decoder.bias; files of tied models may hold it under its other name alone.
-_DECODER_BIAS = WeightConverter(
-    ["cls.predictions.decoder.bias", "cls.predictions.bias"], "mlm_head.decoder.bias", [FirstFound()]
-)
-BERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *fused_projections("attention.self"), _DECODER_BIAS]
+BERT_EXPORT: list[WeightTransform] = [
+    *_RENAMINGS,
+    *fused_projections("attention.self"),
+    decoder_bias("cls.predictions"),
+]
 BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *BERT_EXPORT]

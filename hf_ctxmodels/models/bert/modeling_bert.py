@@ -1,9 +1,5 @@
-"""BERT (Devlin et al. 2019, arXiv 1810.04805): a bidirectional Transformer encoder trained on masked words and pairs.
-
-Its own here: masked-LM with next-sentence prediction. The encoder it founded is
-`hf_ctxmodels.models._shared.transformer_encoder`; everything else comes from `hf_ctxmodels.layers` and
-`hf_ctxmodels.heads`.
-"""
+"""BERT (Devlin et al. 2019, arXiv 1810.04805): a bidirectional Transformer encoder, pretrained by masked language
+modelling and next-sentence prediction."""
 
 from typing import Any, ClassVar
 
@@ -14,8 +10,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts, cross_entropy_over_targets
-from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
-from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
+from hf_ctxmodels.models._shared.transformer_encoder import Encoder
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT
 
@@ -28,24 +23,12 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     reference_model_type = "bert"
     export_conversion = BERT_EXPORT
     _no_split_modules = ["TransformerBlock"]
-    # Other heads of the same family, and a buffer that old checkpoints carry.
+    # Other heads of the family, and a buffer of old checkpoints.
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^nsp_head\.", r"pooler\.", r"position_ids$"]
 
 
 class CtxBertModel(Encoder, CtxBertPreTrainedModel):
-    """The encoder.
-
-    Args:
-        config: Its shape.
-        add_pooling_layer: Whether to compute `pooler_output`.
-    """
-
-    def __init__(self, config: CtxBertConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config)
-        self.embeddings = build_embeddings(config, width=config.hidden_size)
-        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
-        self.pooler = FirstTokenPooler(config.hidden_size) if add_pooling_layer else None
-        self.post_init()
+    """The encoder."""
 
 
 class CtxBertHeadModel(heads.HeadModel, CtxBertPreTrainedModel):
@@ -63,7 +46,7 @@ class CtxBertForMaskedLM(heads.ForMaskedLM, CtxBertHeadModel):
 class CtxBertForPreTraining(heads.ForMaskedLMWithPair, CtxBertForMaskedLM):
     """Both pretraining objectives: masked-LM and next-sentence prediction (section 3.1).
 
-    `next_sentence_label` (batch,) is 0 where the second segment follows the first, 1 where it is a random one.
+    `next_sentence_label` (batch,) is 0 if the second segment follows the first, 1 if it is random.
     """
 
     pair_label = "next_sentence_label"
@@ -83,7 +66,7 @@ CtxBertForPreTrainingOutput = CtxBertForPreTraining.output_class
 
 
 class CtxBertForNextSentencePrediction(CtxBertHeadModel):
-    """BERT with the next-sentence classifier alone (section 3.1, task 2)."""
+    """BERT with the next-sentence classifier only (section 3.1, task 2)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     pools = True
@@ -104,7 +87,7 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> NextSentencePredictorOutput:
-        """Logits (batch, 2), and the loss where `labels` (batch,) are given: 0 = follows, 1 = random."""
+        """Logits (batch, 2), and the loss with `labels` (batch,): 0 = follows, 1 = random."""
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -123,16 +106,16 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
 
 
 class CtxBertForSequenceClassification(heads.ForSequenceClassification, CtxBertHeadModel):
-    """BERT that classifies a sequence, or regresses a number on it, from its pooled output."""
+    """BERT with a classifier or regressor on the pooled output."""
 
 
 class CtxBertForTokenClassification(heads.ForTokenClassification, CtxBertHeadModel):
-    """BERT that classifies each token."""
+    """BERT with a classifier of each token."""
 
 
 class CtxBertForQuestionAnswering(heads.ForQuestionAnswering, CtxBertHeadModel):
-    """BERT that predicts the start and the end of an answer span."""
+    """BERT with start and end logits of an answer span."""
 
 
 class CtxBertForMultipleChoice(heads.ForMultipleChoice, CtxBertHeadModel):
-    """BERT that chooses one of several continuations."""
+    """BERT with a logit for each of several choices."""

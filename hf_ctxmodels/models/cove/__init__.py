@@ -1,4 +1,4 @@
-"""CoVe (McCann et al. 2017): the encoder of a translation model on fixed word vectors."""
+"""CoVe (McCann et al. 2017): pretrained word vectors concatenated with the states of a translation model's encoder."""
 
 from typing import Any
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.norm import RowNorm
@@ -16,13 +17,13 @@ from hf_ctxmodels.layers.recurrent.packing import PackedRows
 class Biattention(nn.Module):
     """Attention between the two texts of a row, and pooling of each. A single text attends to itself.
 
-    A ReLU layer and a bidirectional LSTM encode both texts, X and Y. The affinities A = X Y^T give each word a summary
-    of the other text, C, by a softmax over its words. A bidirectional LSTM for each text integrates [X; X - C; X * C].
-    Each text is pooled by maximum, mean, minimum and self-attention.
+    A ReLU layer and a bidirectional LSTM encode both texts, X and Y. A softmax of the affinities A = X Y^T gives each
+    word a summary C of the other text. A bidirectional LSTM for each text integrates [X; X - C; X * C]. Each text is
+    pooled by maximum, mean, minimum and self-attention.
 
     Args:
-        input_size: Width of a word.
-        width: Of each direction of the layers.
+        input_size: Width of the input.
+        width: Width of each direction of the LSTMs.
         dropout: Rate on the input and on the input of each LSTM.
     """
 
@@ -42,17 +43,17 @@ class Biattention(nn.Module):
             states: (rows, length, input).
             tokens: (rows, length) bool, False at padding positions.
             second: (rows, length) bool, True at words of the second text.
-            unpad: Leave padding positions out of the LSTMs, or carry the state over them: equal, but slower.
+            unpad: Compute the LSTMs without padding positions; False is equal, but slower.
 
         Returns:
-            (rows, 16 * width): of each text maximum, mean, minimum and self-attentive sum of 2 * width features.
+            (rows, 16 * width): maximum, mean, minimum and self-attentive sum of 2 * width features of each text.
         """
         parts = [tokens & ~second, tokens & second]
         paired = [part.any(1, keepdim=True) for part in parts]
-        parts = [torch.where(there, part, tokens) for there, part in zip(paired, parts)]  # a single text is both
+        parts = [torch.where(there, part, tokens) for there, part in zip(paired, parts)]  # a single text is used twice
         build = PackedRows.build if unpad else PackedRows.with_padding
         inputs = self.project(self.dropout(states)).relu()
-        encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, _runs(second)))
+        encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequence_numbers(second)))
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
         for number, (own, other) in enumerate((parts, parts[::-1])):
@@ -79,19 +80,12 @@ class Biattention(nn.Module):
         )
 
 
-def _runs(second: Tensor) -> Tensor:
-    """(rows, length) bool -> its runs, numbered within each row."""
-    starts = torch.ones_like(second)
-    starts[:, 1:] = second[:, 1:] != second[:, :-1]
-    return starts.cumsum(1)
-
-
 class Maxout(nn.Module):
     """The maximum of several linear maps, feature by feature (Goodfellow et al. 2013).
 
     Args:
         input_size, output_size: Widths.
-        pieces: Linear maps.
+        pieces: Number of linear maps.
     """
 
     def __init__(self, input_size: int, output_size: int, pieces: int) -> None:
@@ -109,9 +103,9 @@ class MaxoutClassifier(nn.Sequential):
 
     Args:
         input_size: Width of the input.
-        width: Of the second layer; the first has twice as much.
+        width: Width of the second layer; the first has twice as much.
         classes: Width of the output.
-        pieces, dropout: Of every layer.
+        pieces, dropout: Parameters of every layer.
     """
 
     def __init__(self, input_size: int, width: int, classes: int, *, pieces: int, dropout: float) -> None:

@@ -1,8 +1,5 @@
 """CoVe (McCann et al. 2017, arXiv 1708.00107): each token's frozen GloVe vector concatenated with the hidden state of a
-bidirectional LSTM pretrained on translation.
-
-The layers are in `hf_ctxmodels.layers.recurrent` and `biattention`, the translation model in `translation_cove`.
-"""
+bidirectional LSTM pretrained on translation. The translation model is in `translation_cove`."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,8 +46,7 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
 
     Attributes:
         last_hidden_state: (batch, length, embedding + hidden): the word vector concatenated with the top layer's state.
-        pooler_output: None.
-        hidden_states: Layers + 1 of them: the word vectors, the layers below the top, and `last_hidden_state`.
+        hidden_states: The word vectors, the outputs of the lower layers, and `last_hidden_state`.
         final_hidden, final_cell: (batch, layers, hidden) final hidden and cell states, both directions concatenated.
     """
 
@@ -62,14 +58,14 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
     """Pretrained word vectors and the MT-LSTM; its output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4).
 
     Attributes:
-        returns_final_states: Whether `forward` returns the final states, with which a decoder starts.
+        returns_final_states: Whether `forward` returns the final states for a decoder by default.
     """
 
     returns_final_states = False
 
     def __init__(self, config: CtxCoveConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
-        self.build_vectors(config)
+        self.build_embeddings(config)
         widths = [config.embedding_size, *[config.hidden_size] * (config.num_hidden_layers - 1)]
         self.layers = nn.ModuleList(LSTM(width, config.hidden_size // 2, state_bias=True) for width in widths)
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -90,19 +86,11 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
     ) -> CtxCoveModelOutput:
         """Encode a batch.
 
-        Args:
-            input_ids: (batch, length) ids; or `inputs_embeds` (batch, length, embedding) in their place.
-            attention_mask: (batch, length), 1 at words and 0 at padding positions, which change no state.
-            token_type_ids: (batch, length), 0 for a first text and 1 for a second one, used by heads.
-            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, whose initial state is zero.
-            output_mask: (batch, length) bool; given, `last_hidden_state` holds only these positions, (targets, width).
+        Args: those of `prepare_inputs`, whose errors it raises, and
+            token_type_ids: (batch, length), checked only: heads use them to separate two texts.
             output_final_states: Return `final_hidden` and `final_cell`; None for `returns_final_states`.
             output_hidden_states: Return `hidden_states`.
-            kwargs: Arguments of other families' models, ignored.
-
-        Raises:
-            CtxError: Input that does not fit together or the model, see `check_encoder_input`.
+            kwargs: Ignored arguments of other families' models.
         """
         given = (input_ids, inputs_embeds, attention_mask, sequence_ids)
         aligned = {"output_mask": output_mask, "token_type_ids": token_type_ids}
@@ -114,7 +102,7 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         returns_final = self.returns_final_states if output_final_states is None else output_final_states
         if returns_final and sequence_ids is not None:
-            raise CtxError("There is no final state of a row that sequence_ids divide into several sequences.")
+            raise CtxError("Final states cannot be combined with sequence_ids: a row has one.")
         hidden, cell = _by_part(final) if returns_final else (None, None)
         return CtxCoveModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
@@ -125,26 +113,26 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
 
 
 def _by_part(final: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
-    """(rows, 2, width) states of every layer -> (rows, layers, 2 * width) hidden states, and cell states."""
+    """(rows, 2, width) states of every layer -> (rows, layers, 2 * width) hidden and cell states."""
     hidden, cell = (torch.stack([part.flatten(1) for part in parts], 1) for parts in zip(*final, strict=True))
     return hidden, cell
 
 
 class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
-    """Binds the generic heads to word vectors and the encoder's states, or to word vectors alone."""
+    """Binds the generic heads to the word vectors, concatenated with the encoder's states or not."""
 
     encoder_class = CtxCoveModel
     for_tasks: ClassVar[bool] = True
 
     def train(self, mode: bool = True) -> "CtxCoveHeadModel":
-        """A frozen encoder has no dropout."""
+        """Set the mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         if self.for_tasks and self.config.freeze_context and hasattr(self, self.base_model_prefix):
             self.base_model.eval()
         return self
 
     def encode(self, **kwargs: Any) -> Any:
-        """Run the encoder; without `config.task_context`, `last_hidden_state` holds the word vectors alone."""
+        """Run the encoder; without `config.task_context`, `last_hidden_state` holds the word vectors only."""
         if not self.for_tasks:
             return super().encode(**kwargs)
         if self.config.freeze_context:
@@ -161,7 +149,7 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
     """The biattentive classification network (section 5), for one text or two."""
 
     def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
-        """The encoder and the biattention, which pools."""
+        """Create the encoder and the biattention, which pools."""
         self.biattention = Biattention(config.task_size, config.biattention_size, config.head_dropout)
         return CtxCoveModel(config)
 
@@ -184,12 +172,12 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         sequence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the encoder on each text by itself; `pooler_output` is pooled by the biattention."""
-        apart = sequence_ids
+        """Run the encoder on each text separately; `pooler_output` is from the biattention."""
+        texts = sequence_ids
         if token_type_ids is not None and sequence_ids is None:
-            apart = 1 + token_type_ids
+            texts = 1 + token_type_ids
         outputs = super().encode(
-            attention_mask=attention_mask, token_type_ids=token_type_ids, sequence_ids=apart, **kwargs
+            attention_mask=attention_mask, token_type_ids=token_type_ids, sequence_ids=texts, **kwargs
         )
         states = outputs.last_hidden_state
         tokens = token_mask(states, attention_mask, sequence_ids)
@@ -200,4 +188,4 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
 
 
 class CtxCoveForTokenClassification(heads.ForTokenClassification, CtxCoveHeadModel):
-    """A linear classifier on each word's vector and hidden state."""
+    """A linear classifier on each word's embedding and hidden state."""

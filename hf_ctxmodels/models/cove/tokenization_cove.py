@@ -1,9 +1,9 @@
-"""CoVe tokenizer: words of the source language, and words of the target language in a vocabulary of their own."""
+"""Tokenizer of CoVe: words of the source and the target language in separate vocabularies."""
 
 from hf_ctxmodels.tokenizers.parallel import CtxTranslationTokenizer
 
 
 class CtxCoveTokenizer(CtxTranslationTokenizer):
-    """Words of two languages, see `CtxTranslationTokenizer`; those of the source language may be a static model's."""
+    """Words of two languages, see `CtxTranslationTokenizer`."""
 
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]

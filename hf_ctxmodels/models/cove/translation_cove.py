@@ -1,4 +1,4 @@
-"""CoVe's pretraining: a translator with attention on the encoder (McCann et al. 2017, section 3)."""
+"""CoVe's pretraining: an attentional translation model (McCann et al. 2017, section 3)."""
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -19,13 +19,13 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
     decoder: AttentionalDecoder
 
     def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
-        """The encoder; `generate` runs it by itself."""
+        """Create the encoder."""
         encoder = CtxCoveModel(config)
         encoder.returns_final_states = True
         return encoder
 
     def build_head(self, config: CtxCoveConfig) -> None:
-        """The decoder, and the softmax's weights."""
+        """The decoder, and the linear map to logits."""
         self.decoder = AttentionalDecoder(
             config.target_vocab_size,
             config.embedding_size,
@@ -38,30 +38,17 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
     def start(self, encoded: CtxCoveModelOutput) -> RecurrentCache:
-        """The encoder's final states.
-
-        Raises:
-            CtxError: `encoded` has none.
-        """
+        """The encoder's final states; raises CtxError if `encoded` has none."""
         if encoded.final_hidden is None or encoded.final_cell is None:
-            raise CtxError(
-                "encoder_outputs have no states to start from.", hint="run it with output_final_states=True."
-            )
+            raise CtxError("encoder_outputs have no final states.", hint="use output_final_states=True.")
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)
 
     def decode(
-        self,
-        ids: Tensor,
-        target_mask: Tensor | None,
-        encoded: CtxCoveModelOutput,
-        attention_mask: Tensor | None,
-        cache: RecurrentCache,
-        languages: Tensor | None,
+        self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs
     ) -> tuple[Tensor, RecurrentCache | None]:
         """See `ForConditionalGeneration.decode`."""
-        states = encoded.last_hidden_state
-        assert states is not None
-        memory, tokens = states[..., self.config.embedding_size :], token_mask(states, attention_mask)
+        states = given.encoded.last_hidden_state
+        memory, tokens = states[..., self.config.embedding_size :], token_mask(states, given.attention_mask)
         if target_mask is None:
-            return self.decoder(ids, memory, tokens, cache)
-        return self.decoder.target_states(ids, target_mask, memory, tokens, cache), None
+            return self.decoder(ids, memory, tokens, given.cache)
+        return self.decoder.target_states(ids, target_mask, memory, tokens, given.cache), None

@@ -40,7 +40,7 @@ SPEC = FamilySpec(
     },
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(targets={"views": Target.AGREEMENT}),
+    traits=Traits(targets={"views": Target.CONSISTENCY}),
 )
 
 __all__ = [

@@ -15,17 +15,16 @@ class CtxCvtConfig(CtxCharacterConfig):
     """Shape and regularisation of a model for cross-view training; the defaults are the paper's.
 
     Args: those of `CtxCharacterConfig`, and
-        pretrained_embeddings: Its vectors are concatenated with the character encoder's, to `hidden_size` together.
-        prediction_size: Width of the layer between states and labels.
+        pretrained_embeddings: Vectors concatenated with those of the character encoder, `hidden_size` in total.
+        prediction_size: Width of the hidden layer of predictions.
         word_dropout: Dropout on the words.
         hidden_dropout_prob: Dropout on the output of every LSTM layer.
-        view_dropout: Dropout in place of these two in a batch without labels, where only auxiliary predictions learn;
-            as in the authors' code.
-        views: Auxiliary predictions; None for all of them: of words forward, backward, future and past (section 3.2),
-            of texts forward, backward, beginning and end.
-        view_weight: Weight of their loss, relative to that of the labels.
-        pooling: What stands for a text: the "mean" of its words' states, or "mean+max", twice as wide.
-        tasks: Name -> labels, for a tagger of several tasks (section 3.4); None for one, whose labels are `id2label`.
+        view_dropout: Dropout in place of these two in a batch without labels, as in the authors' code.
+        views: Auxiliary predictions; None for all: of words forward, backward, future and past (section 3.2), of texts
+            forward, backward, beginning and end.
+        view_weight: Weight of their loss, relative to the supervised loss.
+        pooling: Pooling of a text: "mean" of its words' states, or "mean+max", twice as wide.
+        tasks: Name -> labels, for several tagging tasks (section 3.4); None for one with the labels `id2label`.
     """
 
     model_type = "ctx-cvt"
@@ -53,26 +52,26 @@ class CtxCvtConfig(CtxCharacterConfig):
         super().__post_init__(**kwargs)
 
     def validate_views(self) -> None:
-        """Check what must fit together (called at construction)."""
+        """Check views and tasks (called at construction)."""
         known = {*WORD_VIEWS, *TEXT_VIEWS}
         if unknown := sorted({*(self.views or ())} - known):
             raise ValueError(f"views={unknown} are not among {sorted(known)}.")
         if self.view_weight < 0:
             raise ValueError(f"view_weight={self.view_weight} must be 0 or more.")
-        if self.static_size >= self.hidden_size:
+        if self.pretrained_embedding_size >= self.hidden_size:
             raise ValueError(
-                f"The fixed vectors, of width {self.static_size}, leave nothing of hidden_size={self.hidden_size} to "
-                "the characters."
+                f"pretrained_embedding_size={self.pretrained_embedding_size} must be below "
+                f"hidden_size={self.hidden_size}: the rest is the character encoder's."
             )
         if self.tasks is not None and (not self.tasks or any(len(labels) < 2 for labels in self.tasks.values())):
-            raise ValueError(f"tasks={self.tasks} must name one or more, of two labels or more each.")
+            raise ValueError(f"tasks={self.tasks} must hold one or more tasks with two or more labels each.")
 
     @property
     def task_size(self) -> int:
-        """Width of a primary prediction's input of every word: all LSTM layers (section 4.1)."""
+        """Width of the primary prediction's input, all LSTM layers (section 4.1)."""
         return self.hidden_size * self.num_hidden_layers
 
     @property
     def pooled_size(self) -> int:
-        """Width of a pooled text, which it reads."""
+        """Width of a pooled text."""
         return self.task_size * (2 if self.pooling == "mean+max" else 1)

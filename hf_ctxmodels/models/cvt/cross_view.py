@@ -10,32 +10,32 @@ from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import Pooling, RowPooler
 
 View = Callable[[Tensor, Tensor], Tensor]
-"""(batch, words, 2 * width) states of the first layer's directions and (batch, words) numbers of the sequences, 0 at
+"""(batch, words, 2 * width) states of the bidirectional first layer and (batch, words) numbers of the sequences, 0 at
 padding -> (batch, words, width) the view."""
 
 
 def forward_states(states: Tensor, sequences: Tensor) -> Tensor:
-    """Forward states: the words up to and including each one."""
+    """Forward states: each word and those before it."""
     return states[..., : states.shape[-1] // 2]
 
 
 def backward_states(states: Tensor, sequences: Tensor) -> Tensor:
-    """Backward states: the words from each one on."""
+    """Backward states: each word and those after it."""
     return states[..., states.shape[-1] // 2 :]
 
 
 def future_states(states: Tensor, sequences: Tensor) -> Tensor:
-    """Forward states of the previous word: the words before each one; zeros for the first."""
+    """Forward states of the previous word: the words before each word; zeros for the first."""
     return _shifted(forward_states(states, sequences), sequences, 1)
 
 
 def past_states(states: Tensor, sequences: Tensor) -> Tensor:
-    """Backward states of the next word: the words after each one; zeros for the last."""
+    """Backward states of the next word: the words after each word; zeros for the last."""
     return _shifted(backward_states(states, sequences), sequences, -1)
 
 
 def _shifted(states: Tensor, sequences: Tensor, by: int) -> Tensor:
-    """Each word's neighbour, zeros where it belongs to another sequence or is padding."""
+    """Each word's neighbour; zeros if it belongs to another sequence or is padding."""
     neighbours, theirs = states.roll(by, 1), sequences.roll(by, 1)
     edge = 0 if by > 0 else -1
     same = (theirs == sequences) & (sequences != 0)
@@ -49,7 +49,7 @@ WORD_VIEWS: dict[str, View] = {
     "future": future_states,
     "past": past_states,
 }
-"""Section 4.1: of a word, from one direction of the first layer, with the word itself or without."""
+"""Views of a word (section 4.1): one direction of the first layer, with or without the word itself."""
 
 TEXT_VIEWS: dict[str, View] = {
     "forward": forward_states,
@@ -57,7 +57,7 @@ TEXT_VIEWS: dict[str, View] = {
     "beginning": forward_states,
     "end": backward_states,
 }
-"""Of a text, from one direction of the first layer, of all its words or of one half of them."""
+"""Views of a text: one direction of the first layer, over all of its words or one half."""
 
 
 class Predictor(nn.Sequential):
@@ -72,13 +72,13 @@ class Predictor(nn.Sequential):
 
 
 class WordPredictors(nn.Module):
-    """A primary prediction for each word, and auxiliary ones, each of a view.
+    """The primary prediction for each word, and auxiliary predictions from views.
 
     Args:
         input_size: Width of the primary prediction's input.
         view_size: Width of a view.
-        hidden_size: Of the layer between.
-        labels: Their number.
+        hidden_size: Width of the hidden layer.
+        labels: Number of labels.
         views: Names of `WORD_VIEWS`; None for all.
     """
 
@@ -100,15 +100,15 @@ class WordPredictors(nn.Module):
 
 
 class TextPredictors(nn.Module):
-    """A primary prediction for each text, and auxiliary ones, each of a view.
+    """The primary prediction for each text, and auxiliary predictions from views.
 
-    The paper has no classifier of texts; its views of a word are taken over to a text: one direction of the first
-    layer, pooled over all words, or over those that it has read by the middle of the text.
+    The paper has no text classifier. Here a view is one direction of the first layer, pooled over all words or over the
+    half that this direction reads first.
 
     Args:
         input_size, view_size, hidden_size, labels: See `WordPredictors`.
         views: Names of `TEXT_VIEWS`; None for all.
-        pooling: How words are pooled.
+        pooling: Pooling of the words.
     """
 
     def __init__(
@@ -154,14 +154,14 @@ def _by_view(predictors: nn.ModuleDict) -> Iterator[tuple[str, nn.Module]]:
 def summed_disagreement(
     teacher: Tensor, students: dict[str, Tensor], kind: str = "single_label_classification"
 ) -> Tensor:
-    """The Kullback-Leibler divergence in nats of the students' distributions from the teacher's, which is detached,
-    summed over predictions and students (section 3.1, equation 2).
+    """The Kullback-Leibler divergence in nats of the students' distributions from the detached teacher's, summed over
+    predictions and students (section 3.1, equation 2).
 
     Args:
         teacher: (n, labels) logits.
         students: Name -> (n, labels) logits.
-        kind: "single_label_classification"; "multi_label_classification", of one distribution for each label; or
-            "regression", where it is the squared distance.
+        kind: "single_label_classification"; "multi_label_classification", with one distribution per label; or
+            "regression", with the squared distance.
     """
     given, total = teacher.detach().float(), teacher.new_zeros((), dtype=torch.float32)
     for logits in students.values():

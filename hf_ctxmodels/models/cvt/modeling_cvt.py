@@ -1,8 +1,4 @@
-"""CVT (Clark et al. 2018, arXiv 1809.08370): predictions from partial views of a text learn from the full view's.
-
-The views and their losses are in `hf_ctxmodels.models.cvt.cross_view`, the encoder of words in
-`hf_ctxmodels.models._shared.character`.
-"""
+"""CVT (Clark et al. 2018, arXiv 1809.08370): predictions from partial views of a text learn from the full view's."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -39,11 +35,11 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         super().__init__(config)
         self.vectors = build_character_vectors(config)
         config.validate_views()
-        self.build_encoder(config, config.hidden_size - config.static_size, config.hidden_size)
+        self.build_encoder(config, config.hidden_size - config.pretrained_embedding_size, config.hidden_size)
         self.post_init()
 
     def look_up(self, input_ids: Tensor) -> Tensor:
-        """(batch, words, characters) ids -> (batch, words, hidden), each word independently."""
+        """(batch, words, characters) ids -> (batch, words, hidden)."""
         words = self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
         return words if self.vectors is None else torch.cat([words, self.vectors(input_ids).to(words.dtype)], -1)
 
@@ -62,20 +58,11 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
-        Args:
-            input_ids: (batch, words, characters) ids, of the tokenizer; or the words' representations in their place,
-                `inputs_embeds` (batch, words, hidden).
-            attention_mask: (batch, words), 1 at words and 0 at padding positions, which change no state.
-            sequence_ids: (batch, words), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, whose initial state is zero.
-            output_mask: (batch, words) bool; given, `last_hidden_state` holds only these positions, (targets, hidden).
-            output_hidden_states: Return `hidden_states`: the words, and the output of every layer.
+        Args: those of `prepare_inputs`, whose errors it raises, and
+            output_hidden_states: Return `hidden_states`: the word representations and the layers' outputs.
             layers: Number of layers to run; None for all.
-            dropout_rate: In training, in place of `config.word_dropout` and `config.hidden_dropout_prob`.
-            kwargs: Arguments of other families' models, ignored.
-
-        Raises:
-            CtxError: Input that does not fit together or the model, see `prepare_inputs`.
+            dropout_rate: In training, replaces `config.word_dropout` and `config.hidden_dropout_prob`.
+            kwargs: Ignored arguments of other families' models.
         """
         given, config = (input_ids, inputs_embeds, attention_mask, sequence_ids), self.config
         inputs = prepare_inputs(self, *given, width=config.hidden_size, output_mask=output_mask)
@@ -99,13 +86,13 @@ class CtxCvtOutput(ModelOutput):
     """Output of a head.
 
     Attributes:
-        loss: That of the labels, and that of the views by `view_weight`.
-        logits: Of the primary prediction, (batch, words, labels) or (batch, labels).
+        loss: The supervised loss plus the weighted loss of the views.
+        logits: (batch, words, labels) or (batch, labels) of the primary prediction.
         hidden_states: See `CtxCvtModel.forward`.
         supervised_loss: Cross-entropy of the primary prediction, in nats per label; None without labels.
-        cross_view_loss: `view_weight` times the Kullback-Leibler divergence of the auxiliary predictions, all
-            together, in nats per prediction; None without `views`.
-        metrics: Of classes, how many labels the primary prediction gets right, see `heads.accuracy_counts`.
+        cross_view_loss: `view_weight` times the summed Kullback-Leibler divergence of the auxiliary predictions, in
+            nats per prediction; None without `views`.
+        metrics: The accuracy of the primary prediction of classes, see `heads.accuracy_counts`.
     """
 
     loss: Tensor | None = None
@@ -117,8 +104,8 @@ class CtxCvtOutput(ModelOutput):
 
 
 class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
-    """Learns from labels, and without them: on unlabelled text the auxiliary predictions, of partial views, are trained
-    towards the primary prediction, made without dropout. They share the encoder (section 3).
+    """Semi-supervised learning: on unlabelled text auxiliary predictions from partial views are trained to match the
+    primary prediction, made without dropout. They share the encoder (section 3).
 
     Attributes:
         predictors: Task -> predictions, see `cross_view`.
@@ -135,7 +122,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         raise NotImplementedError
 
     def problem_type(self, labels: Tensor | None) -> str:
-        """What the predictions are: "regression", "single_label_classification" or "multi_label_classification"."""
+        """ "regression", "single_label_classification" or "multi_label_classification"."""
         return self.config.problem_type or "single_label_classification"
 
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
@@ -161,16 +148,12 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CtxCvtOutput:
-        """Logits, and the loss where `labels` or `views` are given. Other arguments as in `CtxCvtModel.forward`.
+        """Logits, and the loss with `labels` or `views`. Other arguments as in `CtxCvtModel.forward`.
 
         Args:
-            labels: (batch, words), or (batch,) of a text: classes of `task`; -100 for none.
-            views: Of the same shape: 1 where the auxiliary predictions of all tasks are to agree with the primary ones,
-                -100 elsewhere.
-            task: One of `config.tasks`, whose labels and logits these are; None for the first.
-
-        Raises:
-            CtxError: Input that does not fit together or the model.
+            labels: (batch, words), or (batch,) of texts: classes of `task`; -100 for none.
+            views: Same shape: 1 where the auxiliary predictions of all tasks are trained, -100 elsewhere.
+            task: The task of labels and logits, one of `config.tasks`; None for the first.
         """
         predict = self.predictors[self._task(task)]
         inputs = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
@@ -203,7 +186,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         )
 
     def _has_views(self, views: Tensor, given: Tensor, mask: Tensor | None) -> bool:
-        """Whether `views` holds a target; raises CtxError for views that do not fit the input."""
+        """Whether `views` holds a target; raises CtxError if it does not match the input."""
         expected = tuple(given.shape[: 2 if self.views_of_words else 1])
         if tuple(views.shape) != expected:
             raise CtxError(f"views is {tuple(views.shape)}, expected {expected}: (batch_size, ...) of the input.")
@@ -211,7 +194,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         if bool((bad := target_mask & ((views < 0) | (views > 1))).any()):
             raise CtxError(f"views holds {int(views[bad][0])}, outside [0, 2) and not -100 (ignored).")
         if self.views_of_words and mask is not None and bool((misplaced := target_mask & (mask == 0)).any()):
-            raise CtxError(f"views asks for padding, at {misplaced.nonzero()[0].tolist()}.", hint="put -100 there.")
+            raise CtxError(f"views has targets at padding, {misplaced.nonzero()[0].tolist()}.", hint="use -100 there.")
         return bool(target_mask.any())
 
     def _task(self, task: str | None) -> str:
@@ -229,7 +212,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     def _disagreement(
         self, first: Tensor, sequences: Tensor, tokens: Tensor, target_mask: Tensor, inputs: dict[str, Any]
     ) -> Tensor:
-        """The divergence summed over tasks, views and targets; `first` are the students' states of the first layer."""
+        """The divergence summed over tasks, views and targets; `first` holds the students' first-layer states."""
         with torch.no_grad():
             states = self.encode(output_hidden_states=True, dropout_rate=0.0, **inputs).hidden_states
             teachers = {name: each(torch.cat(states[1:], -1), tokens) for name, each in self.predictors.items()}
@@ -247,7 +230,7 @@ class CtxCvtForTokenClassification(CtxCvtHeadModel):
     views_of_words = True
 
     def predictor_for(self, labels: int) -> nn.Module:
-        """One class per word."""
+        """Predictions for each word."""
         config = self.config
         return WordPredictors(config.task_size, config.projection_size, config.prediction_size, labels, config.views)
 
@@ -256,32 +239,25 @@ class CtxCvtForSequenceClassification(CtxCvtHeadModel):
     """Classifies texts; the paper has no such task, the views are this package's."""
 
     def predictor_for(self, labels: int) -> nn.Module:
-        """One class per text."""
+        """Predictions for each text."""
         config = self.config
-        return TextPredictors(
-            config.task_size,
-            config.projection_size,
-            config.prediction_size,
-            labels,
-            config.views,
-            config.pooling,
-        )
+        sizes = (config.task_size, config.projection_size, config.prediction_size)
+        return TextPredictors(*sizes, labels, config.views, config.pooling)
 
     def problem_type(self, labels: Tensor | None) -> str:
-        """As in `heads.ForSequenceClassification`, but for batches without labels as for those with labels.
+        """As in `heads.ForSequenceClassification`, with the same result for batches without labels.
 
         Raises:
-            CtxError: The labels are those of several classes at once, and the configuration does not say so.
+            CtxError: The labels are multi-label, but `config.problem_type` is None.
         """
         found = heads.problem_type_of(self.config, labels)
         if found != heads.problem_type_of(self.config, None):
             raise CtxError(
-                "The labels are of several classes at once, but config.problem_type is None, by which texts without "
-                "labels have one class.",
+                "The labels are multi-label, but config.problem_type is None: unlabelled text would have one class.",
                 hint='set config.problem_type="multi_label_classification".',
             )
         return found
 
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-        """Mean loss of classes, numbers or several labels at once; see `heads.ForSequenceClassification`."""
+        """Mean loss by `problem_type`; see `heads.ForSequenceClassification`."""
         return heads.sequence_loss(self.config, logits, labels, counts)

@@ -4,4 +4,4 @@ from hf_ctxmodels.tokenizers.characters import CtxCharacterTokenizer
 
 
 class CtxCvtTokenizer(CtxCharacterTokenizer):
-    """Words as their characters, see `CtxCharacterTokenizer`; the model reads any word, so no vocabulary is needed."""
+    """Words as their characters, see `CtxCharacterTokenizer`; no vocabulary is needed."""

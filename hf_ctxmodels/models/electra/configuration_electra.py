@@ -5,68 +5,44 @@ from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.core.config import CtxConfig, CtxTransformerConfig
+from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.models._shared.configuration_transformer import CtxEncoderConfig
 
 
 @strict
-class CtxElectraConfig(CtxTransformerConfig):
-    """Shape and regularisation of an ELECTRA discriminator, and of the generator beside it; the defaults are small.
+class CtxElectraConfig(CtxEncoderConfig):
+    """Shape and regularisation of an ELECTRA discriminator and its generator; the defaults are ELECTRA-small.
 
-    Args:
-        vocab_size: Number of WordPiece tokens.
+    Args: those of `CtxEncoderConfig`, and
         embedding_size: Width of the token, position and segment tables.
-        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
-        num_hidden_layers: Number of Transformer layers.
-        num_attention_heads: Attention heads per layer.
-        intermediate_size: Width of the feed-forward layer.
-        hidden_act: Activation of the feed-forward layer and of the discriminator's head.
-        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
-        attention_probs_dropout_prob: Dropout on attention probabilities.
-        max_position_embeddings: Longest sequence, in tokens.
-        type_vocab_size: Number of segments.
-        initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of every LayerNorm.
-        pad_token_id: Id of the padding token; its embedding starts at zero.
         classifier_dropout: Dropout before the task heads; `None` means `hidden_dropout_prob`.
         summary_type, summary_use_proj, summary_activation, summary_last_dropout: The multiple-choice head: the "first"
-            token, through a dense layer or not, an activation and dropout.
-        tie_word_embeddings: Share a masked-LM decoder with the word embeddings it stands beside.
-        generator_size: Width of the generator's layers over the discriminator's (section 3.2): the residual stream,
-            the feed-forward layer and the number of heads shrink by it, rounded; the number of layers stays.
-        generator_overrides: Fields in which the generator differs from that.
-        tie_generator: What the two share (section 3.2): the "embeddings" (token, position, segment, and their
-            LayerNorm), "all" of the encoder (needs generators of the discriminator's size), or "none".
+            token, an optional dense layer, an activation and dropout.
+        generator_size: Relative width of the generator (section 3.2): factor of the residual stream, the feed-forward
+            layer and the number of heads, rounded; the number of layers is the same.
+        generator_overrides: Other fields of the generator.
+        tie_generator: Weights shared with the generator (section 3.2): "embeddings" (token, position, segment, and
+            their LayerNorm), "all" of the encoder (needs generator_size=1), or "none".
         freeze_generator: Do not train the generator: stage two of two-stage training (section 3.2). Needs
             `tie_generator="none"`.
-        discriminator_task: What the discriminator learns (section 3.5): "detection" of replaced tokens among all;
-            "detection_masked", among the masked ones alone ("ELECTRA 15%"); "replace_mlm", to predict the masked tokens
-            from the generator's; "all_tokens_mlm", to predict all, with a copy gate.
-        discriminator_weight: Weight of the discriminator's loss beside the generator's (section 2, lambda).
+        discriminator_task: The discriminator's task (section 3.5): "detection" of replaced tokens; "detection_masked"
+            at the masked positions only ("ELECTRA 15%"); "replace_mlm", prediction of the original tokens at the masked
+            positions; "all_tokens_mlm", prediction of all original tokens with a copy mechanism.
+        discriminator_weight: Weight of the discriminator's loss (section 2, lambda).
     """
 
     model_type = "ctx-electra"
 
-    vocab_size: int = 30522
     embedding_size: int = 128
     hidden_size: int = 256
-    num_hidden_layers: int = 12
     num_attention_heads: int = 4
     intermediate_size: int = 1024
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: float | int = 0.1
-    attention_probs_dropout_prob: float | int = 0.1
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    initializer_range: float | int = 0.02
-    layer_norm_eps: float = 1e-12
-    pad_token_id: int | None = 0
     classifier_dropout: float | int | None = None
     summary_type: Literal["first"] = "first"
     summary_use_proj: bool = True
     summary_activation: str | None = "gelu"
     summary_last_dropout: float | int = 0.1
-    tie_word_embeddings: bool = True
     generator_size: float | int = 0.25
     generator_overrides: dict[str, Any] | None = None
     tie_generator: Literal["embeddings", "all", "none"] = "embeddings"
@@ -78,71 +54,69 @@ class CtxElectraConfig(CtxTransformerConfig):
         *("generator_size", "generator_overrides", "tie_generator", "freeze_generator"),
         *("discriminator_task", "discriminator_weight"),
     )
-    """Fields of the pair, which neither model alone has, here or in transformers."""
+    """Fields of joint pretraining, which transformers does not have."""
 
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "position_embedding_type": ("absolute", None),
-        "is_decoder": (False,),
-        "add_cross_attention": (False,),
+        **CtxEncoderConfig.supported_reference_values,
         "summary_type": ("first",),
     }
 
     def validate_architecture(self) -> None:
-        """Check what must fit together (called at construction)."""
+        """Also check the generator's fields (called at construction)."""
         super().validate_architecture()
         if self.generator_size <= 0:
-            raise ValueError(f"generator_size={self.generator_size} is no width; 0.25 is the paper's small one's.")
+            raise ValueError(f"generator_size={self.generator_size} must be above 0; ELECTRA-small has 0.25.")
         width = self._generator_values()["hidden_size"]
         if self.tie_generator != "none" and width > self.hidden_size:
             raise ValueError(
-                f"A generator of width {width} is wider than the discriminator of {self.hidden_size}, whose "
-                f"tie_generator={self.tie_generator!r} it has; lower generator_size to at most 1, or set "
+                f"The generator's width of {width} exceeds the discriminator's {self.hidden_size}, which "
+                f"tie_generator={self.tie_generator!r} does not allow; lower generator_size to at most 1, or set "
                 f'tie_generator="none".'
             )
         if self.freeze_generator and self.tie_generator != "none":
             raise ValueError(
-                f"freeze_generator=True would freeze what the discriminator shares with the generator "
-                f'(tie_generator={self.tie_generator!r}); set tie_generator="none".'
+                f"freeze_generator=True would freeze shared weights (tie_generator={self.tie_generator!r}); set "
+                f'tie_generator="none".'
             )
 
     def generator_config(self) -> Self:
-        """The generator's own configuration.
+        """The generator's configuration.
 
         Raises:
-            CtxError: The generator's heads do not divide its width, or it differs from the discriminator in what
-                `tie_generator` says they share.
+            CtxError: The generator's heads do not divide its width, or its shape does not allow the sharing of
+                `tie_generator`.
         """
         values = self._generator_values()
         if values["hidden_size"] % values["num_attention_heads"]:
             raise CtxError(
-                f"With generator_size={self.generator_size} the generator has a width of {values['hidden_size']} and "
-                f"{values['num_attention_heads']} attention heads, which do not divide it.",
-                hint="choose a fraction that gives whole heads (1/4, 1/3, 1/2, ...), or set both in "
+                f"With generator_size={self.generator_size} the generator's {values['num_attention_heads']} attention "
+                f"heads do not divide its width of {values['hidden_size']}.",
+                hint="choose a size that gives whole heads (1/4, 1/3, 1/2, ...), or set both in "
                 'generator_overrides={"hidden_size": ..., "num_attention_heads": ...}.',
             )
         if values["vocab_size"] != self.vocab_size:
             raise CtxError(
-                f"The generator has a vocabulary of {values['vocab_size']} tokens, the discriminator one of "
-                f"{self.vocab_size}, but it reads what the generator writes.",
-                hint="use one vocabulary for both.",
+                f"The generator has a vocabulary of {values['vocab_size']} tokens, the discriminator of "
+                f"{self.vocab_size}.",
+                hint="use the same vocabulary for both.",
             )
         for name in {"none": (), "embeddings": _EMBEDDING_FIELDS, "all": _ENCODER_FIELDS}[self.tie_generator]:
             if values[name] != getattr(self, name):
                 raise CtxError(
-                    f"The generator's {name}={values[name]} is not the discriminator's {getattr(self, name)}, but "
-                    f"tie_generator={self.tie_generator!r} makes them share weights of that shape.",
-                    hint='set tie_generator="none", or give both the same ("all" needs generator_size=1).',
+                    f"tie_generator={self.tie_generator!r} shares weights, but {name} is {values[name]} in the "
+                    f"generator and {getattr(self, name)} in the discriminator.",
+                    hint='set tie_generator="none", or use equal values ("all" needs generator_size=1).',
                 )
         config = type(self)(**values)
         config._attn_implementation = self._attn_implementation
         return config
 
     def with_generator(self, generator: Self, **changes: Any) -> Self:
-        """This configuration with a generator of that one.
+        """This configuration with another generator.
 
         Args:
-            generator: Configuration of the generator alone.
-            changes: Further fields.
+            generator: Configuration of the generator.
+            changes: Other fields.
         """
         own = {name: getattr(self, name) for name in self._own_fields()}
         own |= {"generator_size": generator.hidden_size / self.hidden_size, "generator_overrides": None, **changes}
@@ -159,8 +133,8 @@ class CtxElectraConfig(CtxTransformerConfig):
             name: max(1, round(getattr(self, name) * self.generator_size))
             for name in ("hidden_size", "intermediate_size", "num_attention_heads")
         }
-        alike = {name: getattr(self, name) for name in self._own_fields() if name not in self.pair_fields}
-        return alike | narrowed | (self.generator_overrides or {})
+        shared = {name: getattr(self, name) for name in self._own_fields() if name not in self.pair_fields}
+        return shared | narrowed | (self.generator_overrides or {})
 
 
 _EMBEDDING_FIELDS = ("embedding_size", "max_position_embeddings", "type_vocab_size")

@@ -1,7 +1,7 @@
 """ELECTRA weight names: the reference layout of transformers -> the native layout here.
 
-The reference knows generator and discriminator as two models; so does the table. In a joint checkpoint the generator's
-names follow a `generator.` that no pattern matches.
+Generator and discriminator are separate models in the reference. In a joint checkpoint the generator's names begin with
+`generator.`, which no pattern matches.
 """
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform

@@ -1,4 +1,4 @@
-"""What ELECTRA's discriminator learns from the generator's text (Clark et al. 2020, sections 2 and 3.5)."""
+"""Tasks of ELECTRA's discriminator (Clark et al. 2020, sections 2 and 3.5)."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -16,16 +16,16 @@ from hf_ctxmodels.models.electra.replaced_token import (
 
 
 class DiscriminatorTask(ABC):
-    """A value of `discriminator_task`: which heads the joint model has for it, and what their loss is.
+    """A value of `discriminator_task`: its heads and its loss.
 
-    The heads are modules of the model itself, under the names that the family's other classes have them by, so that
-    these open a joint checkpoint.
+    The heads are modules of the joint model, with the names of the family's other classes, which can so open a joint
+    checkpoint.
 
     Args:
-        masked_only: Compute the loss at the masked tokens alone, not at all tokens.
+        masked_only: Compute the loss at the masked positions only.
 
     Attributes:
-        head_name: The head that gives the logits.
+        head_name: Name of the head that gives the logits.
         output_layer: As in `HeadModel`.
     """
 
@@ -37,23 +37,23 @@ class DiscriminatorTask(ABC):
 
     @abstractmethod
     def build_heads(self, config: CtxElectraConfig) -> dict[str, nn.Module]:
-        """The heads by their names."""
+        """Name -> head."""
 
     @abstractmethod
     def loss(
-        self, model: Any, states: Tensor, read_ids: Tensor, original_ids: Tensor
+        self, model: Any, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The summed loss in nats, and counts for the output's `metrics`.
 
         Args:
-            model: Has the heads.
-            states: (tokens, hidden) the discriminator's.
-            read_ids, original_ids: (tokens,) what it read, and what stood there before masking.
+            model: The joint model, which has the heads.
+            states: (tokens, hidden) of the discriminator.
+            corrupted_ids, original_ids: (tokens,) the discriminator's input, and the tokens before masking.
         """
 
 
 class ReplacedTokenDetection(DiscriminatorTask):
-    """Which tokens were replaced (section 2)."""
+    """Detection of replaced tokens (section 2)."""
 
     head_name = "rtd_head"
 
@@ -62,45 +62,45 @@ class ReplacedTokenDetection(DiscriminatorTask):
         return {"rtd_head": DetectionHead(config.hidden_size, activation=config.hidden_act)}
 
     def loss(
-        self, model: Any, states: Tensor, read_ids: Tensor, original_ids: Tensor
+        self, model: Any, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Binary cross-entropy."""
-        logits, replaced = model.rtd_head(states), read_ids != original_ids
+        logits, replaced = model.rtd_head(states), corrupted_ids != original_ids
         counts = detection_counts(logits.detach(), replaced)
         return detection_loss(logits, replaced), {f"rtd_{name}": count for name, count in counts.items()}
 
 
 class OriginalTokenPrediction(DiscriminatorTask):
-    """The original tokens, from the vocabulary (section 3.5, "Replace MLM")."""
+    """Prediction of the original tokens (section 3.5, "Replace MLM")."""
 
     head_name = "mlm_head"
     output_layer = "mlm_head.decoder"
 
     def build_heads(self, config: CtxElectraConfig) -> dict[str, nn.Module]:
-        """The masked-LM head, which is that of the generator's class in the discriminator's size."""
+        """The masked-LM head."""
         sizes = config.hidden_size, config.embedding_size, config.vocab_size
         return {"mlm_head": MaskedPredictionHead(*sizes, activation="gelu", layer_norm_eps=config.layer_norm_eps)}
 
     def loss(
-        self, model: Any, states: Tensor, read_ids: Tensor, original_ids: Tensor
+        self, model: Any, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy."""
         return model.mlm_head.summed_loss(states, original_ids), {}
 
 
 class CopyOrPrediction(OriginalTokenPrediction):
-    """The original tokens, each copied from the input or predicted (section 3.5, "All-Tokens MLM")."""
+    """Prediction of the original tokens with a copy mechanism (section 3.5, "All-Tokens MLM")."""
 
     def build_heads(self, config: CtxElectraConfig) -> dict[str, nn.Module]:
-        """The masked-LM head, and the gate's linear map."""
+        """The masked-LM head and the copy gate."""
         return super().build_heads(config) | {"copy_gate": nn.Linear(config.hidden_size, 1)}
 
     def loss(
-        self, model: Any, states: Tensor, read_ids: Tensor, original_ids: Tensor
+        self, model: Any, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy, see `copy_or_predict_loss`."""
         gate = model.copy_gate(states).squeeze(-1)
-        return copy_or_predict_loss(model.mlm_head, gate, states, read_ids, original_ids), {}
+        return copy_or_predict_loss(model.mlm_head, gate, states, corrupted_ids, original_ids), {}
 
 
 DISCRIMINATOR_TASKS: dict[str, DiscriminatorTask] = {

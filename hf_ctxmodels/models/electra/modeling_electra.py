@@ -1,8 +1,6 @@
-"""ELECTRA (Clark et al. 2020, arXiv 2003.10555): an encoder trained to tell which tokens a small generator replaced.
+"""ELECTRA (Clark et al. 2020, arXiv 2003.10555): an encoder pretrained to detect tokens replaced by a small generator.
 
-Its own here: the discriminator's head and the heads that read its first token. The pair is in `pretraining_electra`,
-the encoder in `hf_ctxmodels.models._shared.transformer_encoder`; everything else comes from `hf_ctxmodels.layers` and
-`hf_ctxmodels.heads`.
+Joint pretraining of generator and discriminator is in `pretraining_electra`.
 """
 
 from dataclasses import dataclass
@@ -18,8 +16,9 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.feed_forward import make_activation
-from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
+from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
 from hf_ctxmodels.models.electra.replaced_token import DetectionHead, detection_counts, detection_loss
@@ -33,33 +32,31 @@ class CtxElectraPreTrainedModel(CtxPreTrainedModel):
     reference_model_type = "electra"
     export_conversion = ELECTRA_CONVERSION
     _no_split_modules = ["TransformerBlock"]
-    # Other heads of the same family, the other half of the pair, and a buffer that old checkpoints carry.
+    # Other heads of the family, the generator, and a buffer of old checkpoints.
     _keys_to_ignore_on_load_unexpected = [
         *(r"^mlm_head\.", r"^rtd_head\.", r"^copy_gate\.", r"^generator\.", r"position_ids$")
     ]
 
     def reference_config(self) -> dict[str, Any]:
-        """This model's configuration as the reference class reads it, which knows nothing of a pair."""
+        """The configuration of the reference class, without the fields of joint pretraining."""
         values = super().reference_config()
         return {name: value for name, value in values.items() if name not in self.config.pair_fields}
 
 
 class CtxElectraModel(Encoder, CtxElectraPreTrainedModel):
-    """The encoder: of a joint checkpoint, the discriminator's.
-
-    Args:
-        config: Its shape.
-        add_pooling_layer: Whether to return `pooler_output`, which is the first token's state as it is: the heads that
-            read it have their own dense layer.
-    """
+    """The encoder; of a joint checkpoint, the discriminator's."""
 
     def __init__(self, config: CtxElectraConfig, add_pooling_layer: bool = False) -> None:
-        super().__init__(config)
+        super().__init__(config, add_pooling_layer)
+
+    def build_embeddings(self, config: CtxElectraConfig) -> TokenPositionTypeEmbeddings:
+        """Create embeddings, projected if their width differs."""
         projected = None if config.embedding_size == config.hidden_size else config.hidden_size
-        self.embeddings = build_embeddings(config, width=config.embedding_size, projected_size=projected)
-        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
-        self.pooler = nn.Identity() if add_pooling_layer else None
-        self.post_init()
+        return build_embeddings(config, width=config.embedding_size, projected_size=projected)
+
+    def build_pooler(self, config: CtxElectraConfig) -> nn.Module:
+        """The first token's state: the heads have their own dense layer."""
+        return nn.Identity()
 
 
 class CtxElectraHeadModel(heads.HeadModel, CtxElectraPreTrainedModel):
@@ -72,7 +69,7 @@ class CtxElectraForMaskedLM(heads.ForMaskedLM, CtxElectraHeadModel):
     """The generator: ELECTRA's encoder with the masked-LM head, whose decoder is tied to the word embeddings."""
 
     _tied_weights_keys = {"mlm_head.decoder.weight": "electra.embeddings.word_embeddings.weight"}
-    transform_activation = "gelu"  # whatever `hidden_act` is, as in the reference
+    transform_activation = "gelu"  # independent of `hidden_act`, as in the reference
 
 
 @dataclass
@@ -83,7 +80,7 @@ class CtxElectraDetectionOutput(ModelOutput):
         loss: Binary cross-entropy in nats.
         logits: (batch, length), positive where a token looks replaced.
         metrics: "precision", "recall", "f1" and "share" of replaced tokens, as (numerator, denominator).
-        hidden_states, attentions: As asked for.
+        hidden_states, attentions: As requested.
     """
 
     loss: Tensor | None = None
@@ -94,7 +91,7 @@ class CtxElectraDetectionOutput(ModelOutput):
 
 
 class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
-    """The discriminator alone, which detects replaced tokens (section 2); ElectraForPreTraining in `transformers`."""
+    """The discriminator without a generator (section 2); ElectraForPreTraining in `transformers`."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -103,7 +100,7 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         self.rtd_head = DetectionHead(config.hidden_size, activation=config.hidden_act)
 
     def reference_config(self) -> dict[str, Any]:
-        """As the reference class reads it, under the name it has there."""
+        """The configuration of the reference class."""
         return super().reference_config() | {"architectures": ["ElectraForPreTraining"]}
 
     @can_return_tuple
@@ -119,8 +116,8 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CtxElectraDetectionOutput:
-        """Logits, and the loss where `labels` (batch, length) are given: 1 = replaced, 0 = original; -100 and padding
-        are ignored."""
+        """Logits, and the loss with `labels` (batch, length): 1 = replaced, 0 = original; -100 and padding are
+        ignored."""
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -151,7 +148,7 @@ def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | N
     """(batch, length) labels with padding ignored.
 
     Raises:
-        CtxError: Another shape than the input's, or a label other than 0, 1 and -100.
+        CtxError: The shape is not the input's, or a label is not 0, 1 or -100.
     """
     if labels.shape != logits.shape:
         raise CtxError(f"labels is {tuple(labels.shape)}, but the input is {tuple(logits.shape)}.")
@@ -165,21 +162,21 @@ def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | N
 
 
 class CtxElectraForSequenceClassification(heads.ForSequenceClassification, CtxElectraHeadModel):
-    """ELECTRA that classifies a sequence, or regresses a number on it, from its first token: dense, gelu and linear."""
+    """ELECTRA with a classifier or regressor on the first token's state: dense, gelu and linear."""
 
     classifier_activation = "gelu"
 
 
 class CtxElectraForTokenClassification(heads.ForTokenClassification, CtxElectraHeadModel):
-    """ELECTRA that classifies each token."""
+    """ELECTRA with a classifier of each token."""
 
 
 class CtxElectraForQuestionAnswering(heads.ForQuestionAnswering, CtxElectraHeadModel):
-    """ELECTRA that predicts the start and the end of an answer span."""
+    """ELECTRA with start and end logits of an answer span."""
 
 
 class CtxElectraForMultipleChoice(heads.ForMultipleChoice, CtxElectraHeadModel):
-    """ELECTRA that chooses one of several continuations, from a summary of each's first token (`config.summary_*`)."""
+    """ELECTRA with a logit for each of several choices, from their first tokens (`config.summary_*`)."""
 
     def build_head(self, config: CtxElectraConfig) -> None:
         """The summary and a linear map to one logit."""

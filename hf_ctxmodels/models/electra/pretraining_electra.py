@@ -1,4 +1,4 @@
-"""ELECTRA's pretraining: generator and discriminator in one module (Clark et al. 2020, sections 2 and 3)."""
+"""Joint pretraining of ELECTRA's generator and discriminator (Clark et al. 2020, sections 2 and 3)."""
 
 from dataclasses import dataclass
 from os import PathLike
@@ -41,14 +41,14 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: mlm_loss + discriminator_weight x rtd_loss (section 2).
-        logits: Without `labels`, the discriminator's on the input as it is: (batch, length), positive where a token
-            looks replaced; of a task over the vocabulary (batch, length, vocabulary).
+        logits: Without `labels`, the discriminator's logits for the uncorrupted input: (batch, length), positive for
+            replaced tokens; (batch, length, vocabulary) for a task over the vocabulary.
         mlm_loss: The generator's cross-entropy in nats, detached.
-        rtd_loss: The discriminator's, detached and without its weight.
-        corrupted_ids: (batch, length) the discriminator's input: the generator's tokens at the masked positions.
-        metrics: As (numerator, denominator): "generator_accuracy" (its best guess is the original), "sampled_accuracy"
-            (its drawn token is), and of replaced tokens "rtd_precision", "rtd_recall", "rtd_f1" and "rtd_share".
-        hidden_states, attentions: The discriminator's, as asked for.
+        rtd_loss: The discriminator's loss, detached and unweighted.
+        corrupted_ids: (batch, length) the discriminator's input: samples of the generator at the masked positions.
+        metrics: (numerator, denominator) of "generator_accuracy" (of the largest logit), "sampled_accuracy" (of the
+            samples), and of replaced tokens "rtd_precision", "rtd_recall", "rtd_f1" and "rtd_share".
+        hidden_states, attentions: Of the discriminator.
     """
 
     loss: Tensor | None = None
@@ -62,22 +62,20 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
 
 
 class CtxElectraForPreTraining(CtxElectraHeadModel):
-    """Generator and discriminator, trained together (section 2).
+    """Generator and discriminator, trained jointly (section 2).
 
-    The generator fills masked tokens with samples from its own distribution; the discriminator detects which tokens
-    were replaced. The generator's last layer and its head run at the masked tokens alone; one pass of the head gives
-    loss and samples.
+    The generator replaces masked tokens by samples of its distribution; the discriminator detects the replaced tokens.
+    The generator's last layer and head run at the masked positions only; one pass of the head gives loss and samples.
 
-    The encoder under `electra` and the heads beside it are the discriminator's; under `generator` is a
-    `CtxElectraForMaskedLM`. `AutoModel` and every other class of the family open the discriminator of a joint
-    checkpoint; `export_generator` writes the other half.
+    `electra` and the heads at the top level are the discriminator's; `generator` is a `CtxElectraForMaskedLM`. All
+    other classes of the family open the discriminator of a joint checkpoint; `export_generator` writes the generator.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "token_labels")
     accepts_loss_kwargs = False
 
     def build_head(self, config: CtxElectraConfig) -> None:
-        """The discriminator's heads and the generator, tied as the configuration says."""
+        """The discriminator's heads and the generator, tied by `config.tie_generator`."""
         self.discriminator_task = DISCRIMINATOR_TASKS[config.discriminator_task]
         self.output_layer = self.discriminator_task.output_layer
         for name, head in self.discriminator_task.build_heads(config).items():
@@ -93,19 +91,19 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             self._tied_weights_keys[f"{self.output_layer}.weight"] = _TABLES[0]
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """What is tied: `tie_word_embeddings` speaks of decoders alone, the pair shares what `tie_generator` says."""
+        """The tied weights of generator and discriminator, independent of `tie_word_embeddings`."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys)
 
     def tie_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Tie, and freeze the generator again: loading weights makes them trainable."""
+        """Tie the weights, and freeze the generator again: loading makes weights trainable."""
         super().tie_weights(*args, **kwargs)
         if self.config.freeze_generator:
             self.generator.requires_grad_(False)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize the vocabulary of both."""
+        """Resize both vocabularies."""
         self.generator.resize_token_embeddings(*args, **kwargs)
         return super().resize_token_embeddings(*args, **kwargs)
 
@@ -124,14 +122,14 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CtxElectraForPreTrainingOutput:
-        """The losses of both where `labels` are given; without, the discriminator's logits on the input as it is.
+        """Both losses with `labels`; without, the discriminator's logits for the uncorrupted input.
 
         Args:
             labels: (batch, length) original ids of the masked tokens, -100 elsewhere.
-            token_labels: (batch, length) original ids of all tokens, -100 at padding: the discriminator's loss is over
-                these. None takes the labels, and the input where there is none.
+            token_labels: (batch, length) original ids of all tokens, -100 at padding, for the discriminator's loss.
+                None derives them from `labels` and `input_ids`.
             sampling_seed: (batch,) int64, the seed of each row's samples. None derives it from the row's masked tokens.
-            kwargs: What the discriminator's encoder takes.
+            kwargs: Arguments of the discriminator's encoder.
         """
         inputs = {
             "attention_mask": attention_mask,
@@ -147,7 +145,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
                 attentions=outputs.attentions,
             )
         if input_ids is None or inputs_embeds is not None:
-            raise CtxError("The generator replaces tokens: with labels, give input_ids, not inputs_embeds.")
+            raise CtxError("The generator replaces tokens, not inputs_embeds.", hint="give input_ids with labels.")
         self._check_targets(input_ids, labels, token_labels, sampling_seed)
         filled = self._generate(input_ids, labels, sampling_seed, inputs)
         if token_labels is None:
@@ -155,8 +153,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         name, targets = ("labels", labels) if self.discriminator_task.masked_only else ("token_labels", token_labels)
         output_mask = targets != IGNORED
         outputs = self.encode(input_ids=filled.input_ids, output_mask=output_mask, **inputs, **kwargs)
-        read_ids, original_ids = filled.input_ids[output_mask], token_labels[output_mask]
-        total, metrics = self.discriminator_task.loss(self, outputs.last_hidden_state, read_ids, original_ids)
+        ids = filled.input_ids[output_mask], token_labels[output_mask]
+        total, metrics = self.discriminator_task.loss(self, outputs.last_hidden_state, *ids)
         mlm_loss = mean_over_targets(filled.loss, labels, "labels", num_items_in_batch)
         rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
         weighted = self.config.discriminator_weight * rtd_loss
@@ -187,20 +185,17 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
                 raise CtxError(f"{name} is {tuple(target.shape)}, but the input is {tuple(input_ids.shape)}.")
             check_ids(name, target.masked_fill(target == IGNORED, 0), self.config.vocab_size, "vocab_size")
         if sampling_seed is not None and sampling_seed.shape != input_ids.shape[:1]:
-            raise CtxError(
-                f"sampling_seed is {tuple(sampling_seed.shape)}, but it must be one number for each of the "
-                f"{input_ids.shape[0]} rows."
-            )
+            raise CtxError(f"sampling_seed is {tuple(sampling_seed.shape)}, expected ({input_ids.shape[0]},).")
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Write the discriminator, the reference's class for pretraining: see `export_discriminator`."""
+        """Write the discriminator, see `export_discriminator`."""
         self.export_discriminator(save_directory)
 
     def export_discriminator(self, save_directory: str | Path) -> None:
         """Write weights and a config.json that `transformers.ElectraForPreTraining` opens, bit for bit.
 
-        A discriminator that was trained over the vocabulary (`discriminator_task`) is an `ElectraForMaskedLM` there; a
-        copy gate has no place in it and is left out.
+        A discriminator with a task over the vocabulary (`discriminator_task`) becomes an `ElectraForMaskedLM`, without
+        its copy gate.
 
         Args:
             save_directory: Folder to write config.json and model.safetensors to; created if needed.
@@ -234,39 +229,39 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
 
         Args:
             generator: Directory or Hub id of a masked-LM checkpoint.
-            discriminator: Directory or Hub id of a discriminator. Any other head will do, the generator itself as well
-                (two-stage training, section 3.2): the detection head then starts anew.
-            tie_generator: As in the configuration. None shares the embeddings where they are equal in both checkpoints,
-                and nothing (with a warning) where they are not.
+            discriminator: Directory or Hub id of a checkpoint with any head, for example the generator (two-stage
+                training, section 3.2); a missing detection head is initialised.
+            tie_generator: As in the configuration. None ties the embeddings if they are equal in both checkpoints, else
+                nothing (with a warning).
             changes: Other fields of the configuration, for example `discriminator_weight` or `freeze_generator`.
 
         Raises:
-            CtxError: The two do not fit together.
+            CtxError: The checkpoints do not match.
         """
-        writer = _open(CtxElectraForMaskedLM, generator, "mlm_head.", "electra.")
-        reader = _open(CtxElectraForReplacedTokenDetection, discriminator, "electra.")
-        _check_same_vocabulary(writer.config, reader.config, generator, discriminator)
-        config = _pair_config(writer.config, reader.config, tie_generator or "embeddings", changes)
-        own, other = reader.electra.state_dict(), writer.electra.state_dict()
+        first = _open(CtxElectraForMaskedLM, generator, "mlm_head.", "electra.")
+        second = _open(CtxElectraForReplacedTokenDetection, discriminator, "electra.")
+        _check_same_vocabulary(first.config, second.config, generator, discriminator)
+        config = _pair_config(first.config, second.config, tie_generator or "embeddings", changes)
+        own, other = second.electra.state_dict(), first.electra.state_dict()
         names = own if config.tie_generator == "all" else [name.removeprefix("electra.") for name in _TABLES]
         if config.tie_generator == "none":
             names = []
         differing = [name for name in names if name not in other or not torch.equal(own[name], other[name])]
         if differing:
-            what = f"{differing[0]} of generator and discriminator hold different weights"
+            what = f"{differing[0]} differs between generator and discriminator"
             if tie_generator is not None:
                 raise CtxError(
-                    f"{what}, but tie_generator={tie_generator!r} makes them one.",
+                    f"{what}, but tie_generator={tie_generator!r} shares it.",
                     location=f"{generator}, {discriminator}",
-                    hint='set tie_generator="none", or give the two checkpoints of one training.',
+                    hint='set tie_generator="none", or give two checkpoints of the same training.',
                 )
-            logger.warning(f"{what}; the pair shares nothing (tie_generator='none').")
-            config = _pair_config(writer.config, reader.config, "none", changes)
-        model = cls(config).to(reader.dtype)
+            logger.warning(f"{what}; no weights are tied (tie_generator='none').")
+            config = _pair_config(first.config, second.config, "none", changes)
+        model = cls(config).to(second.dtype)
         model.electra.load_state_dict(own)
-        model.generator.load_state_dict(writer.state_dict())
+        model.generator.load_state_dict(first.state_dict())
         if model.discriminator_task.head_name == "rtd_head":
-            model.rtd_head.load_state_dict(reader.rtd_head.state_dict())
+            model.rtd_head.load_state_dict(second.rtd_head.state_dict())
         return model.eval()
 
 
@@ -288,61 +283,52 @@ def _generator_counts(filled: Filled, labels: Tensor) -> dict[str, Tensor]:
 
 
 def _open(kind: type[CtxElectraHeadModel], source: str | PathLike[str], *needed: str) -> Any:
-    """Open one half of a pair.
-
-    Raises:
-        CtxError: Weights are missing whose names start with one of `needed`.
-    """
+    """Open a generator or discriminator; raises CtxError if weights with one of the prefixes `needed` are missing."""
     model, report = kind.from_pretrained(source, output_loading_info=True)
     missing = sorted(name for name in report["missing_keys"] if name.startswith(needed))
     if missing or report["mismatched_keys"]:
         raise CtxError(
-            f"This does not open as {kind.__name__}: it has no {missing[0] if missing else 'weights of that shape'}.",
+            f"The checkpoint is no {kind.__name__}: it has no {missing[0] if missing else 'weights of that shape'}.",
             location=str(source),
-            hint="a generator is what ElectraForMaskedLM saves; a joint checkpoint of this package gives one by "
+            hint="a generator is an ElectraForMaskedLM; export it from a joint checkpoint with "
             "export_generator(directory).",
         )
     return model
 
 
 def _check_same_vocabulary(
-    writer: CtxElectraConfig,
-    reader: CtxElectraConfig,
+    first: CtxElectraConfig,
+    second: CtxElectraConfig,
     generator: str | PathLike[str],
     discriminator: str | PathLike[str],
 ) -> None:
-    """Raise a `CtxError` where the vocabularies differ, by their size or by the tokenizers saved beside the weights."""
+    """Raise a `CtxError` if the vocabularies differ, by their sizes or by the tokenizers saved with the weights."""
     where = f"{generator}, {discriminator}"
-    hint = "use a generator and a discriminator that were trained with one tokenizer."
-    if writer.vocab_size != reader.vocab_size:
+    hint = "use a generator and a discriminator that were trained with the same tokenizer."
+    if first.vocab_size != second.vocab_size:
         raise CtxError(
-            f"The generator has a vocabulary of {writer.vocab_size} tokens, the discriminator one of "
-            f"{reader.vocab_size}, but it reads what the generator writes.",
+            f"The generator has a vocabulary of {first.vocab_size} tokens, the discriminator of {second.vocab_size}.",
             location=where,
             hint=hint,
         )
     folders = [Path(generator), Path(discriminator)]
     if all((folder / "tokenizer.json").exists() or (folder / "vocab.txt").exists() for folder in folders):
-        first, second = (AutoTokenizer.from_pretrained(folder).get_vocab() for folder in folders)
-        if first != second:
-            word = next(word for word in {**first, **second} if first.get(word) != second.get(word))
+        one, other = (AutoTokenizer.from_pretrained(folder).get_vocab() for folder in folders)
+        if one != other:
+            word = next(word for word in {**one, **other} if one.get(word) != other.get(word))
             raise CtxError(
-                f"The vocabularies differ: {word!r} is token {first.get(word)} of the generator and "
-                f"{second.get(word)} of the discriminator.",
+                f"The vocabularies differ: {word!r} is token {one.get(word)} of the generator and {other.get(word)} of "
+                "the discriminator.",
                 location=where,
                 hint=hint,
             )
 
 
 def _pair_config(
-    writer: CtxElectraConfig, reader: CtxElectraConfig, tie_generator: str, changes: dict[str, Any]
+    generator: CtxElectraConfig, discriminator: CtxElectraConfig, tie_generator: str, changes: dict[str, Any]
 ) -> CtxElectraConfig:
-    """The discriminator's configuration with that generator.
-
-    Raises:
-        CtxError: What the configuration says of it.
-    """
+    """The discriminator's configuration with this generator; raises CtxError if it is invalid."""
     try:
-        return reader.with_generator(writer, tie_generator=tie_generator, **changes)
+        return discriminator.with_generator(generator, tie_generator=tie_generator, **changes)
     except StrictDataclassError as error:
         raise CtxError(str(error.__cause__ or error)) from error

@@ -1,8 +1,7 @@
 """Replaced token detection: the generator's samples and the discriminator's losses (Clark et al. 2020, section 2).
 
-`fill_masked` computes the generator's loss and samples its tokens, with the vocabulary layer at the masked tokens
-alone; the other functions are the losses of a discriminator. No gradient flows through the sampled tokens (section 2,
-"we don't back-propagate").
+`fill_masked` computes the generator's loss and samples, with the vocabulary layer at the masked positions only. No
+gradient flows through the samples (section 2, "we don't back-propagate").
 """
 
 import math
@@ -22,9 +21,9 @@ class Filled(NamedTuple):
     """A masked batch after the generator.
 
     Attributes:
-        input_ids: (batch, length) the batch with a drawn token at every masked position.
+        input_ids: (batch, length) the batch with a sample at every masked position.
         loss: The generator's summed cross-entropy in nats.
-        correct: How many masked tokens have the generator's largest logit.
+        correct: Number of masked tokens with the generator's largest logit.
     """
 
     input_ids: Tensor
@@ -35,45 +34,45 @@ class Filled(NamedTuple):
 def fill_masked(
     states: Tensor, head: MaskedPredictionHead, input_ids: Tensor, labels: Tensor, seeds: Tensor | None = None
 ) -> Filled:
-    """Put a token drawn from the generator's distribution at every masked position.
+    """Fill masked positions with samples of the generator's distribution.
 
     Args:
         states: (targets, hidden) the generator's output where `labels` is not -100, in row-major order.
-        head: The generator's.
-        input_ids: (batch, length) with the masks.
+        head: The generator's head.
+        input_ids: (batch, length) with masks.
         labels: (batch, length) original ids at masked positions, -100 elsewhere.
-        seeds: (batch,) int64: a row's samples depend on its seed, not on the other rows or the padding. None derives
-            the seeds from the rows' masked tokens.
+        seeds: (batch,) int64: a row's samples depend on its seed, not on other rows or padding. None derives the seeds
+            from the rows' masked tokens.
     """
     masked = labels != IGNORED
-    places = masked.cumsum(1) - 1  # counted along the row's masked tokens, so that padding changes nothing
+    numbering = masked.cumsum(1) - 1  # of the row's masked tokens, independent of padding
     if seeds is None:
-        seeds = _seeds_of_rows(input_ids, labels, places)
-    numbers = uniforms(seeds[:, None].expand_as(places)[masked], places[masked])
+        seeds = _seeds_of_rows(input_ids, labels, numbering)
+    numbers = uniforms(seeds[:, None].expand_as(numbering)[masked], numbering[masked])
     loss, samples, correct = head.summed_loss_and_samples(states, labels[masked], numbers)
     return Filled(input_ids.masked_scatter(masked, samples), loss, correct)
 
 
-def _seeds_of_rows(input_ids: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-    """(batch,) a hash of each row's masked tokens and of what stands in their place."""
+def _seeds_of_rows(input_ids: Tensor, labels: Tensor, numbering: Tensor) -> Tensor:
+    """(batch,) a hash of each row's masked tokens and their replacements."""
     masked = labels != IGNORED
-    words = (uniforms(labels * (1 << 32) + input_ids, places) * 2**24).long()
+    words = (uniforms(labels * (1 << 32) + input_ids, numbering) * 2**24).long()
     return (words * masked).sum(1)
 
 
 class DetectionHead(ProjectedHead):
-    """Says of every token whether it was replaced: two layers to one logit (section 2, D(x, t)).
+    """Two layers to one logit per token: whether it was replaced (section 2, D(x, t)).
 
     Args:
         hidden_size: Width of the discriminator.
-        activation: Between the layers.
+        activation: Activation between the layers.
     """
 
     def __init__(self, hidden_size: int, *, activation: str) -> None:
         super().__init__(hidden_size, 1, activation=activation)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(..., hidden) -> (...) logits; positive where the token looks replaced."""
+        """(..., hidden) -> (...) logits; positive for replaced tokens."""
         return super().forward(hidden_states).squeeze(-1)
 
 
@@ -82,51 +81,49 @@ def detection_loss(logits: Tensor, replaced: Tensor) -> Tensor:
 
     Args:
         logits: (tokens,).
-        replaced: (tokens,) bool. A drawn token that is the original counts as original.
+        replaced: (tokens,) bool. A sample equal to the original token counts as original.
     """
     return F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), reduction="sum")
 
 
 def detection_counts(logits: Tensor, replaced: Tensor) -> dict[str, Tensor]:
-    """Precision, recall and F1 of "replaced" at a threshold of one half, and the share of tokens that were replaced.
-
-    Each is (numerator, denominator).
+    """Precision, recall and F1 of "replaced" at a threshold of one half, and the share of replaced tokens, each as
+    (numerator, denominator).
 
     Args:
         logits, replaced: As in `detection_loss`.
     """
     flagged = logits > 0
-    found = (flagged & replaced).sum()
-    named, there = flagged.sum(), replaced.sum()
-    ratios = {"precision": (found, named), "recall": (found, there), "f1": (2 * found, named + there)}
-    ratios["share"] = (there, torch.full_like(there, replaced.numel()))
+    hits, predicted, positives = (flagged & replaced).sum(), flagged.sum(), replaced.sum()
+    ratios = {"precision": (hits, predicted), "recall": (hits, positives), "f1": (2 * hits, predicted + positives)}
+    ratios["share"] = (positives, torch.full_like(positives, replaced.numel()))
     return {name: torch.stack(ratio).float() for name, ratio in ratios.items()}
 
 
 def copy_or_predict_loss(
-    head: MaskedPredictionHead, gate_logits: Tensor, states: Tensor, read_ids: Tensor, original_ids: Tensor
+    head: MaskedPredictionHead, gate_logits: Tensor, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
 ) -> Tensor:
-    """Summed cross-entropy in nats of all original tokens, where a token may be copied (section 3.5, "All-Tokens MLM").
+    """Summed cross-entropy in nats of the original tokens with a copy mechanism (section 3.5, "All-Tokens MLM").
 
-    The distribution is D on the token read, and 1 - D times the head's distribution over the vocabulary.
+    The probability is D for copying the input token, and 1 - D times the head's distribution over the vocabulary.
 
     Args:
-        head: Over the vocabulary.
+        head: The head over the vocabulary.
         gate_logits: (tokens,) D before the sigmoid.
         states: (tokens, hidden).
-        read_ids, original_ids: (tokens,).
+        corrupted_ids, original_ids: (tokens,).
     """
     rows = max(1, CHUNK_ELEMENTS // head.decoder.weight.shape[0])
     chunks = max(1, math.ceil(len(states) / rows))
-    parts = zip(*(tensor.chunk(chunks) for tensor in (gate_logits, states, read_ids, original_ids)), strict=True)
-    # The backward pass computes a chunk's logits again, and holds those of no other chunk.
+    parts = zip(*(tensor.chunk(chunks) for tensor in (gate_logits, states, corrupted_ids, original_ids)), strict=True)
+    # the backward pass recomputes the logits chunk by chunk
     return torch.stack([checkpoint(_copy_or_predict, head, *part, use_reentrant=False) for part in parts]).sum()
 
 
 def _copy_or_predict(
-    head: MaskedPredictionHead, gate_logits: Tensor, states: Tensor, read_ids: Tensor, original_ids: Tensor
+    head: MaskedPredictionHead, gate_logits: Tensor, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
 ) -> Tensor:
     gate_logits = gate_logits.float()
     predicted = F.logsigmoid(-gate_logits) - F.cross_entropy(head(states).float(), original_ids, reduction="none")
-    copied = F.logsigmoid(gate_logits).masked_fill(read_ids != original_ids, float("-inf"))
+    copied = F.logsigmoid(gate_logits).masked_fill(corrupted_ids != original_ids, float("-inf"))
     return -torch.logaddexp(predicted, copied).sum()

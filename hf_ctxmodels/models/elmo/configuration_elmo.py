@@ -11,19 +11,19 @@ _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
 @strict
 class CtxElmoConfig(CtxCharacterConfig):
-    """Shape and regularisation of an ELMo; the defaults are the original model.
+    """Shape and regularisation of ELMo; the defaults are the original model.
 
     Args: those of `CtxCharacterConfig`, and
-        vocab_size: Number of words that the language model predicts; the encoder reads any.
-        residual: Every LSTM layer but the first adds its input to its output.
-        stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
+        vocab_size: Size of the language model's output vocabulary.
+        residual: Add the input of every LSTM layer but the first to its output.
+        stateful: Return `past_key_values` by default, so that the next batch may continue from them.
         hidden_dropout_prob: Dropout on the input of every LSTM layer, and before the language model's prediction.
-        num_languages: More than 0: one model of several languages (Mulcaire et al. 2019, arXiv 1902.09697).
-        num_mixes: Number of mixes of the layers that a task head reads, concatenated.
-        mix_layer_norm: Normalise every layer before it is mixed.
-        mix_decay: What multiplies the squared distance of the mixes from the average in the loss of a task head (3.4).
-        pretrained_embeddings: Task heads read the mixes concatenated with these vectors (section 3.3).
-        pooling: What stands for a sequence: the "mean" of its words' states, or "mean+max", twice as wide.
+        num_languages: Above 0 for a polyglot model (Mulcaire et al. 2019, arXiv 1902.09697).
+        num_mixes: Number of scalar mixes of the layers; task heads take their concatenation.
+        mix_layer_norm: Normalise every layer before mixing.
+        mix_decay: Weight of the squared distance of the mixes from the average in a task head's loss (section 3.4).
+        pretrained_embeddings: Task heads take the mixes concatenated with these vectors (section 3.3).
+        pooling: Pooling of a sequence: "mean" of its words' states, or "mean+max", twice as wide.
     """
 
     model_type = "ctx-elmo"
@@ -47,18 +47,17 @@ class CtxElmoConfig(CtxCharacterConfig):
         super().__post_init__(**kwargs)
 
     def validate_mixes(self) -> None:
-        """Check what must fit together (called at construction)."""
-        if self.num_mixes < 1:
-            raise ValueError(f"num_mixes={self.num_mixes} must be 1 or more.")
+        """Check the mixes (called at construction)."""
+        self.require_positive("num_mixes")
         if self.mix_decay < 0:
             raise ValueError(f"mix_decay={self.mix_decay} must be 0 or more.")
 
     @property
     def task_size(self) -> int:
-        """Width of what a task head reads of every word."""
-        return self.hidden_size * self.num_mixes + self.static_size
+        """Width of a word's representation for task heads."""
+        return self.hidden_size * self.num_mixes + self.pretrained_embedding_size
 
     @property
     def pooled_size(self) -> int:
-        """Width of `pooler_output` of a task head."""
+        """Width of a task head's `pooler_output`."""
         return self.task_size * (2 if self.pooling == "mean+max" else 1)

@@ -13,21 +13,17 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
 
-_FORGET_BIAS = 1.0  # added to the forget gate where these weights are used, and not stored
-_CHARACTERS = (261, 262)  # files count the id of no character, or do not
+_FORGET_BIAS = 1.0  # added to the forget gate at run time there, not stored
+_CHARACTERS = (261, 262)  # without and with the padding id
 
 
 def config_of_options(options: Mapping[str, Any], where: str | None = None) -> CtxElmoConfig:
-    """The configuration that an options.json describes.
-
-    Raises:
-        CtxError: an entry is missing, or asks for what this family cannot compute.
-    """
+    """The configuration of an options.json; raises CtxError if an entry is missing or unsupported."""
     try:
         lstm, cnn = options["lstm"], options["char_cnn"]
         if cnn["n_characters"] not in _CHARACTERS:
             raise CtxError(
-                f"n_characters={cnn['n_characters']}; expected 261 or 262: bytes and six marks.", location=where
+                f"n_characters={cnn['n_characters']}; expected 261 or 262: bytes and special ids.", location=where
             )
         return CtxElmoConfig(
             hidden_size=2 * lstm["projection_dim"],
@@ -44,7 +40,7 @@ def config_of_options(options: Mapping[str, Any], where: str | None = None) -> C
         )
     except (KeyError, TypeError) as error:
         raise CtxError(
-            f"No options of an ELMo: {error} is missing.", location=where, hint="give the model's options.json."
+            f"These are no ELMo options: {error} is missing.", location=where, hint="give the model's options.json."
         ) from error
 
 
@@ -52,7 +48,7 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
     """The model of an options.json and an HDF5 file.
 
     Raises:
-        CtxError: a file is missing or damaged, the two do not fit together, or h5py is not installed.
+        CtxError: A file is missing or damaged, the two do not match, or h5py is not installed.
     """
     try:
         options = json.loads(Path(options_file).read_text(encoding="utf-8"))
@@ -74,7 +70,7 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
 
 
 def _arrays(file: str | Path) -> dict[str, np.ndarray]:
-    """Every array of an HDF5 file by its path."""
+    """All arrays of an HDF5 file by their paths."""
     try:
         import h5py
     except ImportError as error:
@@ -103,7 +99,7 @@ def _converted(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, where: s
             raise CtxError(
                 f"The file has no {name!r}; it has {', '.join(sorted(arrays)[:6])}, ...",
                 location=where,
-                hint="give the weights of an ELMo, and the options that belong to them.",
+                hint="give the weights and the options of the same ELMo.",
             )
         return torch.from_numpy(np.array(arrays[name], dtype=np.float32))
 
@@ -115,7 +111,7 @@ def _converted(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, where: s
         weights[f"{convolution}.bias"] = array(f"CNN/b_cnn_{number}")
     for number in range(config.num_highway_layers):
         layer, source = f"characters.highway.layers.{number}", f"CNN_high_{number}"
-        # the file's gate is how much is transformed, ours how much is carried on
+        # the file's gate is the transform gate, ours the carry gate
         weights[f"{layer}.weight"] = torch.cat([array(f"{source}/W_transform").T, -array(f"{source}/W_carry").T])
         weights[f"{layer}.bias"] = torch.cat([array(f"{source}/b_transform"), -array(f"{source}/b_carry")])
     weights["characters.projection.weight"] = array("CNN_proj/W_proj").T

@@ -1,7 +1,4 @@
-"""ELMo (Peters et al. 2018, arXiv 1802.05365): all layers of a bidirectional language model over characters.
-
-The layers are in `hf_ctxmodels.layers.characters`, `recurrent` and `scalar_mix`.
-"""
+"""ELMo (Peters et al. 2018, arXiv 1802.05365): mixed layers of a character-based bidirectional language model."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -41,17 +38,16 @@ class CtxElmoModelOutput(BaseModelOutputWithPooling):
     """Output of `CtxElmoModel`.
 
     Attributes:
-        last_hidden_state: (batch, words, hidden), forward and backward states of the top layer concatenated.
-        pooler_output: None.
-        hidden_states: Layers + 1 of them; the first is the token layer, twice.
-        past_key_values: Of every layer hidden state (batch, 2, hidden / 2) and cell state (batch, 2, cell).
+        last_hidden_state: (batch, words, hidden), concatenated forward and backward states of the top layer.
+        hidden_states: The token layer concatenated with itself, and the layers' outputs.
+        past_key_values: Hidden state (batch, 2, hidden / 2) and cell state (batch, 2, cell) of every layer.
     """
 
     past_key_values: RecurrentCache | None = None
 
 
 class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
-    """A character encoder and an LSTM of each direction. `input_ids` include the marks of a sentence's ends."""
+    """A character encoder, and forward and backward LSTMs. `input_ids` include the sentence boundary tokens."""
 
     def __init__(self, config: CtxElmoConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
@@ -60,7 +56,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         self.post_init()
 
     def look_up(self, input_ids: Tensor) -> Tensor:
-        """(batch, words, characters) ids -> (batch, words, hidden / 2): the token layer, independent of context."""
+        """(batch, words, characters) ids -> (batch, words, hidden / 2): the token layer."""
         return self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
 
     @can_return_tuple
@@ -78,31 +74,23 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
     ) -> CtxElmoModelOutput:
         """Encode a batch.
 
-        Args:
-            input_ids: (batch, words, characters) ids, of the tokenizer; or the token layer's output in their place,
-                `inputs_embeds` (batch, words, hidden / 2).
-            attention_mask: (batch, words), 1 at words and 0 at padding positions, which change no state.
-            sequence_ids: (batch, words), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, whose initial state is zero.
-            past_key_values: The state after the preceding text, as an earlier forward returned it; None for zeros.
+        Args: those of `prepare_inputs`, whose errors it raises, and
+            inputs_embeds: (batch, words, hidden / 2) the token layer's output, in place of `input_ids`.
+            past_key_values: The state after the preceding text, returned by an earlier forward; None for zeros.
             use_cache: Return `past_key_values`; None for `config.stateful`.
-            output_mask: (batch, words) bool; given, `last_hidden_state` holds only these positions, (targets, hidden).
             output_hidden_states: Return `hidden_states`.
-            kwargs: Arguments of other families' models, ignored.
-
-        Raises:
-            CtxError: Input that does not fit together or the model, see `prepare_inputs`.
+            kwargs: Ignored arguments of other families' models.
         """
         width, given = self.config.projection_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
         inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)
         rows = inputs.pack(2)
         if sequence_ids is not None:
             if past_key_values is not None:
-                raise CtxError("past_key_values belong to a row, but sequence_ids say that it is several sequences.")
+                raise CtxError("past_key_values cannot be combined with sequence_ids: they hold one state per row.")
             use_cache = False
         if input_ids is None or rows.present is not None:
             packed = rows.pack(inputs.embed(self.look_up))
-        else:  # every word's characters are encoded once for both directions
+        else:  # each word's characters are encoded once for both directions
             packed = rows.add_directions(self.encode_words(input_ids.flatten(0, 1)[rows.places[0]]))
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         layers, final = self._run(packed, rows, past_key_values)
@@ -116,7 +104,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
     def _run(
         self, packed: Tensor, rows: PackedRows, cache: RecurrentCache | None
     ) -> tuple[list[Tensor], RecurrentCache]:
-        """The packed output of every layer, that of the characters first, and the state after the last word."""
+        """The packed token layer and outputs of every layer, and the state after the last word."""
         config, seen, length = self.config, 0, rows.shape[1]
         before: list[tuple[Tensor, ...] | None] = [None] * config.num_hidden_layers
         if cache is not None:
@@ -140,7 +128,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
     vectors: CharacterVectors
 
     def build_encoder(self, config: CtxElmoConfig) -> CtxElmoModel:
-        """The encoder, the mixes of its layers, and the pooling."""
+        """Create the encoder, the mixes of its layers, and the pooling."""
         if self.mixes_layers:
             layers = config.num_hidden_layers + 1
             self.mixes: Any = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
@@ -151,14 +139,14 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         return CtxElmoModel(config)
 
     def penalty(self) -> Tensor | None:
-        """The weighted distance of the mixes from the average of the layers."""
+        """The weighted squared distance of the mixes from the average of the layers."""
         if not self.mixes_layers or not self.config.mix_decay:
             return None
         return self.config.mix_decay * torch.stack([mix.distance() for mix in self.mixes]).sum()
 
     def encode(self, *, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder; `last_hidden_state` holds the mixes of all layers concatenated with the word vectors, if
-        any, and `pooler_output` pools it."""
+        """Run the encoder; `last_hidden_state` is the concatenation of the mixes and the word vectors, if any, and
+        `pooler_output` pools it."""
         if not self.mixes_layers:
             return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
         wants = kwargs.pop("output_hidden_states", None)
@@ -167,8 +155,8 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         states = outputs.hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
         parts = [mix(states, tokens) for mix in self.mixes]
-        if self.config.static_size:
-            parts.append(self._fixed(kwargs.get("input_ids")).to(parts[0].dtype))
+        if self.config.pretrained_embedding_size:
+            parts.append(self._look_up_vectors(kwargs.get("input_ids")).to(parts[0].dtype))
         mixed = torch.cat(parts, -1)
         outputs.last_hidden_state = mixed
         if self.pools:
@@ -177,10 +165,10 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
             outputs.hidden_states = None
         return outputs
 
-    def _fixed(self, input_ids: Tensor | None) -> Tensor:
+    def _look_up_vectors(self, input_ids: Tensor | None) -> Tensor:
         if input_ids is None:
             raise CtxError(
-                "inputs_embeds have no characters, by which this head looks up word vectors.",
+                "The look-up of pretrained word vectors needs characters, not inputs_embeds.",
                 hint="give input_ids, or use a head without pretrained_embeddings.",
             )
         return self.vectors(input_ids)
@@ -192,7 +180,7 @@ class CtxElmoForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: Cross-entropy in nats per target, mean over both directions; its exponential is the perplexity.
-        logits: (batch, words, 2, vocabulary) of the next and of the previous word; None with `labels`.
+        logits: (batch, words, 2, vocabulary) of the next and the previous word; None with `labels`.
         hidden_states, past_key_values: See `CtxElmoModelOutput`.
     """
 
@@ -203,7 +191,7 @@ class CtxElmoForPreTrainingOutput(ModelOutput):
 
 
 class CtxElmoForPreTraining(CtxElmoHeadModel):
-    """The bidirectional language model (section 3.1). Both directions share characters and softmax, not the LSTMs."""
+    """The bidirectional language model (section 3.1). The directions share the token layer and the softmax weights."""
 
     mixes_layers = False
     output_layer = "decoder"
@@ -212,7 +200,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
     state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
 
     def build_head(self, config: CtxElmoConfig) -> None:
-        """Dropout and the softmax's weights."""
+        """Dropout and the linear map to the vocabulary's logits."""
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.decoder = nn.Linear(config.projection_size, config.vocab_size)
 
@@ -229,15 +217,12 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         num_items_in_batch: heads.ItemCounts = None,
         **kwargs: Any,
     ) -> CtxElmoForPreTrainingOutput:
-        """The loss where `labels` are given, else logits. Other arguments as in `CtxElmoModel.forward`.
+        """The loss with `labels`, else logits. Other arguments as in `CtxElmoModel.forward`.
 
         Args:
-            labels: (batch, words, 2) vocabulary ids of the next and of the previous word; -100 is ignored.
-            negatives: (batch, k) vocabulary ids drawn for `layers.lm_loss.sampled`; given, the training loss is that of
-                the sampled softmax, with the negatives of all rows.
-
-        Raises:
-            CtxError: Input that does not fit together or the model.
+            labels: (batch, words, 2) vocabulary ids of the next and the previous word; -100 is ignored.
+            negatives: (batch, k) samples for `layers.lm_loss.sampled`: the training loss is then a sampled softmax with
+                the negatives of all rows.
         """
         target_mask = None if labels is None else self._target_mask(labels)
         outputs = self.encode(
@@ -253,9 +238,9 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         if labels is None or target_mask is None:
             loss, logits = None, self.decoder(top)
         else:
-            read = top[target_mask[target_mask.any(-1)]]
+            states = top[target_mask[target_mask.any(-1)]]
             sampled = None if negatives is None or not self.training else partial(self._sampled_loss, negatives)
-            loss = heads.language_modeling_loss(self.decoder, read, labels, num_items_in_batch, summed_loss=sampled)
+            loss = heads.language_modeling_loss(self.decoder, states, labels, num_items_in_batch, summed_loss=sampled)
             logits = None
         return CtxElmoForPreTrainingOutput(
             loss=loss,
@@ -275,8 +260,8 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
 
 
 class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoHeadModel):
-    """ELMo that classifies a sequence, or regresses a number on it, from its pooled mix of layers."""
+    """ELMo with a classifier or regressor on the pooled mix of layers."""
 
 
 class CtxElmoForTokenClassification(heads.ForTokenClassification, CtxElmoHeadModel):
-    """ELMo that classifies each word, from its mix of layers."""
+    """ELMo with a classifier on each word's mix of layers."""

@@ -40,7 +40,7 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     traits=Traits(
         learning=Learning(steps=100),
-        tiny={"written_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
+        tiny={"decoder_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
         targets={"relation_labels": Target.PAIR_CLASS},
     ),
 )

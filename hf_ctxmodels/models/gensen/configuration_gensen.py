@@ -9,33 +9,32 @@ from hf_ctxmodels.core.config import CtxConfig
 
 @strict
 class CtxGenSenConfig(CtxConfig):
-    """Shape of the encoder that all tasks share, and which tasks it learns from.
+    """Shape of the shared encoder, and its pretraining tasks.
 
     Args:
-        vocab_size: Subwords.
-        target_vocab_size: Subwords that the decoders write: the same.
-        written_tasks: Names of the texts that are written, each by a decoder of its own, such as "<de>" and "next".
-        relations: Names of how two texts may be related; none for no such task.
-        embedding_size: Width of a subword, in the encoder and in the decoders.
-        hidden_size: Width of a hidden state, and of a sentence's vector, of both directions together; and of the
-            decoders' hidden states.
-        num_hidden_layers: GRU layers of the encoder.
-        pooling: How a sentence is pooled: to the final states of both directions ("ends"), or by the maximum ("max") or
-            "mean" of its hidden states.
-        hidden_dropout_prob: Dropout on what a GRU layer reads, and on the vector that the decoders read.
-        text_pairs: The head that classifies sequences reads two texts; else it is a linear one of a single text.
-        classifier_size: Width of the hidden layer of what compares two texts.
-        classifier_dropout: Dropout before that, or before a task head.
+        vocab_size: Size of the subword vocabulary.
+        target_vocab_size: Size of the decoders' vocabulary, the same.
+        decoder_tasks: Names of the generation tasks, each with its own decoder, such as "<de>" and "next".
+        relations: Labels of text pairs; empty without this task.
+        embedding_size: Width of the encoder's and the decoders' embeddings.
+        hidden_size: Width of the decoders' hidden states, and of the encoder's hidden states and the sentence vector,
+            both directions concatenated.
+        num_hidden_layers: Number of GRU layers of the encoder.
+        pooling: Pooling of a sentence's hidden states: the final states of both directions ("ends"), "max" or "mean".
+        hidden_dropout_prob: Dropout on the input of a GRU layer, and on the sentence vector for the decoders.
+        text_pairs: Classify pairs of texts; False for a linear classifier of single texts.
+        classifier_size: Width of the hidden layer of the pair classifier.
+        classifier_dropout: Dropout before that classifier, or before a task head.
         initializer_range: Standard deviation of the initialisation of embeddings and heads.
-        pad_token_id: Padding.
-        decoder_start_token_id, eos_token_id: What a target begins and ends with.
+        pad_token_id: Id of padding.
+        decoder_start_token_id, eos_token_id: Ids of the first decoder input and of a target's end.
     """
 
     model_type = "ctx-gensen"
 
     vocab_size: int = 80_000
     target_vocab_size: int = 80_000
-    written_tasks: list[str] | None = None
+    decoder_tasks: list[str] | None = None
     relations: list[str] | None = None
     embedding_size: int = 512
     hidden_size: int = 2048
@@ -52,27 +51,25 @@ class CtxGenSenConfig(CtxConfig):
     is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.written_tasks = ["next", "previous"] if self.written_tasks is None else self.written_tasks
+        self.decoder_tasks = ["next", "previous"] if self.decoder_tasks is None else self.decoder_tasks
         self.relations = ["contradiction", "entailment", "neutral"] if self.relations is None else self.relations
         super().__post_init__(**kwargs)
 
     def validate_shape(self) -> None:
-        """Check what must fit together (called at construction)."""
-        if self.hidden_size % 2 or self.hidden_size < 2:
-            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
-        for name in ("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "classifier_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
-        for name in ("written_tasks", "relations"):
+        """Check shape and tasks (called at construction)."""
+        self.require_two_directions()
+        sizes = ("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "classifier_size")
+        self.require_positive(*sizes)
+        for name in ("decoder_tasks", "relations"):
             if len(set(getattr(self, name))) != len(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)} holds a name twice.")
 
     @property
     def num_languages(self) -> int:
-        """Number of decoders; a target language is a number in `written_tasks`."""
-        return len(self.written_tasks or [])
+        """Number of decoders; a target language is an index in `decoder_tasks`."""
+        return len(self.decoder_tasks or [])
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of every hidden state: the embeddings, and the layers."""
+        """Widths of all hidden states: the embeddings and the layers."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]

@@ -1,9 +1,4 @@
-"""GenSen (Subramanian et al. 2018, arXiv 1804.00079): one encoder of sentences, learned from several tasks at once.
-
-Defined here: the tasks and their heads. The encoder is in `hf_ctxmodels.models._shared.recurrent_sentence_encoder`, the
-decoders in `hf_ctxmodels.layers.recurrent.sentence_decoder`; the order of the tasks is that of the objective
-(`objectives.sentence_tasks`).
-"""
+"""GenSen (Subramanian et al. 2018, arXiv 1804.00079): a sentence encoder pretrained on several tasks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -37,16 +32,10 @@ class CtxGenSenPreTrainedModel(RecurrentPreTrainedModel):
 
 
 class CtxGenSenModel(RecurrentSentenceEncoder, CtxGenSenPreTrainedModel):
-    """The encoder of all tasks: bidirectional GRUs, whose final states are the sentence's vector."""
-
-    def __init__(self, config: CtxGenSenConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id)
-        self.build_layers(config, add_pooling_layer)
-        self.post_init()
+    """The shared encoder: bidirectional GRUs, whose final states are the sentence vector."""
 
     def build_layer(self, input_size: int, hidden_size: int) -> GRU:
-        """A bidirectional GRU."""
+        """Create a bidirectional GRU."""
         return GRU(input_size, hidden_size)
 
 
@@ -74,48 +63,48 @@ class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
 
     Attributes:
         loss: The sum of the terms whose targets are given.
-        writing_loss, relation_loss: The terms, each a mean in nats per target, detached; None without targets.
-        relation_logits: (batch, relations); None where only texts are written.
-        metrics: `relation_accuracy`, counted as `accuracy_counts` does.
+        generation_loss, relation_loss: The terms, each a mean in nats per target, detached; None without targets.
+        relation_logits: (batch, relations); None if only generation targets are given.
+        metrics: `relation_accuracy`, see `accuracy_counts`.
     """
 
-    writing_loss: Tensor | None = None
+    generation_loss: Tensor | None = None
     relation_loss: Tensor | None = None
     relation_logits: Tensor | None = None
     metrics: dict[str, Tensor] | None = None
 
 
-def _asks(targets: Tensor | None) -> bool:
-    """Whether one of the targets counts, or may."""
+def _has_targets(targets: Tensor | None) -> bool:
+    """Whether a target is not -100, or may be."""
     return targets is not None and (is_traced(targets) or bool((targets != heads.IGNORED).any()))
 
 
 class CtxGenSenForPreTraining(
     heads.SiameseEncoder, heads.ForConditionalGeneration, CtxGenSenPreTrainedModel, GenerationMixin
 ):
-    """All tasks: a decoder for each kind of text that is written, and a classifier of how two texts are related.
+    """All tasks: a decoder for each generation task, and a classifier of text pairs.
 
-    Rows of a batch may be of several tasks; training by the paper gives it batches of one.
+    Rows of a batch may belong to several tasks; the paper trains with one task per batch.
     """
 
     encoder_class = CtxGenSenModel
     pools = True
-    reads_languages = True
+    takes_languages = True
     accepts_loss_kwargs = False
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "relation_labels")
-    loss_terms: ClassVar[tuple[str, ...]] = ("writing_loss", "relation_loss")
+    loss_terms: ClassVar[tuple[str, ...]] = ("generation_loss", "relation_loss")
 
     def build_head(self, config: CtxGenSenConfig) -> None:
         """The decoders and the classifier."""
         sizes = (config.target_vocab_size, config.embedding_size, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.relation_dropout = Dropout(config.head_dropout)
-        names = (name.replace(".", "_") for name in config.written_tasks or ())  # so that tasks can come and go
+        names = (name.replace(".", "_") for name in config.decoder_tasks or ())
         self.decoders = nn.ModuleDict({name: ConditionalDecoder(*sizes, config.pad_token_id) for name in names})
         self.relation = comparison(config, len(config.relations)) if config.relations else None
 
     def encode(self, **inputs: Any) -> CtxGenSenEncoded:
-        """Run the encoder over both texts."""
+        """Run the encoder on both texts."""
         outputs, first, second = self.encode_texts(**inputs)
         return CtxGenSenEncoded(
             last_hidden_state=outputs.last_hidden_state,
@@ -125,57 +114,42 @@ class CtxGenSenForPreTraining(
         )
 
     def start(self, encoded: BaseModelOutputWithPooling) -> RecurrentCache:
-        """The sentence's vector."""
+        """The sentence vector."""
         return ConditionalDecoder.start(encoded.pooler_output)
 
-    def predict(
-        self,
-        ids: Tensor,
-        encoded: BaseModelOutputWithPooling,
-        attention_mask: Tensor | None,
-        cache: RecurrentCache,
-        languages: Tensor | None,
-    ) -> tuple[Tensor, RecurrentCache]:
+    def predict(self, ids: Tensor, given: heads.DecoderInputs) -> tuple[Tensor, RecurrentCache]:
         """See `ForConditionalGeneration.predict`; each row by its own decoder."""
-        numbers, unpad = self._decoder_numbers(ids, languages), self._chooses_rows(ids)
+        numbers, unpad = self._decoder_numbers(ids, given.languages), self._selects_rows(ids)
+        vectors, cache = given.encoded.pooler_output, given.cache
         found: list[tuple[Tensor, Tensor]] = []
-        places = []
+        positions = []
         for number, decoder in self._numbered():
             rows = (numbers == number).nonzero()[:, 0] if unpad else torch.arange(len(ids), device=ids.device)
             if unpad and not len(rows):
                 continue
-            states, after = decoder(ids[rows], encoded.pooler_output[rows], cache.select(rows), unpad=unpad)
+            states, after = decoder(ids[rows], vectors[rows], cache.select(rows), unpad=unpad)
             found.append((decoder.prediction(states), *after.states[0]))
-            places.append(rows + (0 if unpad else number * len(ids)))
+            positions.append(rows + (0 if unpad else number * len(ids)))
         logits, hidden = (torch.cat(parts) for parts in zip(*found, strict=True))
-        order = torch.cat(places).argsort() if unpad else numbers * len(ids) + places[0]
+        order = torch.cat(positions).argsort() if unpad else numbers * len(ids) + positions[0]
         return logits[order], RecurrentCache([(hidden[order],)], after.seen_tokens)
 
-    def written_loss(
-        self,
-        ids: Tensor,
-        labels: Tensor,
-        encoded: BaseModelOutputWithPooling,
-        attention_mask: Tensor | None,
-        cache: RecurrentCache,
-        languages: Tensor | None,
-        counts: heads.ItemCounts,
-    ) -> Tensor:
-        """See `ForConditionalGeneration.written_loss`; each row by its own decoder, and of that the softmax."""
-        numbers, vectors = self._decoder_numbers(ids, languages), encoded.pooler_output
+    def decoder_loss(self, ids: Tensor, labels: Tensor, given: heads.DecoderInputs, counts: heads.ItemCounts) -> Tensor:
+        """See `ForConditionalGeneration.decoder_loss`; each row by its own decoder."""
+        numbers, vectors = self._decoder_numbers(ids, given.languages), given.encoded.pooler_output
         target_mask = labels != heads.IGNORED
         heads.check_token_labels(labels, self.config.target_vocab_size)
-        total = (vectors * 0).sum()  # a loss, too, of a batch without targets
+        total = (vectors * 0).sum()  # so that a batch without targets has a loss with a gradient
         for number, decoder in self._numbered():
-            mine = numbers == number
-            if not self._chooses_rows(ids):
-                there = target_mask & mine[:, None]
-                states = decoder(ids, vectors, cache, unpad=False)[0][there]
-                total = total + decoder.summed_loss(states, labels[there])
-            elif bool((target_mask & mine[:, None]).any()):
-                vector = vectors[mine]
-                states = decoder.target_states(ids[mine], target_mask[mine], vector, decoder.start(vector))
-                total = total + decoder.summed_loss(states, labels[mine][target_mask[mine]])
+            rows = numbers == number
+            targets = target_mask & rows[:, None]
+            if not self._selects_rows(ids):
+                states = decoder(ids, vectors, given.cache, unpad=False)[0][targets]
+                total = total + decoder.summed_loss(states, labels[targets])
+            elif bool(targets.any()):
+                own = vectors[rows]
+                states = decoder.target_states(ids[rows], target_mask[rows], own, decoder.start(own))
+                total = total + decoder.summed_loss(states, labels[targets])
         return heads.mean_over_targets(total, labels, "labels", counts)
 
     def _numbered(self) -> Iterator[tuple[int, ConditionalDecoder]]:
@@ -184,8 +158,8 @@ class CtxGenSenForPreTraining(
     def _decoder_numbers(self, ids: Tensor, languages: Tensor | None) -> Tensor:
         return ids.new_zeros(len(ids)) if languages is None else languages
 
-    def _chooses_rows(self, ids: Tensor) -> bool:
-        """Whether a decoder runs on its own rows alone; else on all, and the results of other rows are dropped."""
+    def _selects_rows(self, ids: Tensor) -> bool:
+        """Whether a decoder runs on its own rows only; else on all, and other rows' results are dropped."""
         return bool(self.config.unpad) and not is_traced(ids)
 
     @can_return_tuple
@@ -205,27 +179,26 @@ class CtxGenSenForPreTraining(
         num_items_in_batch: heads.ItemCounts = None,
         **kwargs: Any,
     ) -> CtxGenSenForPreTrainingOutput:
-        """The losses of the targets that are given, else logits. Other arguments as in
-        `ForConditionalGeneration.forward`.
+        """The losses of the given targets, else logits. Other arguments as in `ForConditionalGeneration.forward`.
 
         Args:
-            token_type_ids: (batch, length) 1 at a second text; texts are written from the first alone.
-            relation_labels: (batch,) how both texts are related, a number in `config.relations`; -100 for no answer.
-            target_languages: (batch,) which text to write, a number in `config.written_tasks`; None for the first.
+            token_type_ids: (batch, length) 1 at a second text; the decoders' source is the first text.
+            relation_labels: (batch,) relation of the two texts, an index in `config.relations`; -100 for none.
+            target_languages: (batch,) generation task, an index in `config.decoder_tasks`; None for the first.
 
         Raises:
-            CtxError: As there; or labels of a task that the model has not.
+            CtxError: As there; or labels of a task that the model lacks.
         """
         if encoder_outputs is None:
             given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **given, **kwargs)
         found = CtxGenSenForPreTrainingOutput(hidden_states=encoder_outputs.hidden_states)
         if not len(self.decoders):
-            if _asks(labels):
-                raise CtxError("The model writes no text: config.written_tasks is empty.", hint="leave labels out.")
+            if _has_targets(labels):
+                raise CtxError("The model has no decoder: config.decoder_tasks is empty.", hint="leave labels out.")
             target_languages = None
         if labels is not None or decoder_input_ids is not None:
-            written = super().forward(
+            generated = super().forward(
                 attention_mask=attention_mask,
                 decoder_input_ids=decoder_input_ids,
                 labels=labels,
@@ -236,14 +209,14 @@ class CtxGenSenForPreTraining(
                 num_items_in_batch=num_items_in_batch,
                 **{**kwargs, "return_dict": True},
             )
-            found = CtxGenSenForPreTrainingOutput(**written)
+            found = CtxGenSenForPreTrainingOutput(**generated)
         texts = getattr(encoder_outputs, "texts", None)
-        if relation_labels is not None and (self.relation is not None or _asks(relation_labels)):
+        if relation_labels is not None and (self.relation is not None or _has_targets(relation_labels)):
             self._relate(found, texts, relation_labels, num_items_in_batch)
         elif labels is None and texts is not None and self.relation is not None:
             found["relation_logits"] = self.relation(self.relation_dropout(heads.pair_features(*texts)))
-        if _asks(labels):
-            found["writing_loss"] = written.loss.detach()
+        if _has_targets(labels):
+            found["generation_loss"] = generated.loss.detach()
         if found.loss is not None:
             found["loss"] = self.with_unused_parameters(found.loss)
         return found
@@ -255,26 +228,26 @@ class CtxGenSenForPreTraining(
         targets: Tensor,
         counts: heads.ItemCounts,
     ) -> None:
-        """Add the loss of the relations to what was found."""
+        """Add the relation loss to the output."""
         if self.relation is None or texts is None:
             raise CtxError(
-                "relation_labels are given, but there is no classifier, or not both texts' vectors.",
-                hint="have config.relations, and give the texts, not encoder_outputs.",
+                "relation_labels are given without config.relations, or with encoder_outputs of one text.",
+                hint="set config.relations, and give the texts, not encoder_outputs.",
             )
         logits = self.relation(self.relation_dropout(heads.pair_features(*texts)))
         targets = targets.view(-1)
         loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", counts)
         found["loss"] = loss if found.loss is None else found.loss + loss
-        found["relation_loss"] = loss.detach() if _asks(targets) else None
+        found["relation_loss"] = loss.detach() if _has_targets(targets) else None
         found["relation_logits"] = logits
         found["metrics"] = {"relation_accuracy": heads.accuracy_counts(logits.detach(), targets)}
 
 
 class CtxGenSenForSequenceClassification(heads.ForTextPairClassification, CtxGenSenPreTrainedModel):
-    """How two texts are related, or what a text is; see `ForTextPairClassification`."""
+    """A classifier of text pairs, or of single texts; see `ForTextPairClassification`."""
 
     encoder_class = CtxGenSenModel
 
     def build_comparison(self, config: CtxGenSenConfig) -> nn.Module:
-        """The pretraining's kind of classifier."""
+        """The classifier of pretraining."""
         return comparison(config, config.num_labels)

@@ -1,9 +1,9 @@
-"""GenSen tokenizer: joint byte-pair encodings of one text or two."""
+"""Tokenizer of GenSen: joint byte-pair encodings of one text or two."""
 
 from hf_ctxmodels.tokenizers.subwords import SubwordTokenizer
 
 
 class CtxGenSenTokenizer(SubwordTokenizer):
-    """Subwords of all that is read and written, see `SubwordTokenizer`; a second text has `token_type_ids` of 1."""
+    """Subwords of sources and targets, see `SubwordTokenizer`; a second text has `token_type_ids` of 1."""
 
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]

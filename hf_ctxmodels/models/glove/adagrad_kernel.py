@@ -1,7 +1,7 @@
-"""AdaGrad on the cells of a co-occurrence matrix one by one, compiled for a CPU by numba (extra `words`).
+"""AdaGrad on single cells of a co-occurrence matrix, compiled for the CPU by numba (extra `words`).
 
-That is how the released code of GloVe goes (Pennington et al. 2014, section 4.2). As tensors, a batch's gradients have
-to be sorted by words before AdaGrad can square their sums, which takes most of the time.
+The released code of GloVe does the same (Pennington et al. 2014, section 4.2). With tensors, a batch's gradients would
+have to be sorted by words before AdaGrad can square their sums, which takes most of the time.
 """
 
 import math
@@ -31,7 +31,7 @@ def glove_adagrad_kernel(
     alpha: float,
     rate: float,
 ) -> float:
-    """Descend along cells; the summed loss, each cell's as it was found.
+    """Update the tables cell by cell. Returns the summed loss, each cell's before its update.
 
     Args:
         words, contexts: (vocabulary, dim) float32 tables; updated, as are all that follow.
@@ -39,8 +39,8 @@ def glove_adagrad_kernel(
         word_squares, context_squares, word_bias_squares, context_bias_squares: AdaGrad's sums of squared gradients.
         rows, columns: (cells,) word and context.
         values: (cells,) float32 counts, above 0.
-        x_max, alpha: of the weighting function.
-        rate: learning rate.
+        x_max, alpha: Parameters of the weighting function.
+        rate: Learning rate.
     """
     loss = 0.0
     for cell in range(len(rows)):

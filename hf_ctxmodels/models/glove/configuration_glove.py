@@ -9,13 +9,13 @@ from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
 
 @strict
 class CtxGloveConfig(CtxStaticConfig):
-    """Word vectors, and how they are learned; the defaults are the paper's.
+    """Word vectors and their training; the defaults are the paper's.
 
     Args:
-        x_max: Count from which on a co-occurrence has the full weight (equation 9).
+        x_max: Count from which a co-occurrence has the full weight (equation 9).
         alpha: Power of the weight below it.
-        context_vectors: Whether there are two tables, whose sum is the word's vector (section 4.2); without, vectors of
-            a file can be held, which has the sum alone.
+        context_vectors: Whether there are two tables, whose sum is the word's vector (section 4.2); False for vectors
+            from a file, which holds the sum only.
     """
 
     model_type = "ctx-glove"

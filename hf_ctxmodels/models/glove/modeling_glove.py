@@ -1,8 +1,4 @@
-"""GloVe (Pennington et al. 2014): weighted least squares on the logarithms of co-occurrence counts.
-
-Defined here: two tables whose sum is the vector of a word, and their loss. The rest is in
-`hf_ctxmodels.models._shared.static`.
-"""
+"""GloVe (Pennington et al. 2014): weighted least squares on the logarithms of co-occurrence counts."""
 
 import importlib
 from collections.abc import Mapping
@@ -32,22 +28,11 @@ class CtxGlovePreTrainedModel(StaticPreTrainedModel):
 
 
 class CtxGloveModel(StaticEncoder, CtxGlovePreTrainedModel):
-    """Word vectors: the sum of a word's vector and its vector as a context.
+    """Word vectors: the sum of a word's vector and its vector as a context."""
 
-    Args:
-        config: Their number and width.
-        add_pooling_layer: Whether to compute `pooler_output`.
-    """
-
-    def __init__(self, config: CtxGloveConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config)
-        self.build_encoder(config, add_pooling_layer)
-        self.context_embeddings = None
-        if config.context_vectors:
-            self.context_embeddings = WordTable(
-                config.vocab_size, config.hidden_size, config.hidden_size, padding_idx=config.pad_token_id
-            )
-        self.post_init()
+    def build_encoder(self, config: CtxGloveConfig) -> None:
+        """The vectors of words as contexts."""
+        self.context_embeddings = self.build_table(config) if config.context_vectors else None
 
     def look_up(self, input_ids: Tensor) -> Tensor:
         """(batch, length) ids -> (batch, length, hidden)."""
@@ -68,7 +53,7 @@ class CtxGloveForPreTrainingOutput(ModelOutput):
     Attributes:
         loss: Weighted squared error of the logarithms (equation 8), halved as in the released code; mean over the
             cells.
-        logits: (batch, length, vocabulary) predicted logarithm of how often each word stands near; None with `labels`.
+        logits: (batch, length, vocabulary) predicted logarithms of co-occurrence counts; None with `labels`.
         hidden_states: With `output_hidden_states`; None with `labels`.
     """
 
@@ -78,10 +63,10 @@ class CtxGloveForPreTrainingOutput(ModelOutput):
 
 
 class CtxGloveForPreTraining(CtxGloveHeadModel):
-    """Predicts how often two words stand near each other (section 3).
+    """Predicts the logarithms of co-occurrence counts (section 3).
 
-    The loss is differentiable as any other. Given a `learning_rate`, the vectors follow it by themselves instead, by
-    AdaGrad, cell by cell, as in the released code.
+    The loss is differentiable, for any optimizer. With a `learning_rate`, `forward` instead updates the vectors in
+    place, by AdaGrad on single cells, as in the released code.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
@@ -90,7 +75,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         """A bias for each word, and one for each as a context."""
         if not config.context_vectors:
             raise CtxError(
-                "Vectors without context vectors cannot be trained on: a file holds the sum of the two alone.",
+                "Vectors without context vectors cannot be pretrained further: a file holds only the sum of both.",
                 location="context_vectors=false in config.json",
                 hint="pretrain a new model, or fine-tune this one on a task.",
             )
@@ -98,7 +83,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         self.context_bias = WordTable(config.vocab_size, 1, config.hidden_size)
 
     def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """AdaGrad, where numba has compiled it."""
+        """AdaGrad, if numba compiles it."""
         return type(optimizer) is torch.optim.Adagrad and is_compiled(self.get_input_embeddings().weight)
 
     @can_return_tuple
@@ -118,16 +103,13 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         Args:
             input_ids: (batch, length) the words of cells of the co-occurrence matrix.
             labels: (batch, length) their contexts, -100 for no cell.
-            cooccurrences: (batch, length) the cells' values, above 0; None for ones.
-            learning_rate: update the vectors in place, and give a loss without gradient.
-            squares: with it, AdaGrad's sums of squared gradients by the names of the parameters; updated.
-
-        Raises:
-            CtxError: input that does not fit together or the model.
+            cooccurrences: (batch, length) the cells' counts, above 0; None for ones.
+            learning_rate: Update the vectors in place, and return a loss without gradient.
+            squares: With `learning_rate`, AdaGrad's sums of squared gradients by parameter name; updated.
         """
         model: Any = self.base_model
         if input_ids is None:
-            raise CtxError("Co-occurrences are predicted of words, not of inputs_embeds.", hint="give input_ids.")
+            raise CtxError("GloVe cannot predict co-occurrences from inputs_embeds.", hint="give input_ids.")
         if labels is None:
             encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
             logits = model.word_embeddings(input_ids) @ model.context_embeddings.weight.T
@@ -145,12 +127,12 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         elif squares is None:
             raise CtxError("AdaGrad needs its sums of squared gradients.", hint="give `squares`.")
         else:
-            loss = self._descend(learning_rate, squares, *cells)
+            loss = self._adagrad_step(learning_rate, squares, *cells)
         loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
         return CtxGloveForPreTrainingOutput(loss=loss)
 
     def _weighted_squares(self, words: Tensor, contexts: Tensor, values: Tensor) -> Tensor:
-        """(cells,) each -> the sum of equation 8 over them, halved."""
+        """(cells,) each -> half the sum of equation 8."""
         model: Any = self.base_model
         products = (model.word_embeddings(words) * model.context_embeddings(contexts)).sum(-1).float()
         biases = (self.word_bias(words) + self.context_bias(contexts))[:, 0].float()
@@ -158,8 +140,8 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         return 0.5 * (weights * (products + biases - values.log()) ** 2).sum()
 
     @torch.no_grad()
-    def _descend(self, learning_rate: float, squares: Mapping[str, Tensor], *cells: Tensor) -> Tensor:
-        """AdaGrad on the cells (words, contexts, values) one by one; their summed loss."""
+    def _adagrad_step(self, learning_rate: float, squares: Mapping[str, Tensor], *cells: Tensor) -> Tensor:
+        """AdaGrad on single cells (words, contexts, values); returns the summed loss."""
         kernels = importlib.import_module("hf_ctxmodels.models.glove.adagrad_kernel")  # numba takes a second to import
         tables = dict(self.named_parameters())
         names = [f"{self.base_model_prefix}.{kind}_embeddings.weight" for kind in ("word", "context")]
@@ -176,7 +158,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
 
 
 class CtxGloveForSequenceClassification(heads.ForSequenceClassification, CtxGloveHeadModel):
-    """Word vectors with a classifier or regressor on a row's pooled ones."""
+    """Word vectors with a classifier or regressor on a row's pooled vectors."""
 
 
 class CtxGloveForTokenClassification(heads.ForTokenClassification, CtxGloveHeadModel):

@@ -9,28 +9,28 @@ from hf_ctxmodels.core.config import CtxConfig
 
 @strict
 class CtxInferSentConfig(CtxConfig):
-    """Shape of the encoder, and of what compares two sentences.
+    """Shape of the encoder and of the classifier of text pairs.
 
     Args:
-        vocab_size: Words of the table of fixed vectors, special tokens included.
-        embedding_size: Width of the fixed vectors.
-        hidden_size: Width of a hidden state, and of a sentence's vector, of both directions together.
-        num_hidden_layers: LSTM layers; the paper has one.
-        pooling: How a sentence is pooled: by the maximum ("max") or the "mean" of its words' hidden states.
-        pretrained_embeddings: A directory or Hub id of a family with one vector for each word, of the same vocabulary.
+        vocab_size: Size of the vocabulary, special tokens included.
+        embedding_size: Width of the pretrained embeddings.
+        hidden_size: Width of a hidden state and of a sentence vector, both directions concatenated.
+        num_hidden_layers: Number of LSTM layers; the paper has one.
+        pooling: Pooling of a sentence's hidden states, "max" or "mean".
+        pretrained_embeddings: Directory or Hub id of static word embeddings with the same vocabulary.
             `load_pretrained_embeddings` copies the vectors into a new model; they are saved with it.
-        train_vectors: Train the vectors too.
-        skip_unknown: Leave unknown words out, as the released code does, unless there is no other in the text; else
-            they are read as zero vectors.
+        train_pretrained_embeddings: Train the vectors too.
+        skip_unknown: Leave unknown words out, as the released code does, unless the text has no other; False encodes
+            them as zero vectors.
         hidden_dropout_prob: Dropout on the input of an LSTM layer.
-        text_pairs: The classifier reads two texts; else it is a linear one of a single text.
-        classifier_size: Width of the two hidden layers of the classifier of pairs.
-        classifier_nonlinear: Have a tanh after these, and dropout before every layer; without, as in the paper, the
-            three layers are together a linear map.
+        text_pairs: Classify pairs of texts; False for a linear classifier of single texts.
+        classifier_size: Width of the two hidden layers of the pair classifier.
+        classifier_nonlinear: Use tanh after these layers and dropout before every layer; in the paper the three layers
+            are linear.
         classifier_dropout: Dropout before the classifier.
         initializer_range: Standard deviation of the initialisation of the classifier.
-        pad_token_id: Padding.
-        unk_token_id: Unknown words, whose vector is zero.
+        pad_token_id: Id of padding.
+        unk_token_id: Id of unknown words, which have a zero vector.
     """
 
     model_type = "ctx-infersent"
@@ -41,7 +41,7 @@ class CtxInferSentConfig(CtxConfig):
     num_hidden_layers: int = 1
     pooling: Literal["max", "mean"] = "max"
     pretrained_embeddings: str | None = None
-    train_vectors: bool = False
+    train_pretrained_embeddings: bool = False
     skip_unknown: bool = True
     hidden_dropout_prob: float | int = 0.0
     text_pairs: bool = True
@@ -53,14 +53,11 @@ class CtxInferSentConfig(CtxConfig):
     unk_token_id: int | None = 1
 
     def validate_shape(self) -> None:
-        """Check what must fit together (called at construction)."""
-        if self.hidden_size % 2 or self.hidden_size < 2:
-            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
-        for name in ("vocab_size", "embedding_size", "num_hidden_layers", "classifier_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
+        """Check the shape (called at construction)."""
+        self.require_two_directions()
+        self.require_positive("vocab_size", "embedding_size", "num_hidden_layers", "classifier_size")
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of every hidden state: the vectors, and the layers."""
+        """Widths of all hidden states: the embeddings and the layers."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]

@@ -1,8 +1,6 @@
-"""InferSent (Conneau et al. 2017, arXiv 1705.02364): sentence vectors that tell how two sentences are related.
+"""InferSent (Conneau et al. 2017, arXiv 1705.02364): sentence vectors pretrained on natural language inference."""
 
-The encoder is in `hf_ctxmodels.models._shared.recurrent_sentence_encoder`, its word vectors in
-`hf_ctxmodels.models._shared.pretrained_embeddings`, the comparison of two vectors in `hf_ctxmodels.heads.text_pairs`.
-"""
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +26,9 @@ class CtxInferSentPreTrainedModel(PretrainedEmbeddingPreTrainedModel):
 class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, CtxInferSentPreTrainedModel):
     """Pretrained word vectors, a bidirectional LSTM, and max pooling (section 3.2.3)."""
 
-    def __init__(self, config: CtxInferSentConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config)
-        self.build_vectors(config)
-        self.build_layers(config, add_pooling_layer)
-        self.post_init()
+    def build_embeddings(self, config: Any) -> None:
+        """Create the table of word vectors."""
+        PretrainedEmbeddingEncoder.build_embeddings(self, config)
 
     def select_tokens(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
         """(batch, length) bool: the known words, or all tokens of a row without any."""
@@ -43,12 +39,12 @@ class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, Ct
 
 
 class CtxInferSentForSequenceClassification(heads.ForTextPairClassification, CtxInferSentPreTrainedModel):
-    """How two texts are related (section 3.1); see `ForTextPairClassification`."""
+    """A classifier of text pairs (section 3.1); see `ForTextPairClassification`."""
 
     encoder_class = CtxInferSentModel
 
     def build_comparison(self, config: CtxInferSentConfig) -> nn.Module:
-        """The released code's layers."""
+        """The layers of the released code."""
         size = config.classifier_size
         layers: list[nn.Module] = [Linear(4 * config.hidden_size, size)]
         for output in (size, config.num_labels):

@@ -9,24 +9,24 @@ from hf_ctxmodels.core.config import CtxConfig
 
 @strict
 class CtxLaserConfig(CtxConfig):
-    """Shape of the encoder of all languages, and of the decoder that it learns with.
+    """Shape of the multilingual encoder and the decoder.
 
     Args:
-        vocab_size: Subwords of all languages.
-        target_vocab_size: Subwords of the decoder: the same.
-        num_languages: Target languages.
-        embedding_size: Width of a subword, in the encoder and in the decoder.
-        hidden_size: Width of a hidden state, and of a sentence's vector, of both directions together.
-        num_hidden_layers: LSTM layers of the encoder.
-        pooling: How a sentence is pooled: by the maximum ("max") or the "mean" of its hidden states.
-        language_size: Width of a language's embedding.
+        vocab_size: Size of the joint vocabulary of all languages.
+        target_vocab_size: Size of the decoder's vocabulary, the same.
+        num_languages: Number of target languages.
+        embedding_size: Width of the encoder's and the decoder's embeddings.
+        hidden_size: Width of a hidden state and of a sentence vector, both directions concatenated.
+        num_hidden_layers: Number of LSTM layers of the encoder.
+        pooling: Pooling of a sentence's hidden states, "max" or "mean".
+        language_size: Width of a language embedding.
         decoder_size: Width of the decoder's states.
-        num_decoder_layers: LSTM layers of the decoder.
+        num_decoder_layers: Number of LSTM layers of the decoder.
         hidden_dropout_prob: Dropout on the input of LSTM layers, and before the prediction.
         classifier_dropout: Dropout before a task head.
         initializer_range: Standard deviation of the initialisation of embeddings and heads.
-        pad_token_id: Padding.
-        decoder_start_token_id, eos_token_id: What a target begins and ends with.
+        pad_token_id: Id of padding.
+        decoder_start_token_id, eos_token_id: Ids of the first decoder input and of a target's end.
     """
 
     model_type = "ctx-laser"
@@ -50,15 +50,12 @@ class CtxLaserConfig(CtxConfig):
     is_encoder_decoder: bool = True
 
     def validate_shape(self) -> None:
-        """Check what must fit together (called at construction)."""
-        if self.hidden_size % 2 or self.hidden_size < 2:
-            raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
+        """Check the shape (called at construction)."""
+        self.require_two_directions()
         sizes = ("vocab_size", "target_vocab_size", "num_languages", "embedding_size", "num_hidden_layers")
-        for name in (*sizes, "language_size", "decoder_size", "num_decoder_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
+        self.require_positive(*sizes, "language_size", "decoder_size", "num_decoder_layers")
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of every hidden state: the embeddings, and the layers."""
+        """Widths of all hidden states: the embeddings and the layers."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]

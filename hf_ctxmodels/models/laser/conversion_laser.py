@@ -1,4 +1,4 @@
-"""The released encoder (a dictionary of its shape, its weights and its subwords) and its BPE codes -> a LASER."""
+"""The released encoder (a dictionary of shape, weights and subwords) and its BPE codes -> model and tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,32 +14,24 @@ from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
 from hf_ctxmodels.tokenizers.subwords import END_OF_WORD, SPECIAL_TOKENS
 
-_GOES_ON = "@@"  # ends a subword that does not end a word
+_CONTINUES = "@@"  # suffix of a subword within a word
 
 
 def read_encoder(file: str | Path) -> dict[str, Any]:
-    """What a released file holds: `params`, `model` and `dictionary`.
-
-    Raises:
-        CtxError: It cannot be read, or holds something else.
-    """
+    """The parts `params`, `model` and `dictionary` of a released file; raises CtxError for other files."""
     found = read_torch_file(file)
     parts = ("params", "model", "dictionary")
     if not isinstance(found, Mapping) or not all(isinstance(found.get(part), Mapping) for part in parts):
         raise CtxError(
-            f"The file is not an encoder: {', '.join(parts)} are not all there.",
+            f"The file is no LASER encoder: it lacks some of {', '.join(parts)}.",
             location=str(file),
-            hint="give the file as it was released.",
+            hint="give the released file.",
         )
     return dict(found)
 
 
 def read_codes(file: str | Path) -> list[tuple[str, str]]:
-    """Which subwords are joined, in order: two and a count a line.
-
-    Raises:
-        CtxError: A line is something else.
-    """
+    """The merges of a file of lines with two subwords and a count; raises CtxError for other lines."""
     merges = []
     for number, line in enumerate(read_lines(Path(file)), start=1):
         parts = line.split()
@@ -50,10 +42,10 @@ def read_codes(file: str | Path) -> list[tuple[str, str]]:
 
 
 def vocabulary_of(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """The dictionary's subwords, as the tokenizer writes them, and behind them those that are joined but not in it.
+    """The dictionary's subwords under the tokenizer's names, followed by subwords that occur only in merges.
 
     Raises:
-        CtxError: It lacks a special token, or its numbers are not 0, 1, 2, ...
+        CtxError: The dictionary lacks a special token, or its numbers are not 0, 1, 2, ...
     """
     if missing := [token for token in SPECIAL_TOKENS if token not in dictionary]:
         raise CtxError(f"The dictionary lacks {', '.join(missing)}.")
@@ -69,23 +61,23 @@ def vocabulary_of(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str
 def _own_name(token: str) -> str:
     if token in SPECIAL_TOKENS:
         return token
-    return token.removesuffix(_GOES_ON) if token.endswith(_GOES_ON) else token + END_OF_WORD
+    return token.removesuffix(_CONTINUES) if token.endswith(_CONTINUES) else token + END_OF_WORD
 
 
 def laser_of_encoder(
     encoder: Mapping[str, Any], merges: Sequence[tuple[str, str]], where: str | None = None
 ) -> tuple[CtxLaserModel, CtxLaserTokenizer]:
-    """The model and its tokenizer, for text that is in lower case and split into words.
+    """The model and its tokenizer, for lower-cased text split into words.
 
-    What is joined but not in the dictionary gets the vector of unknown subwords.
+    Subwords that occur only in merges have the vector of unknown subwords.
 
     Args:
-        encoder: As `read_encoder` gives it.
-        merges: As `read_codes` gives them.
+        encoder: From `read_encoder`.
+        merges: From `read_codes`.
         where: The file, for errors.
 
     Raises:
-        CtxError: The parts do not fit together.
+        CtxError: The parts do not match.
     """
     weights = {name: value for name, value in encoder["model"].items() if name != "embed_tokens.weight"}
     table = encoder["model"].get("embed_tokens.weight")
@@ -95,7 +87,7 @@ def laser_of_encoder(
     if table is None or tuple(table.shape) != (known, shape["embedding_size"]):
         raise CtxError(
             f"The embeddings are {None if table is None else tuple(table.shape)}, expected "
-            f"{(known, shape['embedding_size'])}: a row for each of the dictionary's subwords.",
+            f"{(known, shape['embedding_size'])}: one row per subword of the dictionary.",
             location=where,
         )
     numbers = {name: encoder["dictionary"][token] for name, token in zip(("start", "pad", "end"), SPECIAL_TOKENS)}

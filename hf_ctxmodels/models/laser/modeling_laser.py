@@ -1,8 +1,4 @@
-"""LASER (Artetxe & Schwenk 2019, arXiv 1812.10464): one encoder for all languages, learned by translation.
-
-The encoder is in `hf_ctxmodels.models._shared.recurrent_sentence_encoder`, the decoder in
-`hf_ctxmodels.layers.recurrent.sentence_decoder`.
-"""
+"""LASER (Artetxe & Schwenk 2019, arXiv 1812.10464): one sentence encoder for all languages, trained by translation."""
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -26,13 +22,7 @@ class CtxLaserPreTrainedModel(RecurrentPreTrainedModel):
 
 
 class CtxLaserModel(RecurrentSentenceEncoder, CtxLaserPreTrainedModel):
-    """The encoder, which does not know the language."""
-
-    def __init__(self, config: CtxLaserConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id)
-        self.build_layers(config, add_pooling_layer)
-        self.post_init()
+    """The encoder, which is not given the language."""
 
 
 class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):
@@ -42,14 +32,14 @@ class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):
 
 
 class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserHeadModel, GenerationMixin):
-    """The translation model; its decoder reads the sentence's vector alone."""
+    """The translation model; its decoder has only the sentence vector as the source."""
 
     pools = True
-    reads_languages = True
+    takes_languages = True
     decoder: SentenceDecoder
 
     def build_head(self, config: CtxLaserConfig) -> None:
-        """The decoder, and the softmax's weights."""
+        """The decoder, and the linear map to logits."""
         self.decoder = SentenceDecoder(
             config.target_vocab_size,
             config.embedding_size,
@@ -64,26 +54,21 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         self.prediction = nn.Linear(config.decoder_size, config.target_vocab_size)
 
     def start(self, encoded: BaseModelOutputWithPooling) -> RecurrentCache:
-        """Linear maps of the sentence's vector."""
+        """Linear maps of the sentence vector."""
         return self.decoder.start(encoded.pooler_output)
 
     def decode(
-        self,
-        ids: Tensor,
-        target_mask: Tensor | None,
-        encoded: BaseModelOutputWithPooling,
-        attention_mask: Tensor | None,
-        cache: RecurrentCache,
-        languages: Tensor | None,
+        self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs
     ) -> tuple[Tensor, RecurrentCache | None]:
         """See `ForConditionalGeneration.decode`."""
+        languages = given.languages
         if languages is None:
             languages = ids.new_zeros(len(ids))
-        vectors = self.decoder.step_vectors(encoded.pooler_output, languages)
+        vectors = self.decoder.step_vectors(given.encoded.pooler_output, languages)
         if target_mask is None:
-            return self.decoder(ids, vectors, cache, unpad=self.config.unpad and not is_traced(ids))
-        return self.decoder.target_states(ids, target_mask, vectors, cache), None
+            return self.decoder(ids, vectors, given.cache, unpad=self.config.unpad and not is_traced(ids))
+        return self.decoder.target_states(ids, target_mask, vectors, given.cache), None
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):
-    """A linear classifier of a text's vector, in whatever language (section 4.2)."""
+    """A linear classifier of a text's vector, in any language (section 4.2)."""

@@ -1,4 +1,4 @@
-"""LASER tokenizer: joint byte-pair encodings of all languages."""
+"""Tokenizer of LASER: joint byte-pair encodings of all languages."""
 
 from hf_ctxmodels.tokenizers.subwords import SubwordTokenizer
 

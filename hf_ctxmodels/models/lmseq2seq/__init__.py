@@ -1,4 +1,4 @@
-"""Sequence-to-sequence from two language models (Ramachandran et al. 2016): one reads, the other writes."""
+"""Sequence-to-sequence from two language models (Ramachandran et al. 2016): an encoder and a decoder."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        learning=Learning(steps=80), targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.WRITTEN}
+        learning=Learning(steps=80), targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.DECODER_TOKEN}
     ),
 )
 

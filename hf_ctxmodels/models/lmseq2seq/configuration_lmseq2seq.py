@@ -13,23 +13,22 @@ PARTS = ("embeddings", "layers", "softmax")
 
 @strict
 class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
-    """Shape of encoder and decoder, and their parts that come from language models.
+    """Shape of encoder and decoder, and their pretrained parts.
 
-    Args:
-        vocab_size, target_vocab_size: Number of words of the source and of the target language.
-        embedding_size: Width of a word's vector, in both.
-        hidden_size: Width of a layer's cell and output, in both.
-        num_hidden_layers: LSTM layers of the encoder, and of the decoder.
-        pretrained_layers: The first of them that are the language models' (the paper's have one).
-        residual: The softmax reads the output of the decoder's pretrained layers too (section 2.3).
+    Args: those of `CtxLSTMLanguageModelConfig`, and
+        vocab_size, target_vocab_size: Sizes of the source and the target vocabulary.
+        embedding_size: Width of the embeddings.
+        hidden_size: Width of a layer's cell and output.
+        num_hidden_layers: Number of LSTM layers of the encoder, and of the decoder.
+        pretrained_layers: Number of first layers that come from the language models (one in the paper).
+        residual: Residual connection around the decoder's upper layers (section 2.3).
         multi_layer_attention: The decoder attends to the encoder's last pretrained layer and its top one (section 2.3).
         source_model, target_model: Directories or Hub ids of language models of the two languages, whose weights
-            `load_pretrained_parts` copies into a new translator; they are saved with it. None for random weights.
-        taken_parts: The parts that are copied: some of "embeddings", "layers" and "softmax" (section 4's ablations).
+            `load_pretrained_parts` copies into a new model; they are saved with it. None for random weights.
+        pretrained_parts: The parts to copy: some of "embeddings", "layers" and "softmax" (ablations of section 4).
         hidden_dropout_prob: Dropout of the embeddings, between layers, and of the softmax's input.
-        initializer_range: Embeddings are drawn uniformly from -this to this.
-        pad_token_id: Padding, in both vocabularies.
-        decoder_start_token_id, eos_token_id: Of the target language.
+        pad_token_id: Id of padding in both vocabularies.
+        decoder_start_token_id, eos_token_id: Ids in the target vocabulary.
     """
 
     model_type = "ctx-lmseq2seq"
@@ -44,7 +43,7 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
     multi_layer_attention: bool = True
     source_model: str | None = None
     target_model: str | None = None
-    taken_parts: list[str] = field(default_factory=lambda: list(PARTS))
+    pretrained_parts: list[str] = field(default_factory=lambda: list(PARTS))
     hidden_dropout_prob: float | int = 0.2
     pad_token_id: int | None = 0
     decoder_start_token_id: int | None = 2
@@ -53,19 +52,19 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
     tie_word_embeddings: bool = False
 
     def validate_shape(self) -> None:
-        """Check what must fit together (called at construction)."""
+        """Check shape and parts (called at construction)."""
         sizes = ("vocab_size", "target_vocab_size", "embedding_size", "hidden_size", "num_hidden_layers")
         self.require_positive(*sizes, "pretrained_layers")
         if self.pretrained_layers > self.num_hidden_layers:
             raise ValueError(
                 f"pretrained_layers={self.pretrained_layers} of num_hidden_layers={self.num_hidden_layers}."
             )
-        if unknown := set(self.taken_parts) - set(PARTS):
-            raise ValueError(f"taken_parts has {', '.join(sorted(unknown))}, expected some of {', '.join(PARTS)}.")
+        if unknown := set(self.pretrained_parts) - set(PARTS):
+            raise ValueError(f"pretrained_parts has {', '.join(sorted(unknown))}, expected some of {', '.join(PARTS)}.")
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of the input of every layer, and of the last one's output."""
+        """Widths of all layers' inputs, and of the last layer's output."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
 
     @property
@@ -74,7 +73,7 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
         return self.hidden_size * (2 if self.multi_layer_attention else 1)
 
     def decoder_config(self) -> Self:
-        """The configuration of the decoder's layers: the same, with the words of the target language."""
+        """The configuration of the decoder's layers: the same, with the target vocabulary."""
         config = copy.deepcopy(self)
         config.vocab_size = self.target_vocab_size
         return config

@@ -1,8 +1,7 @@
 """Sequence-to-sequence from two language models (Ramachandran et al. 2016, arXiv 1611.02683).
 
-Encoder and decoder are initialised with two language models; the decoder attends to two layers of the encoder and has
-a residual connection around its upper layers. The layers are in `hf_ctxmodels.models._shared.lstm_language_model`, the
-head in `hf_ctxmodels.heads.seq2seq`.
+Encoder and decoder are initialised with two language models; the decoder attends to two layers of the encoder and has a
+residual connection around its upper layers.
 """
 
 from collections.abc import Container
@@ -19,6 +18,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.layers.dropout import Dropout, dropout
 from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
@@ -43,10 +43,10 @@ class CtxLmSeq2SeqPreTrainedModel(LSTMLanguageModelPreTrainedModel):
 
 @dataclass
 class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
-    """Output of `CtxLmSeq2SeqModel`, see `LSTMLanguageModelOutput`; and, for a decoder:
+    """Output of `CtxLmSeq2SeqModel`: `LSTMLanguageModelOutput` and inputs of the decoder.
 
     Attributes:
-        memory: (batch, length, 2 * hidden) output of the last pretrained layer concatenated with that of the top layer.
+        memory: (batch, length, 2 * hidden) concatenated outputs of the last pretrained layer and the top layer.
         final: (batch, layers, 2, hidden) hidden and cell state of every layer after a row's last token.
     """
 
@@ -55,7 +55,7 @@ class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
 
 
 class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
-    """Word embeddings and LSTM layers: the encoder, and the decoder's layers.
+    """Word embeddings and LSTM layers, of the encoder or of the decoder.
 
     Attributes:
         feeds_decoder: Whether `forward` returns `memory` and `final`.
@@ -65,11 +65,11 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
     feeds_decoder = False
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(directions, words) ids -> (directions, words, embedding)."""
+        """(directions, words) ids -> (directions, words, embedding) after dropout."""
         return dropout(self.word_embeddings(ids), self.config.hidden_dropout_prob, self.training)
 
     def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
-        """(directions, words, width)."""
+        """Dropout of (directions, words, width) between layers."""
         return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
     @can_return_tuple
@@ -94,7 +94,7 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
         if not self.feeds_decoder:
             return outputs
         if outputs.past_key_values is None:
-            raise CtxError("A decoder starts from a row's final state; sequence_ids say that it is several texts.")
+            raise CtxError("Final states cannot be combined with sequence_ids: a row has one.")
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         layers = outputs.hidden_states
         return CtxLmSeq2SeqModelOutput(
@@ -113,22 +113,23 @@ class CtxLmSeq2SeqHeadModel(heads.HeadModel, CtxLmSeq2SeqPreTrainedModel):
 
 
 class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLmSeq2SeqHeadModel, GenerationMixin):
-    """The translator (figures 1 and 2). Of the decoder's layers, first h^1 and top h^N, and the encoder's, H^1 and H^N:
+    """The translation model (figures 1 and 2). With first and top layers h^1, h^N of the decoder and H^1, H^N of the
+    encoder, the next word is predicted from h~:
 
         alpha = softmax(H^N (W1 h^N + b1)),  c = [H^1T alpha; H^NT alpha],  h~ = tanh(W2 [c; h^N] + b2) + h^1
 
-    from which the next word is predicted. The decoder's initial states are the encoder's final ones. A new model's
-    `load_pretrained_parts` copies the weights of `config.source_model` and `config.target_model`.
+    The decoder's initial states are the encoder's final ones. A new model's `load_pretrained_parts` copies the weights
+    of `config.source_model` and `config.target_model`.
     """
 
     def build_encoder(self, config: CtxLmSeq2SeqConfig) -> CtxLmSeq2SeqModel:
-        """The encoder; `generate` runs it by itself."""
+        """Create the encoder."""
         encoder = CtxLmSeq2SeqModel(config)
         encoder.feeds_decoder = True
         return encoder
 
     def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
-        """The decoder's layers, its attention, and the softmax's weights."""
+        """The decoder's layers, its attention, and the linear map to logits."""
         self.decoder = CtxLmSeq2SeqModel(config.decoder_config())
         self.query = Linear(config.hidden_size, config.hidden_size)
         self.combine = Linear(config.memory_size + config.hidden_size, config.hidden_size)
@@ -144,7 +145,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
                 self._copy_weights(source, self._pretrained(name), missing)
 
     def _pretrained(self, language: str) -> dict[str, nn.Module]:
-        """Part of a language model -> the module here that has its weights."""
+        """Part of a language model -> the module initialised with it."""
         if language == "source":
             return {"layers": self.encoder}
         return {"layers": self.decoder, "softmax": self.prediction}
@@ -157,16 +158,16 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
             CtxError: It cannot be opened, or has another shape.
         """
         stack: Any = modules["layers"]
-        taken, count = set(self.config.taken_parts), self.config.pretrained_layers
+        parts, count = set(self.config.pretrained_parts), self.config.pretrained_layers
         own = {f"word_embeddings.{name}": each for name, each in stack.word_embeddings.named_parameters()}
-        own = own if "embeddings" in taken else {}
-        if "layers" in taken:
+        own = own if "embeddings" in parts else {}
+        if "layers" in parts:
             own |= {f"layers.{name}": each for name, each in stack.layers[:count].named_parameters()}
-        if "softmax" in taken and "softmax" in modules:
+        if "softmax" in parts and "softmax" in modules:
             own |= {f"decoder.{name}": each for name, each in modules["softmax"].named_parameters()}
         if missing is not None:
-            wanted = {id(each) for name, each in self.named_parameters() if name in missing}
-            own = {name: each for name, each in own.items() if id(each) in wanted}
+            ids = {id(each) for name, each in self.named_parameters() if name in missing}
+            own = {name: each for name, each in own.items() if id(each) in ids}
         if not own:
             return
         model = _open(source)
@@ -188,14 +189,14 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **changes: Any) -> Self:
-        """The translator of two language models.
+        """The translation model of two language models.
 
         Args:
-            source, target: Directories or Hub ids of language models of LSTMs from left to right, of one shape.
+            source, target: Directories or Hub ids of forward LSTM language models of the same shape.
             changes: Other fields of the configuration, for example `num_hidden_layers` or `residual`.
 
         Raises:
-            CtxError: They cannot be opened, or do not fit together.
+            CtxError: They cannot be opened, or do not match.
         """
         first, second = _open(source).config, _open(target).config
         fields = {
@@ -214,36 +215,25 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         return model.eval()
 
     def start(self, encoded: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
-        """The encoder's final states.
-
-        Raises:
-            CtxError: `encoded` has none.
-        """
+        """The encoder's final states; raises CtxError if `encoded` has none."""
         if encoded.memory is None or encoded.final is None:
-            raise CtxError("encoder_outputs have nothing for a decoder.", hint="run this model's own encoder.")
+            raise CtxError("encoder_outputs lack memory or final states.", hint="run this model's own encoder.")
         return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
 
     def decode(
-        self,
-        ids: Tensor,
-        target_mask: Tensor | None,
-        encoded: CtxLmSeq2SeqModelOutput,
-        attention_mask: Tensor | None,
-        cache: RecurrentCache,
-        languages: Tensor | None,
+        self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs
     ) -> tuple[Tensor, RecurrentCache]:
         """See `ForConditionalGeneration.decode`."""
         outputs = self.decoder(
             input_ids=ids,
             attention_mask=None if target_mask is None else until_last(target_mask),
-            past_key_values=cache,
+            past_key_values=given.cache,
             use_cache=True,
             output_hidden_states=True,
         )
-        hidden, memory = outputs.last_hidden_state, encoded.memory
-        assert memory is not None  # checked by `start`
+        hidden, memory = outputs.last_hidden_state, given.encoded.memory
         keys = memory[..., -self.config.hidden_size :]
-        padding = ~token_mask(keys, attention_mask)
+        padding = ~token_mask(keys, given.attention_mask)
         values = memory if self.config.multi_layer_attention else keys
         joined = torch.cat([attend(self.query(hidden), keys, values, padding), hidden.to(keys.dtype)], -1)
         first = outputs.hidden_states[self.config.pretrained_layers]
@@ -256,17 +246,8 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
 
 
 def _open(source: str | PathLike[str]) -> Any:
-    """A language model of LSTMs from left to right.
-
-    Raises:
-        CtxError: It cannot be opened, or is of another kind.
-    """
-    try:
-        model = AutoModelForCausalLM.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise CtxError(f"Cannot open the language model: {error}", location=str(source)) from error
+    """An LSTM language model; raises CtxError if it cannot be opened, or is of another kind."""
+    model = open_pretrained(AutoModelForCausalLM, source, "the language model")
     if not isinstance(model, LSTMForCausalLM):
-        raise CtxError(
-            f"{type(model).__name__} is no language model of LSTMs from left to right.", location=str(source)
-        )
+        raise CtxError(f"{type(model).__name__} is no forward LSTM language model.", location=str(source))
     return model

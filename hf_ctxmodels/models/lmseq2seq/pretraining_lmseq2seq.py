@@ -1,4 +1,4 @@
-"""Translation together with both languages' language models, against forgetting (Ramachandran et al. 2016, 2.2)."""
+"""Joint training of translation and both language models, against forgetting (Ramachandran et al. 2016, 2.2)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,8 +22,8 @@ class CtxLmSeq2SeqForPreTrainingOutput(heads.ConditionalGenerationOutput):
     Attributes:
         loss: The sum of the three terms.
         translation_loss, source_lm_loss, target_lm_loss: The terms, each in nats per target, detached.
-        source_logits: (batch, length, vocabulary) the source's language model; None with targets and in `generate`.
-        target_logits: (batch, steps, target vocabulary) the target's; likewise.
+        source_logits: (batch, length, vocabulary) of the source language model; None with targets and in `generate`.
+        target_logits: (batch, steps, target vocabulary) of the target language model; likewise.
     """
 
     translation_loss: Tensor | None = None
@@ -34,14 +34,14 @@ class CtxLmSeq2SeqForPreTrainingOutput(heads.ConditionalGenerationOutput):
 
 
 class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, GenerationMixin):
-    """The translator, whose pretrained layers go on predicting the next word of their language."""
+    """The translation model, whose pretrained layers are also trained as language models."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "source_labels", "target_labels")
     accepts_loss_kwargs = False
     output_layer = "source_prediction"
 
     def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
-        """The decoder, and the softmax of the source's language model."""
+        """The decoder, and the linear map to the source language model's logits."""
         super().build_head(config)
         self.source_prediction = nn.Linear(config.hidden_size, config.vocab_size)
 
@@ -64,15 +64,12 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         num_items_in_batch: heads.ItemCounts = None,
         **kwargs: Any,
     ) -> CtxLmSeq2SeqForPreTrainingOutput:
-        """The losses where `labels` are given, else logits. Other arguments as in `ForConditionalGeneration.forward`.
+        """The losses with `labels`, else logits. Other arguments as in `ForConditionalGeneration.forward`.
 
         Args:
-            source_labels: (batch, length) the next word of each word of the text; -100 is ignored. None leaves that
-                language model out.
-            target_labels: (batch, steps) likewise of what the decoder reads, by its pretrained layers alone.
-
-        Raises:
-            CtxError: Input that does not fit together or the model.
+            source_labels: (batch, length) the next source word of each position; -100 is ignored. None omits the source
+                language model.
+            target_labels: (batch, steps) the next target word, predicted by the decoder's pretrained layers only.
         """
         if encoder_outputs is None:
             given = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
@@ -89,26 +86,26 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         found = CtxLmSeq2SeqForPreTrainingOutput(**outputs)
         if labels is None and use_cache:
             return found
-        read = encoder_outputs.memory[..., : self.config.hidden_size]
+        source = encoder_outputs.memory[..., : self.config.hidden_size]
         ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
         if labels is None:
-            found["source_logits"] = self.source_prediction(self.dropout(read))
-            found["target_logits"] = self.prediction(self.dropout(self._written(ids, None)))
+            found["source_logits"] = self.source_prediction(self.dropout(source))
+            found["target_logits"] = self.prediction(self.dropout(self._target_states(ids, None)))
             return found
         terms: dict[str, Any] = {"translation": outputs.loss}
         if source_labels is not None:
-            terms["source_lm"] = self._term("source_labels", read, source_labels, attention_mask, num_items_in_batch)
+            terms["source_lm"] = self._term("source_labels", source, source_labels, attention_mask, num_items_in_batch)
         if target_labels is not None:
             _check_shape("target_labels", target_labels, ids)
-            states = self._written(ids, target_labels != heads.IGNORED)
+            states = self._target_states(ids, target_labels != heads.IGNORED)
             terms["target_lm"] = self._term("target_labels", states, target_labels, None, num_items_in_batch)
         found["loss"] = torch.stack([*terms.values()]).sum()
         for name, term in terms.items():
             found[f"{name}_loss"] = term.detach()
         return found
 
-    def _written(self, ids: Tensor, target_mask: Tensor | None) -> Tensor:
-        """(batch, steps, hidden) of the decoder's pretrained layers, which know nothing of the source."""
+    def _target_states(self, ids: Tensor, target_mask: Tensor | None) -> Tensor:
+        """(batch, steps, hidden) of the decoder's pretrained layers, which do not depend on the source."""
         mask = None if target_mask is None else until_last(target_mask)
         layers = self.config.pretrained_layers
         return self.decoder(input_ids=ids, attention_mask=mask, layers=layers).last_hidden_state
@@ -124,6 +121,6 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         return heads.language_modeling_loss(head, self.dropout(states[target_mask]), labels, counts, name)
 
 
-def _check_shape(name: str, labels: Tensor, read: Tensor) -> None:
-    if labels.shape != read.shape[:2]:
-        raise CtxError(f"{name} is {tuple(labels.shape)}, expected {tuple(read.shape[:2])}, one for each word read.")
+def _check_shape(name: str, labels: Tensor, inputs: Tensor) -> None:
+    if labels.shape != inputs.shape[:2]:
+        raise CtxError(f"{name} is {tuple(labels.shape)}, expected {tuple(inputs.shape[:2])}, one for each input word.")

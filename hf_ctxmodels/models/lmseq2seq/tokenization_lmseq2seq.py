@@ -1,4 +1,4 @@
-"""Tokenizer of the translator made of two language models: the words of both, each as its language model has them."""
+"""Tokenizer of the translator made of two language models: the vocabulary of each."""
 
 from collections.abc import Iterable
 from os import PathLike
@@ -7,13 +7,14 @@ from typing import Any, ClassVar, Self
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.tokenizers.parallel import CtxTranslationTokenizer
 from hf_ctxmodels.tokenizers.words import CtxWrittenWordTokenizer
 
 
 class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
-    """Words of two languages, see `CtxTranslationTokenizer`; source texts end with [EOS] too, and a decoder reads it
-    first, since to the language model of the target language that is what stands before a text."""
+    """Words of two languages, see `CtxTranslationTokenizer`; source texts end with [EOS] too. [EOS] is the decoder's
+    first input: the target language model saw it before every text."""
 
     target_tokens: ClassVar[tuple[str, ...]] = CtxWrittenWordTokenizer.special_tokens
     target_start: ClassVar[str] = "[EOS]"
@@ -25,8 +26,8 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
         """Count the words of both languages, or take those of two language models.
 
         Args:
-            source_model, target_model: Directories or Hub ids of language models, both or neither; their tokenizers'
-                words are then those of the two languages, and no text is read.
+            source_model, target_model: Directories or Hub ids of language models, both or neither; the words of their
+                tokenizers are then taken in place of counted ones.
             texts, vocab_size, kwargs: See `CtxTranslationTokenizer.train`.
 
         Raises:
@@ -43,11 +44,11 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **kwargs: Any) -> Self:
-        """The tokenizer of two language models' words.
+        """The tokenizer with the words of two language models.
 
         Args:
-            source, target: Directories or Hub ids with a tokenizer of written words.
-            kwargs: Of the class.
+            source, target: Directories or Hub ids with a `CtxWrittenWordTokenizer`.
+            kwargs: Arguments of the class.
 
         Raises:
             CtxError: They cannot be opened, or are of another kind.
@@ -67,13 +68,10 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
 
 
 def _open(source: str | PathLike[str]) -> CtxWrittenWordTokenizer:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise CtxError(f"Cannot open the language model's tokenizer: {error}", location=str(source)) from error
+    tokenizer = open_pretrained(AutoTokenizer, source, "the language model's tokenizer")
     if not isinstance(tokenizer, CtxWrittenWordTokenizer):
         raise CtxError(
-            f"{type(tokenizer).__name__} is no tokenizer of words that can be put together again.",
+            f"{type(tokenizer).__name__} is no tokenizer of words that decode to the exact text.",
             location=str(source),
             hint="give a language model whose tokenizer is a CtxWrittenWordTokenizer.",
         )

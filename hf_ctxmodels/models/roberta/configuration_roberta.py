@@ -11,10 +11,10 @@ class CtxRobertaConfig(CtxBertConfig):
 
     Args: those of `CtxBertConfig`, of which differ
         vocab_size: Number of byte-level BPE tokens.
-        max_position_embeddings: Rows of the position table; the first `pad_token_id + 1` of them stand for no token, so
-            that the longest sequence has 512.
-        type_vocab_size: One segment: pairs are told apart by their separators alone.
-        pad_token_id: Id of the padding token, and the position of padding.
+        max_position_embeddings: Rows of the position table; tokens do not use the first `pad_token_id + 1` rows, so the
+            longest sequence has 512 tokens.
+        type_vocab_size: One segment: only separators distinguish the texts of a pair.
+        pad_token_id: Id of the padding token, and position of padding.
         bos_token_id, eos_token_id: Ids of <s> and </s>.
     """
 
@@ -33,8 +33,8 @@ class CtxRobertaConfig(CtxBertConfig):
         super().validate_architecture()
         if self.max_position_embeddings <= self.first_position:
             raise ValueError(
-                f"max_position_embeddings={self.max_position_embeddings} has no row for a token: positions count from "
-                f"pad_token_id + 1 = {self.first_position}; use more."
+                f"max_position_embeddings={self.max_position_embeddings} must be above pad_token_id + 1 = "
+                f"{self.first_position}, the position of the first token."
             )
 
     @property

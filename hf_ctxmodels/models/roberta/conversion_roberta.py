@@ -1,8 +1,8 @@
 """RoBERTa weight names: the reference layout of transformers -> the native layout here."""
 
-from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, FirstFound, fused_projections
+from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, decoder_bias, fused_projections
 
 ROBERTA_EXPORT: list[WeightTransform] = [
     *POST_NORM_RENAMINGS,
@@ -10,7 +10,6 @@ ROBERTA_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^lm_head\.layer_norm\.", r"mlm_head.norm."),
     WeightRenaming(r"^lm_head\.decoder\.weight", r"mlm_head.decoder.weight"),
     *fused_projections("attention.self"),
-    # One parameter under two names there, of which a file of a tied model holds one.
-    WeightConverter(["^lm_head.decoder.bias", "^lm_head.bias"], "mlm_head.decoder.bias", [FirstFound()]),
+    decoder_bias("^lm_head"),
 ]
 ROBERTA_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *ROBERTA_EXPORT]

@@ -1,4 +1,4 @@
-"""Sequence auto-encoder and language model (Dai & Le 2015): one LSTM that reads a text and writes it again."""
+"""Sequence auto-encoder and language model (Dai & Le 2015): an LSTM that encodes a text and generates it again."""
 
 from typing import Any
 

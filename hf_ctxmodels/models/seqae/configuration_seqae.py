@@ -11,23 +11,19 @@ from hf_ctxmodels.models._shared.configuration_lstm_language_model import CtxLST
 class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
     """Shape and regularisation of the LSTM; the defaults are those of the paper, section 4.
 
-    Args:
-        vocab_size: Number of words.
-        embedding_size: Width of a word's vector.
+    Args: those of `CtxLSTMLanguageModelConfig`, and
+        embedding_size: Width of the embeddings.
         hidden_size: Width of the LSTM's cell and output.
-        num_hidden_layers: LSTM layers.
         word_dropout_prob: Share of input words that are dropped, independently at every position.
         embedding_dropout_prob: Dropout of the embeddings.
         hidden_dropout_prob: Dropout between layers, and of the softmax's input.
-        stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
-        bptt: Steps through which a classifier's gradient is propagated; longer texts are read too.
-        classifier_pooling: The input of a classifier of texts: None for the last word's state (the paper's), "mean" for
-            the mean of all.
-        label_gain: Where a classifier of texts has its target in training: "last", at the last word; or "linear", at
-            every word, with weights that rise from 0 at the first to 1 at the last (section 3, linear gain).
+        bptt: Number of steps to back-propagate through in a classifier; longer texts are read completely.
+        classifier_pooling: Input of a text classifier: None for the last word's state (the paper's), "mean" for the
+            mean of all states.
+        label_gain: Training target of a text classifier: "last", at the last word; or "linear", at every word with
+            weights that increase linearly from 0 to 1 (section 3, linear gain).
         classifier_dropout: Dropout of a task head's input.
-        initializer_range: Embeddings are drawn uniformly from -this to this.
-        pad_token_id, eos_token_id: Ids of padding and of the token that ends a text.
+        pad_token_id, eos_token_id: Ids of padding and of the end of a text.
     """
 
     model_type = "ctx-seqae"
@@ -48,7 +44,7 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
     tie_word_embeddings: bool = False
 
     def validate_shape(self) -> None:
-        """Check what must fit together (called at construction)."""
+        """Check the shape and the rates (called at construction)."""
         self.require_positive("vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "bptt")
         for name in ("word_dropout_prob", "embedding_dropout_prob", "hidden_dropout_prob", "classifier_dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -58,11 +54,9 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
                 f"label_gain='linear' needs every word's state, not classifier_pooling={self.classifier_pooling!r}."
             )
         if self.tie_word_embeddings:
-            raise ValueError(
-                "tie_word_embeddings=True: the softmax reads the LSTM's output, which is no word's vector."
-            )
+            raise ValueError("tie_word_embeddings=True is not supported: embeddings and outputs differ in width.")
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of the input of every layer, and of the last one's output."""
+        """Widths of all layers' inputs, and of the last layer's output."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]

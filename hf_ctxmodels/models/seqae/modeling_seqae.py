@@ -1,8 +1,7 @@
 """The sequence auto-encoder and LSTM language model of Dai & Le 2015 (arXiv 1511.01432), and classifiers on them.
 
-One LSTM reads a text and writes it again with the same weights, so the auto-encoder is a language model of "text, end,
-text, end" whose loss counts in the second half. The objective decides between the two (`sae` or `clm`). The encoder and
-the language model are in `hf_ctxmodels.models._shared.lstm_language_model`.
+The auto-encoder's encoder and decoder share their weights, so it is a language model of "text, end, text, end" with the
+loss on the second half. The objective chooses between the two (`sae` or `clm`).
 """
 
 from typing import Any
@@ -36,20 +35,19 @@ class CtxSeqaePreTrainedModel(LSTMLanguageModelPreTrainedModel):
 
 
 class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
-    """Word embeddings and LSTM layers. `pooler_output` is the hidden state of a row's last word, from which the
-    auto-encoder writes; of several sequences in one row, that of the last."""
+    """Word embeddings and LSTM layers. `pooler_output` is the hidden state of a row's last word."""
 
     pooling = "last"
 
     def embed(self, ids: Tensor) -> Tensor:
         """(directions, words) ids -> (directions, words, embedding), with word and embedding dropout."""
         vectors = dropout(self.word_embeddings(ids), self.config.embedding_dropout_prob, self.training)
-        places = torch.arange(ids.shape[-1], device=ids.device)
+        positions = torch.arange(ids.shape[-1], device=ids.device)
         rate = self.config.word_dropout_prob
-        return shared_dropout(vectors, places, len(places), rate, self.training, whole=True)
+        return shared_dropout(vectors, positions, len(positions), rate, self.training, whole=True)
 
     def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
-        """(directions, words, width)."""
+        """Dropout of (directions, words, width) between layers."""
         return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
 
@@ -60,19 +58,18 @@ class CtxSeqaeHeadModel(heads.HeadModel, CtxSeqaePreTrainedModel):
 
 
 class CtxSeqaeForCausalLM(CtxSeqaeHeadModel, LSTMForCausalLM, GenerationMixin):
-    """The language model, and the auto-encoder: given a text and its end, `generate` writes the text again."""
+    """The language model, and the auto-encoder: `generate` reconstructs a text that ends with the end token."""
 
     def output_dropout(self, states: Tensor) -> Tensor:
-        """(batch, length, hidden)."""
+        """Dropout of (batch, length, hidden)."""
         return dropout(states, self.config.hidden_dropout_prob, self.training)
 
 
 class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqaeHeadModel):
-    """A linear classifier or regressor on the last word's state, or on the mean of all (section 3).
+    """A linear classifier or regressor on the last word's state, or on the mean of all states (section 3).
 
-    With `config.label_gain="linear"` the training loss is that of a prediction at every word, weighted from 0 to 1; the
-    logits are those at the last word. A text of any length is read to its end; gradients are propagated through
-    `config.bptt` steps.
+    With `config.label_gain="linear"` the training loss is a weighted mean over predictions at all words; the logits are
+    those at the last word. A text is read completely; gradients are back-propagated through `config.bptt` steps.
     """
 
     def encode(self, **kwargs: Any) -> Any:
@@ -89,11 +86,10 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         num_items_in_batch: heads.ItemCounts = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Logits (batch, num_labels), and the loss where `labels` are given, see `heads.ForSequenceClassification`.
+        """Logits (batch, num_labels), and the loss with `labels`, see `heads.ForSequenceClassification`.
 
         Raises:
-            CtxError: Input that does not fit together or the model; with linear gain also labels that are not (batch,)
-                class ids.
+            CtxError: Inputs do not match each other or the model; or, with linear gain, labels are not class ids.
         """
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **kwargs}
         if labels is None or not self.training or self.config.label_gain == "last":
@@ -102,8 +98,8 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         states = outputs.last_hidden_state
         if labels.is_floating_point() or labels.numel() != len(states):
             raise CtxError(
-                f"label_gain='linear' takes labels ({len(states)},) of one class for each text; "
-                f"got {tuple(labels.shape)} of {labels.dtype}.",
+                f"label_gain='linear' needs labels ({len(states)},) of one class per text; got {tuple(labels.shape)} "
+                f"{labels.dtype}.",
                 hint="set label_gain='last'.",
             )
         tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
@@ -116,16 +112,15 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
 
 
 def label_gains(tokens: Tensor) -> Tensor:
-    """(batch, length) bool, where there is a word -> the weight of a target there: of a row's first word 0, rising to
-    that of the last, divided by their sum; so that texts weigh alike, however long."""
+    """(batch, length) bool mask of words -> weights that increase linearly from 0 and sum to 1 in every row."""
     number = tokens.long().cumsum(1) - 1
     gains = (number * tokens).float()
-    gains = torch.where(tokens.sum(1, keepdim=True) == 1, tokens.float(), gains)  # a first word that is the last
+    gains = torch.where(tokens.sum(1, keepdim=True) == 1, tokens.float(), gains)  # a single word
     return gains / gains.sum(1, keepdim=True)
 
 
 def _gained_loss(logits: Tensor, tokens: Tensor, labels: Tensor, counts: heads.ItemCounts) -> Tensor:
-    """Mean over texts of their weighted cross-entropy in nats, of (batch, length, classes) logits."""
+    """Mean over texts of the weighted cross-entropy in nats of (batch, length, classes) logits."""
     heads.check_classes(labels, logits.shape[-1], "labels")
     every = labels[:, None].expand(tokens.shape).masked_fill(~tokens, heads.IGNORED)
     losses = F.cross_entropy(
@@ -135,4 +130,4 @@ def _gained_loss(logits: Tensor, tokens: Tensor, labels: Tensor, counts: heads.I
 
 
 class CtxSeqaeForTokenClassification(heads.ForTokenClassification, CtxSeqaeHeadModel):
-    """A linear classifier on each word's state, which has seen the words before it."""
+    """A linear classifier on each word's state."""

@@ -4,4 +4,4 @@ from hf_ctxmodels.tokenizers.words import CtxWrittenWordTokenizer
 
 
 class CtxSeqaeTokenizer(CtxWrittenWordTokenizer):
-    """Whole words that can be put together again, [EOS] behind each text, see `CtxWrittenWordTokenizer`."""
+    """Whole words, [EOS] after each text, see `CtxWrittenWordTokenizer`."""

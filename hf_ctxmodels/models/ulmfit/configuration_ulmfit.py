@@ -13,31 +13,27 @@ _RATES = ("embedding", "input", "hidden", "output", "weight")
 class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
     """Shape and regularisation of an AWD-LSTM; the defaults are those of the paper, section 4.1.
 
-    Args:
-        vocab_size: Number of words.
-        hidden_size: Width of a word's vector, of what goes in and of what comes out.
-        cell_size: Width of every layer's cell but the last one's, whose is `hidden_size`.
-        num_hidden_layers: LSTM layers.
-        embedding_dropout_prob: Share of words that are dropped from a whole forward pass.
-        input_dropout_prob: Variational dropout of the embeddings: a row loses the same features at every step.
+    Args: those of `CtxLSTMLanguageModelConfig`, and
+        hidden_size: Width of the embeddings and of the last layer's output.
+        cell_size: Width of the cells of all layers but the last one, which has `hidden_size`.
+        embedding_dropout_prob: Share of words that are dropped throughout a forward pass.
+        input_dropout_prob: Variational dropout of the embeddings: the same features of a row at every step.
         hidden_dropout_prob: Variational dropout between layers.
         output_dropout_prob: Variational dropout of the last layer's output.
         weight_dropout_prob: Dropout of the recurrent weights.
         dropout_scale: Factor of these five rates.
-        activation_penalty: Weight of the output's squared size, after dropout (AR; alpha).
-        slowness_penalty: Weight of the output's squared change, before dropout (TAR; beta).
-        backward: A text is read from right to left, in its own order of positions: the backward model of section 3.3,
-            whose predictions are averaged with the forward one's.
-        stateful: Return `past_key_values`, with which the next batch may continue, unless `use_cache=False` is given.
-        bptt: Steps through which a classifier's gradient is propagated (section 3.3); longer texts are read too.
+        activation_penalty: Weight of activation regularization (AR, alpha), on the output after dropout.
+        slowness_penalty: Weight of temporal activation regularization (TAR, beta), on the output before dropout.
+        backward: Read from right to left, with positions in the order of the text: the backward model of section 3.3,
+            whose predictions are averaged with those of a forward model.
+        bptt: Number of steps to back-propagate through in a classifier (section 3.3); longer texts are read completely.
         classifier_size: Width of the classifier's hidden layer.
-        classifier_norm: Of the classifier's two blocks: "batch" is the paper's, and bears higher rates; "layer" gives
-            the same loss in any division into batches.
+        classifier_norm: Normalisation in the classifier's two blocks: "batch" is the paper's; with "layer" the loss is
+            independent of the division into batches.
         classifier_dropout: Dropout before the hidden layer; after it the rate is 0.1.
-        initializer_range: Embeddings are drawn uniformly from -this to this.
-        pad_token_id, bos_token_id, eos_token_id: Ids of padding, of a text's first token, and of the one that ends a
-            generated text, if there is such a one.
-        tie_word_embeddings: The softmax has the words' vectors as its weights.
+        pad_token_id, bos_token_id, eos_token_id: Ids of padding, of a text's first token, and of the end of a generated
+            text, if any.
+        tie_word_embeddings: Tie the softmax weights to the embeddings.
     """
 
     model_type = "ctx-ulmfit"
@@ -67,7 +63,7 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
     tie_word_embeddings: bool = True
 
     def validate_shape(self) -> None:
-        """Check what must fit together (called at construction)."""
+        """Check the shape and the rates (called at construction)."""
         self.require_positive("vocab_size", "hidden_size", "cell_size", "num_hidden_layers", "bptt", "classifier_size")
         for kind in _RATES:
             if not 0 <= self.rate(kind) < 1:
@@ -76,12 +72,12 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
                 )
 
     def rate(self, kind: str) -> float:
-        """Dropout of a kind: "embedding", "input", "hidden", "output" or "weight"."""
+        """Scaled dropout rate: "embedding", "input", "hidden", "output" or "weight"."""
         return getattr(self, f"{kind}_dropout_prob") * self.dropout_scale
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Width of the input of every layer, and of the last one's output."""
+        """Widths of all layers' inputs, and of the last layer's output."""
         return [self.hidden_size, *[self.cell_size] * (self.num_hidden_layers - 1), self.hidden_size]
 
     @property

@@ -1,4 +1,4 @@
-"""The files of AWD-LSTM language models of fastai (.pth, and the words' list) -> model and tokenizer."""
+"""The files of fastai's AWD-LSTM language models (.pth, and the list of words) -> model and tokenizer."""
 
 import json
 import pickle
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.models._shared.torch_lstm import read_torch_file
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
 
-# fastai 1 and 2, and the release of 2018 before them; a file of the encoder alone has no number in front
+# fastai 1 and 2, and the release of 2018; a file of the encoder only has no leading number
 _LAYER = re.compile(r"^(?:0\.)?rnns\.(\d+)\.(?:module\.)?(weight_ih|weight_hh|bias_ih|bias_hh)_l0(_raw)?$")
 _NATIVE = {"weight_ih": "input_weight", "weight_hh": "state_weight", "bias_ih": "bias", "bias_hh": "state_bias"}
 _RENAMED = {  # words of the release of 2018
@@ -30,10 +31,10 @@ _RENAMED = {  # words of the release of 2018
 
 
 def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
-    """The language model of a .pth file; of an encoder's, with a softmax bias of zero.
+    """The language model of a .pth file; for an encoder's file, with a zero bias of the softmax.
 
     Raises:
-        CtxError: the file is missing or damaged, or holds no AWD-LSTM.
+        CtxError: The file is missing or damaged, or holds no AWD-LSTM.
     """
     weights = _tensors(file)
     native = _native(weights, str(file))
@@ -49,35 +50,28 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
     model = CtxUlmfitForCausalLM(config)
     expected = model.state_dict()
     for name in sorted({*native, *expected}):
-        found, wanted = (None if name not in some else tuple(some[name].shape) for some in (native, expected))
-        if found != wanted:
+        shape, required = (None if name not in some else tuple(some[name].shape) for some in (native, expected))
+        if shape != required:
             raise CtxError(
-                f"{name} is {found}, expected {wanted} in an AWD-LSTM of {depth} layers, {width} wide.",
+                f"{name} is {shape}, expected {required} in an AWD-LSTM of {depth} layers of width {width}.",
                 location=str(file),
-                hint="give the weights of a language model of LSTMs from left to right.",
+                hint="give the weights of a forward LSTM language model.",
             )
     model.load_state_dict(native)
     return model.eval()
 
 
 def _tensors(file: str | Path) -> Mapping[str, Tensor]:
-    """The weights of a file, from which nothing but tensors is made."""
-    try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        raise CtxError(
-            f"Cannot read the weights: {error}",
-            location=str(file),
-            hint="give a file of weights alone: learn.save(..., with_opt=False), torch.save(model.state_dict(), ...).",
-        ) from error
-    inside = loaded.get("model", loaded) if isinstance(loaded, Mapping) else loaded  # beside an optimizer's
+    """The weights of a file."""
+    loaded = read_torch_file(file)
+    inside = loaded.get("model", loaded) if isinstance(loaded, Mapping) else loaded  # the file may hold an optimizer
     if not isinstance(inside, Mapping) or not all(torch.is_tensor(value) for value in inside.values()):
         raise CtxError("The file holds no dictionary of weights.", location=str(file), hint="give a state_dict.")
     return inside
 
 
 def _native(weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-    """Native name -> weight. The weights from step to step are the raw ones: beside them may be dropped ones."""
+    """Native name -> weight. Of recurrent weights before and after weight dropout, those before it are taken."""
     embeddings = next((weights[name] for name in ("0.encoder.weight", "encoder.weight") if name in weights), None)
     if embeddings is None:
         raise CtxError(
@@ -95,29 +89,29 @@ def _native(weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         if match and (match[3] or name.replace(".module.", ".") not in plain):
             native[f"ulmfit.layers.{match[1]}.{_NATIVE[match[2]]}"] = value[None]
     if "ulmfit.layers.0.state_weight" not in native:
-        raise CtxError("The file has no LSTM.", location=where, hint="QRNNs and Transformers are other models.")
+        raise CtxError("The file has no LSTM.", location=where, hint="QRNNs and Transformers are not supported.")
     return {name: value.float() for name, value in native.items()}
 
 
 def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
-    """The words of a model in the order of their ids: a JSON list, one a line, or a pickled list.
+    """The words of a model in the order of their ids: a JSON list, one word per line, or a pickled list.
 
     Args:
         file: .json, .txt or .pkl.
-        allow_pickle: open the latter. A pickle can name any program to run; here one that names anything but lists and
-            strings is refused, but who opens a pickle should know where it comes from.
+        allow_pickle: Allow a pickle, which can execute code in general. This function refuses all objects but lists,
+            strings and numbers, but the file should come from a trusted source.
 
     Raises:
-        CtxError: the file is missing or damaged, holds something else, or is a pickle and that is not allowed.
+        CtxError: The file is missing or damaged, holds something else, or is a pickle and `allow_pickle` is False.
     """
     path = Path(file)
     try:
         if path.suffix in (".pkl", ".pickle"):
             if not allow_pickle:
                 raise CtxError(
-                    "This is a pickle, which can name any program to run when it is opened.",
+                    "The file is a pickle, which can execute code when it is opened.",
                     location=str(file),
-                    hint="if you know where it comes from, give --allow_pickle; or save the list as JSON.",
+                    hint="if you trust its source, give --allow_pickle; or save the list as JSON.",
                 )
             with path.open("rb") as opened:
                 words = _PlainUnpickler(opened).load()
@@ -129,24 +123,24 @@ def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
         raise CtxError(f"Cannot read the words: {error}.", location=str(file), hint="give a list of words.") from error
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise CtxError(
-            "The file holds no list of words.", location=str(file), hint="give itos, the words by their ids."
+            "The file holds no list of words.", location=str(file), hint="give itos, the words in the order of ids."
         )
     return words
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Makes lists, strings and numbers, and nothing that has to be looked up."""
+    """Loads lists, strings and numbers only."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuse."""
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and not words alone")
+        """Refuse all other objects."""
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, not only words")
 
 
 def tokenizer_of_words(words: list[str], **options: Any) -> CtxUlmfitTokenizer:
-    """A tokenizer with these words at their places; words that stand twice, which fill a list up, are numbered."""
+    """A tokenizer with these words; repeated words, which pad the list, are numbered."""
     vocab: dict[str, int] = {}
     for number, word in enumerate(words):
         name = _RENAMED.get(word, word)

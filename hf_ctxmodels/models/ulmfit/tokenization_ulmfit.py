@@ -1,7 +1,7 @@
-"""Tokenizer of ULMFiT: words in lower case, with what that loses written before them (as in the fastai library)."""
+"""Tokenizer of ULMFiT: lower-cased words, with tokens for capitals and repetitions (as in the fastai library)."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 from tokenizers import Regex, normalizers
@@ -11,7 +11,7 @@ from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 UNKNOWN, PADDING, BEGINS, ENDS, FIELD = "xxunk", "xxpad", "xxbos", "xxeos", "xxfld"
 REPEATS, REPEATS_WORD, CAPITALS, CAPITAL = "xxrep", "xxwrep", "xxup", "xxmaj"
 
-_LONGEST_REPETITION = 20  # longer ones count as so many
+_LONGEST_REPETITION = 20  # of longer ones, only so many count
 _MARKUP = {
     "<br />": "\n",
     "<br/>": "\n",
@@ -32,8 +32,8 @@ def _replace(pattern: str, content: str) -> normalizers.Normalizer:
 def _repetitions() -> list[normalizers.Normalizer]:
     """`good!!!!` -> `good xxrep 4 !`, and `no no no` -> `xxwrep 3 no`.
 
-    The first sign of a repetition gives way to the token; then so many of the others as are counted to their number.
-    Every rule takes something out, since the backend cannot put anything between two signs.
+    The first character of a repetition is replaced by the token, then the others but the last by their number: the
+    backend cannot insert between two characters.
     """
     steps = [_replace(r"(?:\A|([\s\S])(?!\1))\K(\S)(?=\2\2)", f" {REPEATS} ")]
     words = r"(?:\A\s*|[^\w\s]\s*|(?<!\w)(\w+)\s+(?!\1(?!\w)))\K(\w+)\s+(?=\2\s+\2(?!\w))"
@@ -50,18 +50,12 @@ def _repetitions() -> list[normalizers.Normalizer]:
 
 
 class CtxUlmfitTokenizer(CtxWordTokenizer):
-    """Splits text into words in lower case, and says before a word that it had a capital (`xxmaj`) or was all capitals
-    (`xxup`), how often a sign stood (`xxrep 4 !`) and how often a word (`xxwrep 3 very`).
+    """Splits text into lower-cased words; tokens before a word mark a capital (`xxmaj`), all capitals (`xxup`), a
+    repeated character (`xxrep 4 !`) and a repeated word (`xxwrep 3 very`).
 
-    A text begins with `xxbos`, each of two texts by itself. Offsets are those of the text as it was given,
-    also of a word that is repeated: that of its last time.
-
-    Args:
-        vocab, counts, split_punctuation, unk_token, pad_token: see `CtxWordTokenizer`.
-        do_lower_case: lower-case the text, with marks; else nothing is marked but repetitions.
-        bos_token: begins a text.
-        eos_token: ends one, where it is used; no text is given it.
-        **kwargs: passed on.
+    Each text begins with `xxbos`; `xxeos` is not added. Offsets refer to the original text, those of a repeated word to
+    its last occurrence. Without `do_lower_case` only repetitions are marked. See `CtxWordTokenizer` for arguments,
+    training and errors.
 
     Example:
         >>> tokenizer = CtxUlmfitTokenizer.train(["A good film. GOOD!!!!"] * 3, vocab_size=20)
@@ -74,57 +68,23 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
         *(REPEATS, REPEATS_WORD, CAPITALS, CAPITAL),
     )
 
-    def __init__(
-        self,
-        vocab: dict[str, int] | None = None,
-        counts: Sequence[int] | None = None,
-        do_lower_case: bool = True,
-        split_punctuation: bool = True,
-        unk_token: str = UNKNOWN,
-        pad_token: str = PADDING,
-        bos_token: str = BEGINS,
-        eos_token: str = ENDS,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            vocab=vocab,
-            counts=counts,
-            do_lower_case=do_lower_case,
-            split_punctuation=split_punctuation,
-            unk_token=unk_token,
-            pad_token=pad_token,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            **kwargs,
-        )
-        self.set_template("{bos}:0 $A:0", "{bos}:0 $A:0 {bos}:1 $B:1")
+    defaults: ClassVar[dict[str, Any]] = {
+        **CtxWordTokenizer.defaults,
+        "unk_token": UNKNOWN,
+        "pad_token": PADDING,
+        "bos_token": BEGINS,
+        "eos_token": ENDS,
+    }
+    templates = ("{bos}:0 $A:0", "{bos}:0 $A:0 {bos}:1 $B:1")
 
     @classmethod
-    def train(
-        cls,
-        texts: Iterable[str],
-        vocab_size: int,
-        *,
-        min_count: int = 3,
-        do_lower_case: bool = True,
-        split_punctuation: bool = True,
-        model_max_length: int = 1_000_000,
-        **kwargs: Any,
-    ) -> Self:
+    def train(cls, texts: Iterable[str], vocab_size: int, *, min_count: int = 3, **kwargs: Any) -> Self:
         """Count words and keep the most frequent; see `CtxWordTokenizer.train`."""
-        return super().train(
-            texts,
-            vocab_size,
-            min_count=min_count,
-            do_lower_case=do_lower_case,
-            split_punctuation=split_punctuation,
-            model_max_length=model_max_length,
-            **kwargs,
-        )
+        return super().train(texts, vocab_size, min_count=min_count, **kwargs)
 
     @classmethod
     def normalizers(cls, do_lower_case: bool) -> list[normalizers.Normalizer]:
-        """Markup, repetitions, and what lower case loses, by the rules of fastai: of what white space separates."""
+        """Replace markup and mark repetitions and capitals by fastai's rules, for texts split at white space."""
         steps = [normalizers.NFC(), *(normalizers.Replace(*pair) for pair in _MARKUP.items())]
         steps += [normalizers.Prepend(" "), *_repetitions()]
         if do_lower_case:
@@ -134,7 +94,7 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
         return steps
 
     def _decode(self, token_ids: int | list[int], *arguments: Any, **kwargs: Any) -> str:
-        """Text, with capitals and repetitions as the tokens say."""
+        """The text with its capitals and repetitions restored."""
         text = super()._decode(token_ids, *arguments, **kwargs)
         text = re.sub(rf"{REPEATS} (\d{{1,2}}) (\S)", lambda found: found[2] * int(found[1]), text)
         text = re.sub(rf"{REPEATS_WORD} (\d{{1,2}}) (\w+)", lambda found: " ".join([found[2]] * int(found[1])), text)

@@ -9,15 +9,15 @@ from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
 
 @strict
 class CtxWord2VecConfig(CtxStaticConfig):
-    """Word vectors, and how they are learned; the defaults are those of the released code.
+    """Word vectors and their training; the defaults are those of the released code.
 
     Args:
-        architecture: "skip-gram": each neighbour predicts a word by itself; "cbow": their mean does.
-        output: "negative-sampling": against drawn words; "hierarchical-softmax": by the inner nodes of a Huffman tree.
-        window: Neighbours on either side, at most.
-        negative: Negatives of a prediction.
-        update_blocks: Blocks of text in one update by plain SGD in place where numba does not go word by word: fewer
-            follow the original more closely, more are faster. A small vocabulary, which repeats its words, needs few.
+        architecture: "skip-gram": each context word predicts the target by itself; "cbow": their mean does.
+        output: The loss, "negative-sampling" or "hierarchical-softmax".
+        window: Largest number of context words on either side.
+        negative: Negatives per prediction.
+        update_blocks: Blocks of text in one in-place update without numba: few are closer to the released code, many
+            are faster. A small vocabulary needs few.
     """
 
     model_type = "ctx-word2vec"
@@ -30,6 +30,4 @@ class CtxWord2VecConfig(CtxStaticConfig):
 
     def validate_prediction(self) -> None:
         """Check the sizes (called at construction)."""
-        for name in ("window", "negative", "update_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
+        self.require_positive("window", "negative", "update_blocks")

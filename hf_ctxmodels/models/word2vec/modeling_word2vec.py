@@ -1,8 +1,4 @@
-"""word2vec (Mikolov et al. 2013a, arXiv 1301.3781; 2013b, arXiv 1310.4546): words predicted from their neighbours.
-
-The table is in `hf_ctxmodels.models._shared.static`, the predictions in
-`hf_ctxmodels.models.word2vec.window_prediction`.
-"""
+"""word2vec (Mikolov et al. 2013a, arXiv 1301.3781; 2013b, arXiv 1310.4546): words predicted from their contexts."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,17 +27,7 @@ class CtxWord2VecPreTrainedModel(StaticPreTrainedModel):
 
 
 class CtxWord2VecModel(StaticEncoder, CtxWord2VecPreTrainedModel):
-    """Word vectors.
-
-    Args:
-        config: Their number and width.
-        add_pooling_layer: Whether to compute `pooler_output`.
-    """
-
-    def __init__(self, config: CtxWord2VecConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config)
-        self.build_encoder(config, add_pooling_layer)
-        self.post_init()
+    """Word vectors."""
 
 
 class CtxWord2VecHeadModel(heads.HeadModel, CtxWord2VecPreTrainedModel):
@@ -55,10 +41,10 @@ class CtxWord2VecForPreTrainingOutput(ModelOutput):
     """Output of `CtxWord2VecForPreTraining`.
 
     Attributes:
-        loss: In nats, the sum over the predictions of a word, mean over the words to be predicted. Skip-gram predicts a
-            word once from each of its neighbours.
-        logits: (batch, length, vocabulary), how well each word fits between the neighbours; None with `labels`, and
-            with hierarchical softmax.
+        loss: In nats, summed over the predictions of a target, mean over the targets. Skip-gram predicts a target once
+            from each context word.
+        logits: (batch, length, vocabulary) scores of each word given the context; None with `labels`, and with
+            hierarchical softmax.
         hidden_states: With `output_hidden_states`.
     """
 
@@ -70,14 +56,14 @@ class CtxWord2VecForPreTrainingOutput(ModelOutput):
 class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     """Skip-gram or continuous bag of words, with negative sampling or hierarchical softmax.
 
-    The loss is differentiable as any other, which any optimizer may follow. Given a `learning_rate`, the vectors follow
-    it by themselves instead: plain SGD in many small steps over the batch, in place, of the rows concerned alone.
+    The loss is differentiable, for any optimizer. With a `learning_rate`, `forward` instead updates the vectors in
+    place: plain SGD in many small steps over the batch.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: CtxWord2VecConfig) -> None:
-        """The output vectors of words; with hierarchical softmax, those of the tree's inner nodes."""
+        """The output vectors of the words, or with hierarchical softmax of the tree's inner nodes."""
         self.outputs = WordTable(config.vocab_size, config.hidden_size, None)
 
     def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -103,24 +89,22 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
 
         Args:
             input_ids: (batch, length).
-            labels: (batch, length) the word to be predicted at a position from its neighbours in `input_ids`, -100
-                where none is.
-            windows: (batch, length) neighbours on either side, 1 to `config.window`; None for `config.window`.
-            negatives: (batch, blocks, k) words drawn from the noise distribution; the row is cut into as many blocks of
-                neighbouring words, each of which shares its own. None stands for the whole vocabulary, uniformly.
-            paths, codes: (batch, blocks, size, depth) for hierarchical softmax: inner nodes on the way to the word to
-                be predicted, -1 after its end, and its branch at each, 0 or 1; the row is cut into blocks.
-            learning_rate: of one prediction; update the vectors in place, and give a loss without gradient.
-
-        Raises:
-            CtxError: input that does not fit together or the model.
+            labels: (batch, length) the target of each position, predicted from its context in `input_ids`; -100 for
+                none.
+            windows: (batch, length) context words on either side, 1 to `config.window`; None for `config.window`.
+            negatives: (batch, blocks, k) words of the noise distribution; a row is cut into this number of blocks of
+                adjacent words, each with shared negatives. None for the whole vocabulary with equal weights.
+            paths, codes: (batch, blocks, size, depth) for hierarchical softmax: inner nodes on the path to the target,
+                -1 after its end, and the branch at each, 0 or 1.
+            learning_rate: Learning rate of a prediction: update the vectors in place, and return a loss without
+                gradient.
         """
         output_mask = None if labels is None else labels != IGNORED
         if labels is not None and learning_rate is not None:
             self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask)
             if input_ids is None:
                 raise CtxError("Vectors cannot be updated from inputs_embeds.", hint="give input_ids.")
-            loss = self._descend(learning_rate, input_ids, attention_mask, labels, windows, negatives, paths, codes)
+            loss = self._sgd_step(learning_rate, input_ids, attention_mask, labels, windows, negatives, paths, codes)
             return CtxWord2VecForPreTrainingOutput(loss=mean_over_targets(loss, labels, "labels", num_items_in_batch))
         given = self.base_model.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask
@@ -146,7 +130,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         paths: Tensor | None = None,
         codes: Tensor | None = None,
     ) -> Blocks:
-        """What is to be told from what, see `layers.window_prediction`; the arguments are those of `forward`."""
+        """The grids of `window_prediction`, from the arguments of `forward`."""
         config, average = self.config, self.config.architecture == "cbow"
         given = self.check_prediction(words, labels, windows, negatives, paths, codes)
         centres = window_prediction.cut(
@@ -165,11 +149,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         paths: Tensor | None,
         codes: Tensor | None,
     ) -> list[Tensor]:
-        """What the words are predicted against: [negatives] or [paths, codes]; the arguments are those of `forward`.
-
-        Raises:
-            CtxError: input that does not fit together or the model.
-        """
+        """Check the arguments of `forward`; returns [negatives] or [paths, codes], or raises CtxError."""
         config = self.config
         check_ids("labels", labels.masked_fill(labels == IGNORED, 0), config.vocab_size, "vocab_size")
         if windows is not None and windows.shape != words.shape:
@@ -187,17 +167,16 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         return [negatives]
 
     def loss_by_scores(self, scores: Tensor, **batch: Tensor) -> Tensor:
-        """Summed loss on a batch of a model that ignores the input: its logits are `scores`, (vocabulary,)."""
+        """Summed loss of a model that ignores its input and has the logits `scores`, (vocabulary,)."""
         blocks = self.blocks(batch.pop("input_ids"), batch.pop("attention_mask", None), batch.pop("labels"), **batch)
         ones = torch.ones(self.config.vocab_size, 1, device=scores.device)
         return window_prediction.summed_loss(blocks, ones, scores[:, None])
 
     @torch.no_grad()
-    def _descend(self, learning_rate: float, *batch: Tensor | None) -> Tensor:
-        """Follow the gradient of a batch, given as to `blocks`, in small updates; its summed loss.
+    def _sgd_step(self, learning_rate: float, *batch: Tensor | None) -> Tensor:
+        """SGD in small steps on a batch of the arguments of `blocks`; returns the summed loss.
 
-        Each thread takes a part of the rows: compiled, word by word; else a few blocks at a time, where an operation is
-        too short to be worth more than one thread.
+        Each thread takes a part of the rows and updates word by word if compiled, else a few blocks at a time.
         """
         words, outputs, config = self.get_input_embeddings().weight, self.outputs.weight, self.config
 
@@ -205,24 +184,16 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             blocks = self.blocks(*rows)  # type: ignore[arg-type]
             size = config.update_blocks
             losses = [
-                window_prediction.descend(blocks.part(start, start + size), words.data, outputs.data, learning_rate)
+                window_prediction.sgd_step(blocks.part(start, start + size), words.data, outputs.data, learning_rate)
                 for start in range(0, len(blocks), size)
             ]
             return torch.stack([words.new_zeros((), dtype=torch.float32), *losses]).sum()
 
         def by_words(ids: Tensor, mask: Tensor | None, labels: Tensor, windows: Tensor | None, *given: Any) -> Tensor:
-            text = window_prediction.Text(
-                ids, mask, labels, windows, self.check_prediction(ids, labels, windows, *given)
-            )
-            loss = window_prediction.descend_by_words(
-                text,
-                words.data,
-                outputs.data,
-                learning_rate,
-                config.window,
-                config.negative,
-                config.architecture == "cbow",
-            )
+            drawn = self.check_prediction(ids, labels, windows, *given)
+            text = window_prediction.Text(ids, mask, labels, windows, drawn)
+            rule = (config.window, config.negative, config.architecture == "cbow")
+            loss = window_prediction.sgd_step_by_words(text, words.data, outputs.data, learning_rate, *rule)
             return torch.tensor(loss, dtype=torch.float32)
 
         if words.device.type != "cpu":
@@ -245,7 +216,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
 
 
 class CtxWord2VecForSequenceClassification(heads.ForSequenceClassification, CtxWord2VecHeadModel):
-    """Word vectors with a classifier or regressor on a row's pooled ones."""
+    """Word vectors with a classifier or regressor on a row's pooled vectors."""
 
 
 class CtxWord2VecForTokenClassification(heads.ForTokenClassification, CtxWord2VecHeadModel):

@@ -8,7 +8,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_LINE = 16  # float32 numbers in a line of the cache
+_LINE = 16  # float32 numbers in a cache line
 _FOR_WRITING, _KEEP, _DATA = 1, 3, 1  # the arguments of LLVM's instruction
 
 
@@ -28,6 +28,6 @@ def _prefetch(context: Any, table: Any, row: Any, column: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def fetch(table: np.ndarray, row: int) -> None:
-    """Ask for a row of a (rows, width) float32 table that is going to be read and written; nothing changes."""
+    """Prefetch a row of a (rows, width) float32 table for reading and writing."""
     for column in range(0, table.shape[1], _LINE):
         _prefetch(table, row, column)

@@ -1,10 +1,10 @@
-"""The update of `layers.window_prediction`, word by word, compiled for a CPU by numba (extra `words`).
+"""SGD on the word2vec loss, word by word, compiled for the CPU by numba (extra `words`).
 
-Word vectors take so few operations for each word that, done as dense products, gathering and scattering them weighs as
-much. Here a word's predictors are read where they stand, and the words that a block shares as negatives stay in the
-cache. Each word sees the changes of the one before it, as in the released code (Mikolov et al. 2013b).
+A word takes so few operations that gathering and scattering its vectors for dense products would cost as much as the
+products. The kernel updates the tables in place instead, and the negatives that a block shares stay in the cache. Each
+word sees the updates of the one before it, as in the released code (Mikolov et al. 2013b).
 
-Nothing here is called but by `window_prediction`, whose grids say the same and are what the tests hold this against.
+Called by `window_prediction.sgd_step_by_words` only; the tests compare it with the grids of `window_prediction`.
 """
 
 import math
@@ -16,7 +16,7 @@ from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.models._shared.static import FASTMATH
 from hf_ctxmodels.models.word2vec.prefetch import fetch
 
-_LEAST = 2.0**-24  # what a probability counts as, at least, in the reported loss
+_LEAST = 2.0**-24  # lower bound of a probability in the reported loss
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -37,13 +37,13 @@ def _score(predictor: np.ndarray, output: np.ndarray) -> np.float32:
 def _fit(
     predictor: np.ndarray, error: np.ndarray, output: np.ndarray, score: np.float32, sign: float, rate: float
 ) -> float:
-    """One logistic regression of a predictor against a row of the output table: the row follows, `error` is added to.
+    """SGD step of one logistic regression: updates `output`, adds the predictor's update to `error`.
 
     Args:
-        score: of the two.
-        sign: 1.0 if the two belong together, else -1.0.
+        score: dot product of `predictor` and `output`.
+        sign: 1.0 for a positive pair, -1.0 for a negative one.
 
-    Returns: the probability of what is right.
+    Returns: the probability of the right class.
     """
     wrong = np.float32(1.0) / (np.float32(1.0) + np.exp(sign * score))
     step = rate * sign * wrong
@@ -65,16 +65,16 @@ def _against_negatives(
     share: float,
     rate: float,
 ) -> float:
-    """A predictor against the word to be predicted and its negatives, each of which counts `share`.
+    """Negative sampling for one predictor; each negative has the weight `share`. Returns the loss.
 
-    All scores come first, so that a row is on its way from memory while another is read.
+    All scores are computed first, so that the loads of the rows overlap.
     """
     one = np.float32(1.0)
     label_score = _score(predictor, outputs[label])
     for k in range(len(negatives)):
         scores[k] = _score(predictor, outputs[negatives[k]])
     loss = -math.log(_fit(predictor, error, outputs[label], label_score, one, rate))
-    others = 1.0  # a product takes one logarithm; that of hundreds of probabilities would vanish
+    others = 1.0  # one logarithm of a product, taken before the product underflows
     for k in range(len(negatives)):
         if negatives[k] != label:
             others *= _fit(predictor, error, outputs[negatives[k]], scores[k], -one, rate * share)
@@ -88,7 +88,7 @@ def _against_negatives(
 def _along_path(
     predictor: np.ndarray, error: np.ndarray, outputs: np.ndarray, path: np.ndarray, codes: np.ndarray, rate: float
 ) -> float:
-    """A predictor against the inner nodes on the way to a word."""
+    """Hierarchical softmax for one predictor: the inner nodes on the path to the target. Returns the loss."""
     loss = 0.0
     for step in range(len(path)):
         if path[step] >= 0:
@@ -112,10 +112,10 @@ def _learn(
     share: float,
     rate: float,
 ) -> float:
-    """Everything that a predictor is held against; `error` becomes what the predictor's words are to be changed by.
+    """Predict `label` from one predictor: updates `outputs`, fills `error` with the predictor's update.
 
     Args:
-        place: row, block, and the word to be predicted within it.
+        place: row, block, and position within the block.
     """
     row, block, column = place
     for d in range(len(error)):
@@ -127,11 +127,34 @@ def _learn(
 
 @njit(nogil=True, cache=True, inline="always")
 def _fetch_next(outputs: np.ndarray, label: int, negatives: np.ndarray) -> None:
-    """Rows that the next word needs, which are far apart, are under way while this one learns."""
+    """Prefetch the output rows of the next word while the current one is processed."""
     if label != IGNORED:
         fetch(outputs, label)
         for k in range(len(negatives)):
             fetch(outputs, negatives[k])
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _gather_context(context: np.ndarray, ids: np.ndarray, real: np.ndarray, position: int, window: int) -> int:
+    """Write the ids of the words in a window, its centre left out, to `context`; returns their number."""
+    near = 0
+    for other in range(max(0, position - window), min(len(ids), position + window + 1)):
+        if other != position and real[other]:
+            context[near] = ids[other]
+            near += 1
+    return near
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _average(mean: np.ndarray, words: np.ndarray, context: np.ndarray, near: int) -> None:
+    """Fill `mean` with the mean vector of the first `near` words of `context`, at least one."""
+    for d in range(len(mean)):
+        mean[d] = 0.0
+    for k in range(near):
+        _add(mean, words[context[k]])
+    scale = np.float32(1.0) / np.float32(near)
+    for d in range(len(mean)):
+        mean[d] *= scale
 
 
 @njit(fastmath=FASTMATH, nogil=True, cache=True)
@@ -149,18 +172,18 @@ def word2vec_sgd_kernel(
     rate: float,
     average: bool,
 ) -> float:
-    """Descend along rows of text, word by word; the summed loss, each word's as it was found.
+    """Update the tables word by word. Returns the summed loss, each word's before its update.
 
     Args:
         words, outputs: (vocabulary, dim) and (rows, dim) float32 tables; updated.
         ids: (rows, length) int64.
-        real: (rows, length) bool, where there is a word.
-        labels: (rows, length) what is to be predicted, -100 for nothing.
-        windows: (rows, length) how far to look to either side.
+        real: (rows, length) bool, False at padding.
+        labels: (rows, length) target ids, -100 for none.
+        windows: (rows, length) context words on either side.
         negatives: (rows, blocks, k); of 0 rows for hierarchical softmax.
-        paths, codes: (rows, blocks, size, depth), nodes (-1 behind the end) and which way to go; of 0 rows for negative
-            sampling.
-        share: what a negative counts.
+        paths, codes: (rows, blocks, size, depth) inner nodes, -1 after the path's end, and branches; of 0 rows for
+            negative sampling.
+        share: weight of a negative.
         rate: learning rate.
         average: continuous bag of words instead of skip-gram.
     """
@@ -168,41 +191,25 @@ def word2vec_sgd_kernel(
     tree = len(paths) > 0
     size = length // (paths.shape[1] if tree else negatives.shape[1])
     mean, error = np.zeros(words.shape[1], np.float32), np.zeros(words.shape[1], np.float32)
-    scores = np.zeros(0 if tree else negatives.shape[2], np.float32)
+    scores, context = np.zeros(0 if tree else negatives.shape[2], np.float32), np.zeros(length, np.int64)
     loss = 0.0
     for row in range(rows):
-        for place in range(length):
-            label = labels[row, place]
+        for position in range(length):
+            label = labels[row, position]
             if label == IGNORED:
                 continue
-            block, column = place // size, place % size
-            if not tree and place + 1 < length:
-                _fetch_next(outputs, labels[row, place + 1], negatives[row, (place + 1) // size])
-            start, stop = max(0, place - windows[row, place]), min(length, place + windows[row, place] + 1)
-            near = 0
-            for d in range(len(mean)):
-                mean[d] = 0.0
-            for other in range(start, stop):
-                if other == place or not real[row, other]:
-                    continue
-                near += 1
-                word = words[ids[row, other]]
-                if average:
-                    _add(mean, word)
-                else:
-                    loss += _learn(
-                        word, error, outputs, label, negatives, paths, codes, (row, block, column), scores, share, rate
-                    )
+            place = row, position // size, position % size
+            if not tree and position + 1 < length:
+                _fetch_next(outputs, labels[row, position + 1], negatives[row, (position + 1) // size])
+            near = _gather_context(context, ids[row], real[row], position, windows[row, position])
+            if average and near > 0:
+                _average(mean, words, context, near)
+                loss += _learn(mean, error, outputs, label, negatives, paths, codes, place, scores, share, rate)
+                for k in range(near):
+                    _add(words[context[k]], error)
+            elif not average:
+                for k in range(near):
+                    word = words[context[k]]
+                    loss += _learn(word, error, outputs, label, negatives, paths, codes, place, scores, share, rate)
                     _add(word, error)
-            if not average or near == 0:
-                continue
-            share_of_one = np.float32(1.0) / np.float32(near)
-            for d in range(len(mean)):
-                mean[d] *= share_of_one
-            loss += _learn(
-                mean, error, outputs, label, negatives, paths, codes, (row, block, column), scores, share, rate
-            )
-            for other in range(start, stop):
-                if other != place and real[row, other]:
-                    _add(words[ids[row, other]], error)
     return loss

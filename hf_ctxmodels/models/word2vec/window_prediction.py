@@ -1,12 +1,12 @@
-"""Words predicted from the words around them (Mikolov et al. 2013a, b), many at a time as dense matrix products.
+"""The losses of word2vec (Mikolov et al. 2013a, b) as dense matrix products.
 
-Rows of text are cut into blocks of neighbouring words. A block is a grid: its *predictors* (skip-gram: the words in
-reach of the block; continuous bag of words: the mean around each word) against its *columns* (negative sampling: the
-words to be predicted, then the negatives that the block shares; hierarchical softmax: the inner nodes on their paths).
-Each cell is one logistic regression with a target and a weight, 0 where the two have nothing to do with each other. So
-a block costs three matrix products, and each vector is read and written once instead of once for every pair: the
-sharing of negatives of Ji et al. 2016 (arXiv 1604.04661), over several neighbouring centre words instead of one. On a
-CPU `window_kernels` does the same word by word, which is faster there.
+Rows of text are cut into blocks of adjacent words. A block is a grid: its *predictors* (skip-gram: all words in the
+block's windows; continuous bag of words: the mean of each word's context) times its *columns* (negative sampling: the
+target words and the negatives that the block shares; hierarchical softmax: the inner nodes on the targets' paths). Each
+cell is one logistic regression with a target and a weight, 0 for unrelated pairs. So a block costs three matrix
+products, and each vector is read and written once instead of once per pair: the sharing of negatives of Ji et al. 2016
+(arXiv 1604.04661), over several adjacent centre words instead of one. On a CPU `sgd_kernel` updates word by word, which
+is faster there.
 """
 
 import importlib
@@ -28,9 +28,8 @@ class Blocks:
     """Grids of logistic regressions.
 
     Attributes:
-        words: (blocks, reach) ids of the words in reach; any id where `averages` or `weights` is 0.
-        averages: (blocks, predictors, reach): what of the words each predictor is the mean of; None where the
-            predictors are the words themselves.
+        words: (blocks, reach) ids of the words in the block's windows; any id where `averages` or `weights` is 0.
+        averages: (blocks, predictors, reach) weights of each predictor's mean; None if predictors are words.
         columns: (blocks, columns) rows of the output table.
         targets: (blocks, 1, columns) 0.0 or 1.0.
         weights: (blocks, predictors, columns).
@@ -52,13 +51,13 @@ class Blocks:
 
 @dataclass
 class Centres:
-    """The words to be predicted and what is in their reach, block by block.
+    """Centre words and their contexts, in blocks.
 
     Attributes:
         words: (blocks, reach) ids; `size` centre words with `window` words on either side.
-        labels: (blocks, size) ids of what is to be predicted, -100 for nothing.
-        near: (blocks, size, reach) 1.0 where a word is in the window of a centre word.
-        given: Further tensors, of each block.
+        labels: (blocks, size) target ids, -100 for none.
+        near: (blocks, size, reach) 1.0 for words in the window of a centre word.
+        given: [negatives] or [paths, codes] of each block.
     """
 
     words: Tensor
@@ -76,20 +75,20 @@ def cut(
     given: list[Tensor],
     dtype: torch.dtype,
 ) -> Centres:
-    """Cut rows into blocks, all of one size. Blocks without any label are left out.
+    """Cut rows into blocks of equal size. Blocks without labels are left out.
 
-    The first blocks of all rows come first, then the second ones, and so on: what is updated together is then of
-    different rows, and repeats few words.
+    The first blocks of all rows come first, then the second ones, and so on: blocks that are updated together are from
+    different rows, and share few words.
 
     Args:
         input_ids, attention_mask, labels: (batch, length).
-        windows: (batch, length) how far each centre word looks to either side; None for `window`.
-        window: the farthest.
-        given: (batch, blocks a row, ...) tensors that say how many blocks a row has.
-        dtype: of `near`.
+        windows: (batch, length) context words on either side; None for `window`.
+        window: The largest window.
+        given: (batch, blocks per row, ...) tensors.
+        dtype: The type of `near`.
 
     Raises:
-        CtxError: the row's length is no multiple of its number of blocks.
+        CtxError: The rows' length is no multiple of the number of blocks.
     """
     per_row = given[0].shape[1]
     size = _block_size(input_ids, given)
@@ -98,12 +97,12 @@ def cut(
     def with_margins(rows: Tensor) -> Tensor:
         return F.pad(rows, (window, window)).unfold(1, reach, size).transpose(0, 1).flatten(0, 1)
 
-    def without(rows: Tensor) -> Tensor:
+    def without_margins(rows: Tensor) -> Tensor:
         return rows.unflatten(1, (per_row, size)).transpose(0, 1).flatten(0, 1)
 
     tokens = torch.ones_like(input_ids) if attention_mask is None else (attention_mask != 0).to(input_ids.dtype)
-    words, real, labels = with_margins(input_ids), with_margins(tokens) != 0, without(labels)
-    radius = torch.full_like(labels, window) if windows is None else without(windows)
+    words, real, labels = with_margins(input_ids), with_margins(tokens) != 0, without_margins(labels)
+    radius = torch.full_like(labels, window) if windows is None else without_margins(windows)
     columns = torch.arange(reach, device=words.device)
     distance = (columns - window - columns[:size, None]).abs()
     near = (distance > 0) & (distance <= radius[:, :, None]) & real[:, None] & (labels != IGNORED)[:, :, None]
@@ -116,7 +115,7 @@ def cut(
 
 
 def _block_size(ids: Tensor, given: list[Tensor]) -> int:
-    """Words of a block."""
+    """Number of centre words of a block."""
     length, per_row = ids.shape[1], given[0].shape[1]
     if length % per_row:
         raise CtxError(f"A row of {length} columns cannot be cut into {per_row} equal blocks.")
@@ -124,14 +123,14 @@ def _block_size(ids: Tensor, given: list[Tensor]) -> int:
 
 
 def negative_sampling_grid(centres: Centres, number: float, average: bool) -> Blocks:
-    """The centre words, then the negatives of the block (Mikolov et al. 2013b, section 2.2).
+    """The targets, then the block's negatives (Mikolov et al. 2013b, section 2.2).
 
-    Each of a pair's `number` negatives is the mean over the block's, but for those that are the word to be predicted.
+    The block's k negatives, without those equal to the target, have the weight `number` / k each.
 
     Args:
-        centres: with the negatives, (blocks, k) ids.
-        number: negatives of a pair.
-        average: continuous bag of words instead of skip-gram.
+        centres: With `given` = [negatives], (blocks, k) ids.
+        number: Negatives of a pair.
+        average: Continuous bag of words instead of skip-gram.
     """
     labels, near, (negatives,) = centres.labels, centres.near, centres.given
     columns = torch.cat([labels.clamp(min=0), negatives], 1)
@@ -148,12 +147,12 @@ def negative_sampling_grid(centres: Centres, number: float, average: bool) -> Bl
 
 
 def hierarchical_grid(centres: Centres, average: bool) -> Blocks:
-    """The inner nodes on the paths of the centre words (Mikolov et al. 2013b, section 2.1).
+    """The inner nodes on the paths to the targets (Mikolov et al. 2013b, section 2.1).
 
     Args:
-        centres: with paths, (blocks, size, depth) rows of the output table, -1 behind the end; and codes, of the same
-            shape, which way the path goes, 0 or 1. Way 0 is the target 1, as in the released code.
-        average: continuous bag of words instead of skip-gram.
+        centres: With `given` = [paths, codes], (blocks, size, depth): rows of the output table, -1 after the path's
+            end, and branches, 0 or 1. Branch 0 has the target 1, as in the released code.
+        average: Continuous bag of words instead of skip-gram.
     """
     near, (paths, codes) = centres.near, centres.given
     real = (paths >= 0).to(near.dtype)
@@ -177,9 +176,9 @@ def _predictors(blocks: Blocks, vectors: Tensor) -> Tensor:
 
 
 def summed_loss(blocks: Blocks, words: Tensor, outputs: Tensor) -> Tensor:
-    """Weighted cross-entropy in nats over all cells: the plain formula, for autograd.
+    """Weighted cross-entropy in nats over all cells, for autograd.
 
-    The gradient of a mean goes to each of its words whole, not divided by their number, as in the released code.
+    Each word of a mean has the mean's whole gradient, not divided by the number of words, as in the released code.
 
     Args:
         words, outputs: (vocabulary, dim) and (rows, dim) tables.
@@ -195,12 +194,12 @@ def summed_loss(blocks: Blocks, words: Tensor, outputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def descend(blocks: Blocks, words: Tensor, outputs: Tensor, rate: float) -> Tensor:
-    """One step of gradient descent on `summed_loss`, in place, of the rows concerned alone; what it was before.
+def sgd_step(blocks: Blocks, words: Tensor, outputs: Tensor, rate: float) -> Tensor:
+    """One in-place SGD step on `summed_loss`; returns the loss before it.
 
     Args:
-        words, outputs: the tables; updated.
-        rate: learning rate of a pair, as everywhere in the literature: the gradient is that of the sum.
+        words, outputs: The tables; updated.
+        rate: Learning rate of a pair: the gradient is that of the sum.
     """
     vectors = F.embedding(blocks.words, words)
     predictors = _predictors(blocks, vectors)
@@ -220,10 +219,10 @@ def descend(blocks: Blocks, words: Tensor, outputs: Tensor, rate: float) -> Tens
 
 @dataclass
 class Text:
-    """Rows of text as they are, to be followed word by word.
+    """Rows of text, for updates word by word.
 
     Attributes:
-        ids, mask, labels, windows: as in `cut`.
+        ids, mask, labels, windows: As in `cut`.
         given: [negatives], (batch, blocks, k); or [paths, codes], (batch, blocks, size, depth).
     """
 
@@ -234,23 +233,23 @@ class Text:
     given: list[Tensor]
 
 
-def descend_by_words(
+def sgd_step_by_words(
     text: Text, words: Tensor, outputs: Tensor, rate: float, window: int, number: float, average: bool
 ) -> float:
-    """`descend` for each word by itself, compiled; the summed loss, each word's as the descent found it.
+    """`sgd_step` word by word, compiled. Returns the summed loss, each word's before its update.
 
     Args:
-        words, outputs: the tables, float32 on the CPU; updated.
-        rate: learning rate of a pair.
-        window: of text without `windows`.
-        number: negatives of a pair.
-        average: continuous bag of words instead of skip-gram.
+        words, outputs: The tables, float32 on the CPU; updated.
+        rate: Learning rate of a pair.
+        window: The window of text without `windows`.
+        number: Negatives of a pair.
+        average: Continuous bag of words instead of skip-gram.
 
     Raises:
-        CtxError: as `cut`.
+        CtxError: The rows' length is no multiple of the number of blocks.
     """
     kernels = importlib.import_module("hf_ctxmodels.models.word2vec.sgd_kernel")  # numba takes a second to import
-    _block_size(text.ids, text.given)  # the kernel takes it on trust
+    _block_size(text.ids, text.given)  # a check, which the kernel lacks
     tree = len(text.given) == 2
     none = np.zeros((0, 1, 1, 1), dtype=np.int64)
     negatives, (paths, codes) = (none[..., 0], text.given) if tree else (text.given[0], (none, none))

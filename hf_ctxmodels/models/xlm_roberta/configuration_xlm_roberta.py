@@ -7,7 +7,7 @@ from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
 
 @strict
 class CtxXLMRobertaConfig(CtxRobertaConfig):
-    """Shape and regularisation of an XLM-R encoder, which is RoBERTa's: see there for the fields.
+    """Shape and regularisation of an XLM-R encoder.
 
     Args: those of `CtxRobertaConfig`, of which differs
         vocab_size: Number of SentencePiece tokens of all languages.

@@ -1,7 +1,5 @@
-"""XLM-R (Conneau et al. 2020, arXiv 1911.02116): RoBERTa on text of a hundred languages, one vocabulary for all.
-
-The network is RoBERTa's, without language embeddings; its own here are the names under which checkpoints are kept.
-"""
+"""XLM-R (Conneau et al. 2020, arXiv 1911.02116): RoBERTa's network without language embeddings, pretrained on text of a
+hundred languages with one vocabulary."""
 
 from hf_ctxmodels.models.roberta import modeling_roberta as roberta
 from hf_ctxmodels.models.xlm_roberta.configuration_xlm_roberta import CtxXLMRobertaConfig
@@ -33,12 +31,12 @@ class CtxXLMRobertaForSequenceClassification(CtxXLMRobertaHeadModel, roberta.Ctx
 
 
 class CtxXLMRobertaForTokenClassification(CtxXLMRobertaHeadModel, roberta.CtxRobertaForTokenClassification):
-    """XLM-R with a classifier on every token."""
+    """XLM-R with a classifier of each token."""
 
 
 class CtxXLMRobertaForQuestionAnswering(CtxXLMRobertaHeadModel, roberta.CtxRobertaForQuestionAnswering):
-    """XLM-R with start and end scores."""
+    """XLM-R with start and end logits of an answer span."""
 
 
 class CtxXLMRobertaForMultipleChoice(CtxXLMRobertaHeadModel, roberta.CtxRobertaForMultipleChoice):
-    """XLM-R with one score per choice."""
+    """XLM-R with a logit for each of several choices."""

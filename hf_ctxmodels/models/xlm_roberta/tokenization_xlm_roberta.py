@@ -1,6 +1,6 @@
 """SentencePiece tokenizer of XLM-R (Conneau et al. 2020, section 3), with the ids of its release in fairseq."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tokenizers import AddedToken
 
@@ -13,18 +13,8 @@ class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
     """XLM-R's tokenizer: SentencePiece unigram for all languages, <s> A </s>, pairs <s> A </s></s> B </s>.
 
     Gives the ids of `transformers.XLMRobertaTokenizer` on the same files (`sentencepiece.bpe.model` or
-    `tokenizer.json`): <s> 0, <pad> 1, </s> 2, <unk> 3, then the pieces, <mask> last. <mask> takes the space before it,
-    as it does in the released tokenizer.json.
-
-    Args:
-        vocab: (piece, log probability) in the order of the ids.
-        do_lower_case: Lower-case the text.
-        keep_accents: Leave combining accents in the text.
-        add_prefix_space, _spm_precompiled_charsmap: See `CtxUnigramTokenizer`.
-        **kwargs: Passed on to `TokenizersBackend` (`model_max_length`, `padding_side`, ...).
-
-    Raises:
-        CtxError: The vocabulary is missing, damaged, of another kind, or without one of the special tokens.
+    `tokenizer.json`): <s> 0, <pad> 1, </s> 2, <unk> 3, then the pieces, <mask> last. <mask> absorbs the space before
+    it, as in the released tokenizer.json. See `CtxUnigramTokenizer` for arguments, training and errors.
 
     Example:
         >>> tokenizer = CtxXLMRobertaTokenizer.train(["A cat sat on a mat.", "Eine Katze lief."], vocab_size=40)
@@ -38,41 +28,23 @@ class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
     templates = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 {sep}:0 $B:0 {sep}:0")
     plain_quotes = False
 
-    def __init__(
-        self,
-        vocab: Pieces | None = None,
-        do_lower_case: bool = False,
-        keep_accents: bool = True,
-        bos_token: str = "<s>",
-        eos_token: str = "</s>",
-        unk_token: str = "<unk>",
-        sep_token: str = "</s>",
-        pad_token: str = "<pad>",
-        cls_token: str = "<s>",
-        mask_token: str | AddedToken = "<mask>",
-        _spm_precompiled_charsmap: bytes | None = None,
-        add_prefix_space: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            vocab,
-            do_lower_case=do_lower_case,
-            keep_accents=keep_accents,
-            add_prefix_space=add_prefix_space,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            unk_token=unk_token,
-            sep_token=sep_token,
-            pad_token=pad_token,
-            cls_token=cls_token,
-            mask_token=word_like(mask_token),
-            _spm_precompiled_charsmap=_spm_precompiled_charsmap,
-            **kwargs,
-        )
+    defaults: ClassVar[dict[str, Any]] = {
+        "do_lower_case": False,
+        "keep_accents": True,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "sep_token": "</s>",
+        "pad_token": "<pad>",
+        "cls_token": "<s>",
+    }
+
+    def __init__(self, *args: Any, mask_token: str | AddedToken = "<mask>", **kwargs: Any) -> None:
+        super().__init__(*args, mask_token=word_like(mask_token), **kwargs)
 
     @classmethod
     def arrange(cls, pieces: Pieces) -> Pieces:
-        """fairseq's order: its own special tokens, of which SentencePiece's file begins with three, then the pieces.
+        """fairseq's order: four special tokens in place of the three in SentencePiece's file, the pieces, <mask>.
 
         Raises:
             CtxError: The file begins with other tokens.

@@ -42,9 +42,10 @@ class EndLogits(nn.Module):
     def forward(self, states: Tensor, starts: Tensor) -> Tensor:
         """(batch, length, hidden), and the states of (batch, starts, hidden) -> (batch, starts, length)."""
         width = states.shape[-1]
-        # The map of a pair is the sum of its halves' maps: no (batch, starts, length, 2 * hidden) tensor.
-        ends = F.linear(states, self.dense_0.weight[:, :width], self.dense_0.bias)
-        pairs = ends[:, None] + F.linear(starts, self.dense_0.weight[:, width:])[:, :, None]
+        # For an affine map f(s, t) = f(s, 0) + f(0, t) - f(0, 0): no (batch, starts, length, 2 * hidden) tensor.
+        ends = self.dense_0(F.pad(states, (0, width)))
+        shifts = self.dense_0(F.pad(starts, (width, 0))) - self.dense_0(starts.new_zeros(2 * width))
+        pairs = ends[:, None] + shifts[:, :, None]
         return self.dense_1(self.norm(torch.tanh(pairs))).squeeze(-1)
 
 

@@ -1,35 +1,37 @@
-"""What XLNet refuses, and the one form of permutations and targets that its encoder computes with."""
+"""What XLNet's encoder refuses; either form of permutations and targets is brought into one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.inputs import check_row_lengths, is_traced
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
+from hf_ctxmodels.models.xlnet.inputs_xlnet import EncoderInputs, Permutation
 
 NO_TARGET = -1
 
 
-@dataclass(frozen=True)
-class Permutation:
-    """Who sees whom, and what is predicted.
+def check_tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
+    """Where the tokens are, by either argument: (batch, length) bool, False at padding; None without padding.
 
-    Attributes:
-        order: (batch, length) ranks, or None.
-        hidden_pairs: (batch, length, length) bool, row i does not see key j; or None.
-        target_positions: (batch, targets) columns, -1 for none; None without a query stream.
+    Raises:
+        CtxError: A row without any token, or a mask of other dimensions.
     """
-
-    order: Tensor | None
-    hidden_pairs: Tensor | None
-    target_positions: Tensor | None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether every row sees every token and nothing is predicted."""
-        return self.order is None and self.hidden_pairs is None and self.target_positions is None
+    masks = [mask != 0 for mask in (attention_mask, sequence_ids) if mask is not None]
+    if not masks:
+        return None
+    if masks[0].dim() != 2:
+        raise CtxError(
+            f"attention_mask is {tuple(masks[0].shape)}; it must be (batch, length).",
+            hint="to hide keys from some rows only, give permutation_order or perm_mask (batch, length, length).",
+        )
+    tokens = torch.stack(masks).all(0)
+    if is_traced(tokens):
+        return tokens
+    check_row_lengths(tokens.sum(1))
+    return None if bool(tokens.all()) else tokens
 
 
 def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> tuple[Tensor, ...] | None:
@@ -56,7 +58,7 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
             )
         if memory.shape[1] != length:
             raise CtxError(
-                f"mems[{number}] holds {memory.shape[1]} positions, mems[0] {length}; all layers remember the same."
+                f"mems[{number}] holds {memory.shape[1]} positions, mems[0] {length}; all layers hold equally many."
             )
     if config.mem_len and length > config.mem_len:
         raise CtxError(
@@ -67,25 +69,24 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
 
 
 def check_permutation(
-    shape: tuple[int, int],
-    *,
+    words: Tensor,
+    tokens: Tensor | None,
     permutation_order: Tensor | None,
     target_positions: Tensor | None,
     perm_mask: Tensor | None,
     target_mapping: Tensor | None,
-    tokens: Tensor | None,
 ) -> Permutation:
     """Bring either form of a permutation, and of its targets, into one.
 
     Args:
-        shape: (batch, length) of the input.
-        permutation_order, target_positions, perm_mask, target_mapping: As the encoder takes them.
+        words: (batch, length) ids or (batch, length, hidden) embeddings.
         tokens: (batch, length) bool, False at padding; None when there is none.
+        permutation_order, target_positions, perm_mask, target_mapping: As the encoder takes them.
 
     Raises:
         CtxError: Both forms at once, shapes that do not fit the input, or targets that cannot be predicted.
     """
-    batch_size, length = shape
+    batch_size, length = words.shape[:2]
     for first, second, names in (
         (permutation_order, perm_mask, "permutation_order and perm_mask"),
         (target_positions, target_mapping, "target_positions and target_mapping"),
@@ -109,7 +110,7 @@ def check_permutation(
         row, column = (permutation_order < -1).nonzero()[0].tolist()
         raise CtxError(
             f"permutation_order[{row}, {column}] is {int(permutation_order[row, column])}; ranks are 0, 1, "
-            "..., and -1 for what all see."
+            "..., and -1 for positions that every row sees."
         )
     hidden_pairs = None if perm_mask is None else perm_mask > 0
     return Permutation(permutation_order, hidden_pairs, target_positions)
@@ -144,41 +145,34 @@ def _check_positions(
 ) -> None:
     if is_traced(target_positions) or not target_positions.numel():
         return
-    there = target_positions != NO_TARGET
+    given = target_positions != NO_TARGET
     problems = {
         f"outside [0, length={length}) and not -1 (no target)": (target_positions < -1) | (target_positions >= length)
     }
-    places = target_positions.clamp(0, length - 1)
+    columns = target_positions.clamp(0, length - 1)
     if permutation_order is not None:
-        problems["which has rank -1 in permutation_order: all rows see it"] = permutation_order.gather(1, places) < 0
+        problems["which has rank -1 in permutation_order: every row sees it"] = permutation_order.gather(1, columns) < 0
     if tokens is not None:
-        problems["where attention_mask is 0 (padding)"] = ~tokens.gather(1, places)
+        problems["where attention_mask is 0 (padding)"] = ~tokens.gather(1, columns)
     for problem, wrong in problems.items():
-        if bool((wrong & there).any()):
-            row, target = (wrong & there).nonzero()[0].tolist()
+        if bool((wrong & given).any()):
+            row, target = (wrong & given).nonzero()[0].tolist()
             raise CtxError(f"target_positions[{row}, {target}] is {int(target_positions[row, target])}, {problem}.")
 
 
-def check_combination(
-    config: CtxXLNetConfig,
-    words: Tensor,
-    permutation: Permutation,
-    memory: tuple[Tensor, ...] | None,
-    sequence_ids: Tensor | None,
-    output_mask: Tensor | None,
-) -> None:
+def check_combination(config: CtxXLNetConfig, inputs: EncoderInputs) -> None:
     """Refuse arguments that do not go together.
 
     Raises:
         CtxError: Saying which.
     """
-    if output_mask is not None and permutation.target_positions is not None:
+    if inputs.output_mask is not None and inputs.target_positions is not None:
         raise CtxError("output_mask chooses outputs of a single stream; with targets the outputs are theirs.")
-    if sequence_ids is not None and memory is not None:
+    if inputs.sequence_ids is not None and inputs.memory is not None:
         raise CtxError("sequence_ids puts several texts into one row; which of them would mems belong to?")
-    if config.bi_data and len(words) % 2:
+    if config.bi_data and len(inputs.words) % 2:
         raise CtxError(
-            f"With bi_data the second half of a batch runs backwards, but this one has {len(words)} rows.",
+            f"With bi_data the second half of a batch runs backwards, but this one has {len(inputs.words)} rows.",
             hint="give an even number of rows, or set config.bi_data=False.",
         )
 

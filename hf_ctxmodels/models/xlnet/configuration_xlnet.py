@@ -26,18 +26,18 @@ class CtxXLNetConfig(CtxTransformerConfig):
             the reference's only rate.
         initializer_range: Standard deviation of the normal initialisation.
         layer_norm_eps: Epsilon of every LayerNorm.
-        attn_type: "bi" as in XLNet, or "uni": no row sees what stands behind it, as in Transformer-XL.
+        attn_type: "bi" as in XLNet, or "uni": later positions are hidden from a row, as in Transformer-XL.
         mem_len: Positions of earlier segments that are remembered; `None` or 0 remembers all.
         reuse_len: Only the first positions of a segment are remembered; `None` or 0 remembers all.
         use_mems_eval: Whether the encoder returns memory in evaluation mode.
         use_mems_train: Whether it does in training mode.
         bi_data: The second half of every batch holds text that runs backwards: its distances are negated.
         clamp_len: Distances beyond it count as it; -1 is no limit.
-        same_length: With "uni", all rows see equally far back.
+        same_length: With "uni", the keys visible to a row reach equally far back for all rows.
         summary_type: Which states the sequence and choice heads read: "last", "first" or "mean" of the tokens
             ("cls_index" is "last").
         summary_use_proj: Whether a linear map follows.
-        summary_activation: Activation behind it; `None` is none.
+        summary_activation: Activation of its output; `None` is none.
         summary_last_dropout: Dropout before the sequence, choice and token classifiers read it.
         start_n_top: Candidates for the start of an answer, of the beam-search span head.
         end_n_top: Candidates for its end, for each start.

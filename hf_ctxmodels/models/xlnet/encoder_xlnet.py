@@ -2,74 +2,41 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, sequence_numbers
-from hf_ctxmodels.core.model import CtxPreTrainedModel, EncoderOutput, capture_unpacked_outputs
-from hf_ctxmodels.layers.attention.layouts import PackedLayout
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.models.xlnet.checks_xlnet import (
-    Permutation,
-    check_combination,
-    check_memory,
-    check_permutation,
-)
+from hf_ctxmodels.layers.transformer.stack import chosen_numbers
+from hf_ctxmodels.models.xlnet.checks_xlnet import check_combination, check_memory, check_permutation, check_tokens
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT
+from hf_ctxmodels.models.xlnet.inputs_xlnet import EncoderInputs
 from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
-from hf_ctxmodels.models.xlnet.two_stream import (
-    PackedStreams,
-    PaddedStreams,
-    RecordedStreams,
-    RelativeAttention,
-    Streams,
-    updated_memory,
-)
-from hf_ctxmodels.models.xlnet.visibility import visible_keys
-
-
-class CtxXLNetLayer(GradientCheckpointingLayer):
-    """Relative attention and feed-forward, each followed by dropout, the residual sum and a LayerNorm (post-norm)."""
-
-    def __init__(self, config: CtxXLNetConfig) -> None:
-        super().__init__()
-        self.attention = RelativeAttention(
-            config.hidden_size, config.num_attention_heads, dropout=config.attention_dropout, config=config
-        )
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward = FeedForward(
-            config.hidden_size, config.intermediate_size, config.hidden_act, dropout=config.hidden_dropout_prob
-        )
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def forward(self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None) -> Tensor:
-        """(..., hidden), the rows of `streams` -> (..., hidden) at the rows it computes."""
-        attended, _ = self.attention(hidden_states, streams, memory)
-        hidden_states = self.attention_norm(streams.query_rows(hidden_states) + self.dropout(attended))
-        return self.feed_forward_norm(hidden_states + self.dropout(self.feed_forward(hidden_states)))
+from hf_ctxmodels.models.xlnet.streams import Streams, build_streams
+from hf_ctxmodels.models.xlnet.two_stream import CtxXLNetLayer, RelativeAttention
 
 
 @dataclass
-class CtxXLNetModelOutput(EncoderOutput):
+class CtxXLNetModelOutput(BaseModelOutputWithPooling):
     """Output of the encoder.
 
     Attributes:
-        last_hidden_state: (batch, length, hidden); with a query stream (batch, targets, hidden), of that stream.
+        last_hidden_state: (batch, length, hidden), or (outputs, hidden) with an output mask; with a query stream
+            (batch, targets, hidden), of that stream.
         pooler_output: (batch, hidden), set by heads with a summary.
         mems: What the next segment may be given as `mems`: (batch, memory, hidden) for each layer, without gradient,
             zeros at padding.
-        hidden_states: With a query stream, of both streams in turn: content 0, query 0, content 1, ...
-        attentions: With a query stream, (content, query) for each layer.
+        hidden_states: The input of every layer and the output of the last, None in place of those not chosen. With a
+            query stream, of both streams in turn: content 0, query 0, content 1, ...
+        attentions: (batch, heads, rows, keys) of every layer. With a query stream (content, query); of the last layer
+            the query stream's alone, unless hidden states are recorded.
     """
 
     mems: tuple[Tensor, ...] | None = None
@@ -85,7 +52,6 @@ class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
     _supports_flash_attn = False
     _supports_flex_attn = False
     _no_split_modules = ["CtxXLNetLayer"]
-    _can_record_outputs = {"hidden_states": CtxXLNetLayer, "attentions": RelativeAttention}
     _keys_to_ignore_on_load_unexpected = [  # other heads of the same family
         r"^(lm_head|lm_loss|classifier|logits_proj|qa_outputs|start_logits|end_logits|answer_class)\.",
         r"^(sequence_summary|summary)\.",
@@ -122,7 +88,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         self.word_embeddings = value
 
     @merge_with_config_defaults
-    @capture_unpacked_outputs
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -140,26 +106,19 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         use_mems: bool | None = None,
         **kwargs: Any,
     ) -> CtxXLNetModelOutput:
-        """Encode a batch.
+        """Encode a batch; `Permutation` explains the two forms of an order and its targets.
 
         Args:
-            input_ids: (batch, length) token ids, also at targets: the content stream sees the tokens; or
-                `inputs_embeds` (batch, length, hidden) in their place.
+            input_ids: (batch, length) token ids, also at targets; or `inputs_embeds` (batch, length, hidden).
             attention_mask: (batch, length), 1 at tokens and 0 at padding, on either side.
-            token_type_ids: (batch, length) segments of any numbering; attention asks only whether two are equal.
-                None leaves the segment term out.
-            mems: Memory of earlier segments, (batch, memory, hidden) for each layer, as `mems` of the output; positions
-                where the last layer's is zero hold nothing and are not seen.
-            permutation_order: (batch, length) ranks in the factorisation order. The content at i sees j if
-                order[j] <= order[i], the query of target i sees j if order[j] < order[i]; -1 is what all see.
-            target_positions: (batch, targets) columns to predict, -1 for none: switches the query stream on.
-            perm_mask: The reference's form of `permutation_order`: (batch, length, length), 1 where row i does not see
-                key j. Content rows see themselves all the same.
-            target_mapping: The reference's form of `target_positions`: (batch, targets, length), one-hot.
-            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal
-                numbers is one sequence, whose tokens attend to each other only.
-            wanted: (batch, length) bool, for a single stream; given, `last_hidden_state` holds only these positions,
-                (wanted, hidden) in row-major order.
+            token_type_ids: (batch, length) segments of any numbering; None leaves the segment term out.
+            mems: (batch, memory, hidden) of earlier segments for each layer, as returned; zeros are hidden.
+            permutation_order: (batch, length) ranks in the factorisation order; -1 is visible to every row.
+            target_positions: (batch, targets) columns to predict, -1 for none; switches the query stream on.
+            perm_mask: (batch, length, length), 1 where key j is hidden from row i: in place of `permutation_order`.
+            target_mapping: (batch, targets, length), one-hot: in place of `target_positions`.
+            sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence.
+            output_mask: (batch, length) bool, for one stream: the positions that `last_hidden_state` holds, row-major.
             position_ids: Not taken: positions are relative.
             use_mems: Whether to return `mems`; by default as the configuration says for training and evaluation.
             kwargs: `output_hidden_states`, `output_attentions` (eager only).
@@ -167,6 +126,8 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         Raises:
             CtxError: Input that does not fit together or the model.
         """
+        if position_ids is not None:
+            raise CtxError("position_ids are not taken: positions are relative here. Leave them out.")
         words = self.check_encoder_input(
             input_ids,
             inputs_embeds,
@@ -176,162 +137,81 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             output_mask=output_mask,
             token_type_ids=token_type_ids,
         )
-        if position_ids is not None:
-            raise CtxError("position_ids are not taken: positions are relative here. Leave them out.")
-        tokens = _tokens(attention_mask, sequence_ids)
+        tokens = check_tokens(attention_mask, sequence_ids)
         memory = check_memory(mems, self.config, len(words))
-        permutation = check_permutation(
-            (words.shape[0], words.shape[1]),
-            permutation_order=permutation_order,
-            target_positions=target_positions,
-            perm_mask=perm_mask,
-            target_mapping=target_mapping,
-            tokens=tokens,
-        )
-        check_combination(self.config, words, permutation, memory, sequence_ids, output_mask)
-        if self.training and token_type_ids is None:  # so that the segments' parameters take part, as DDP expects
-            token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
-        encodings = self._encodings(words.shape[1], 0 if memory is None else memory[0].shape[1])
-        make_padded = partial(
-            self._padded_streams, words, tokens, token_type_ids, memory, permutation, sequence_ids, encodings
-        )
-        streams: Streams
-        if memory is None and permutation.is_empty and self._packs(words, tokens, sequence_ids, **kwargs):
-            layout = PackedLayout.build(words.shape[0], words.shape[1], attention_mask, sequence_ids, words.device)
-            types = None if token_type_ids is None else layout.pack(token_type_ids)
-            streams = PackedStreams(encodings, layout, words.shape[1], types, cache(make_padded))
-            words = layout.pack(words)
-        else:
-            streams = make_padded()
+        permutation = check_permutation(words, tokens, permutation_order, target_positions, perm_mask, target_mapping)
+        inputs = EncoderInputs(words, tokens, token_type_ids, sequence_ids, memory, permutation, output_mask)
+        check_combination(self.config, inputs)
+        if self.training:  # so that the segments' parameters take part, as DDP expects
+            inputs = inputs.with_token_types()
+        return self._run_layers(inputs, use_mems, **kwargs)
+
+    def _run_layers(self, inputs: EncoderInputs, use_mems: bool | None, **kwargs: Any) -> CtxXLNetModelOutput:
+        """The layers over a batch; arguments as in `forward`."""
+        config, count = self.config, len(self.layers)
         if use_mems is None:
-            use_mems = self.config.use_mems_train if self.training else self.config.use_mems_eval
-        return self._run_layers(self._embed(words, permutation), streams, memory, output_mask, bool(use_mems), **kwargs)
-
-    def _packs(self, words: Tensor, tokens: Tensor | None, sequence_ids: Tensor | None, **kwargs: Any) -> bool:
-        """Whether a single stream without memory is computed on its tokens alone: where that is exact.
-
-        Padding between the tokens of a sequence would be lost from their distances.
-        """
-        config = self.config
-        wants_weights = kwargs.get("output_attentions") or config.output_attentions
-        plain = config.attn_type == "bi" and not config.bi_data
-        exact = plain and config._attn_implementation != "eager" and not wants_weights
-        if not config.unpad or not exact or is_traced(words):
-            return False
-        if tokens is None:
-            return True
-        if sequence_ids is not None:
-            return bool((tokens == (sequence_ids != 0)).all())
-        runs = tokens[:, 0].long() + (tokens[:, 1:] & ~tokens[:, :-1]).sum(1)
-        return bool((runs == 1).all())
-
-    def _padded_streams(
-        self,
-        words: Tensor,
-        tokens: Tensor | None,
-        token_types: Tensor | None,
-        memory: tuple[Tensor, ...] | None,
-        permutation: Permutation,
-        sequence_ids: Tensor | None,
-        encodings: Tensor,
-    ) -> PaddedStreams:
-        """Every position of the batch, and the query rows."""
-        memory_length = 0 if memory is None else memory[0].shape[1]
-        visible = visible_keys(
-            (words.shape[0], words.shape[1]),
-            words.device,
-            tokens=tokens,
-            same_sequence=None if sequence_ids is None else sequence_numbers(sequence_ids),
-            order=permutation.order,
-            hidden_pairs=permutation.hidden_pairs,
-            target_positions=permutation.target_positions,
-            memory_length=memory_length,
-            memory_tokens=None if memory is None else _memory_tokens(memory),
-            causal=self.config.attn_type == "uni",
-            same_length=self.config.same_length,
-        )
-        return PaddedStreams.build(
-            encodings,
-            (words.shape[0], words.shape[1]),
-            visible=visible,
-            tokens=tokens,
-            token_types=token_types,
-            target_positions=permutation.target_positions,
-            memory_length=memory_length,
+            use_mems = config.use_mems_train if self.training else config.use_mems_eval
+        wants_attentions = kwargs.get("output_attentions", config.output_attentions)
+        choice = kwargs.get("output_hidden_states", config.output_hidden_states)
+        chosen = chosen_numbers(choice, count + 1)
+        streams = build_streams(inputs, self._encodings(inputs), config, output_attentions=wants_attentions)
+        last = streams.for_last_layer(content=bool(chosen))
+        hidden_states = self._embed(inputs, streams)
+        mems, attentions = [], []
+        recorded: list[Tensor | None] = []
+        nothing = (None,) * (1 if inputs.target_positions is None else 2)
+        for number, layer in enumerate(self.layers):
+            memory = None if inputs.memory is None else inputs.memory[number]
+            recorded.extend(streams.unpack(hidden_states) if number in chosen else nothing)
+            if use_mems:
+                mems.append(updated_memory(streams.content(hidden_states), memory, config.mem_len, config.reuse_len))
+            hidden_states, probabilities = layer(hidden_states, last if number + 1 == count else streams, memory)
+            if wants_attentions and probabilities is not None:
+                attentions.append(probabilities)
+        outputs = last.unpack(self.dropout(hidden_states))
+        recorded.extend(outputs if count in chosen else nothing)
+        return CtxXLNetModelOutput(
+            last_hidden_state=outputs[-1],
+            mems=tuple(mems) or None,
+            hidden_states=None if choice is None or choice is False else tuple(recorded),
+            attentions=tuple(attentions) if wants_attentions else None,
         )
 
-    def _encodings(self, length: int, memory_length: int) -> Tensor:
-        """(groups, memory + 2 * length, hidden) encodings of all distances from the farthest before to behind.
+    def _encodings(self, inputs: EncoderInputs) -> Tensor:
+        """(groups, memory + 2 * length, hidden) encodings of the distances memory + length, ..., 1 - length.
 
         One dropout mask serves the whole batch; the reference draws one for each row and projects each by itself.
         """
-        distances = torch.arange(memory_length + length, -length, -1, device=self.device)
+        distances = torch.arange(inputs.memory_length + inputs.length, -inputs.length, -1, device=self.device)
         if self.config.clamp_len > 0:
             distances = distances.clamp(-self.config.clamp_len, self.config.clamp_len)
         groups = [distances, -distances] if self.config.bi_data else [distances]
         encodings = [distance_encodings(group, self.config.hidden_size, self.dtype) for group in groups]
         return self.dropout(torch.stack(encodings))
 
-    def _embed(self, words: Tensor, permutation: Permutation) -> Tensor:
-        """Rows of the first layer: (..., hidden) of the words, and behind them those of the query stream, if any."""
+    def _embed(self, inputs: EncoderInputs, streams: Streams) -> Tensor:
+        """(..., hidden) rows of the first layer: the words', and appended to them those of the query stream, if any."""
+        words = streams.pack(inputs.words)
         content = words if words.is_floating_point() else self.word_embeddings(words)
-        targets = permutation.target_positions
-        if targets is not None:
-            queries = self.mask_embedding.expand(*targets.shape, -1)
+        if inputs.target_positions is not None:
+            queries = self.mask_embedding.expand(*inputs.target_positions.shape, -1)
             return self.dropout(torch.cat([content, queries.to(content.dtype)], 1))
-        if self.training:  # the mask embedding takes part with nothing, as DDP expects
+        if self.training:  # so that the mask embedding takes part, as DDP expects
             content = content + 0 * self.mask_embedding.view(-1)
         return self.dropout(content)
 
-    def _run_layers(
-        self,
-        hidden_states: Tensor,
-        streams: Streams,
-        memory: tuple[Tensor, ...] | None,
-        output_mask: Tensor | None,
-        use_mems: bool,
-        **kwargs: Any,
-    ) -> CtxXLNetModelOutput:
-        wants_states = kwargs.get("output_hidden_states")
-        records = self.config.output_hidden_states if wants_states is None else wants_states
-        last = streams.last(output_mask, content=bool(records))
-        new_mems = []
-        for number, layer in enumerate(self.layers):
-            layer_memory = None if memory is None else memory[number]
-            if use_mems:
-                content = streams.padded_content(hidden_states)
-                new_mems.append(updated_memory(content, layer_memory, self.config.mem_len, self.config.reuse_len))
-            hidden_states = layer(hidden_states, last if number + 1 == len(self.layers) else streams, layer_memory)
-        hidden_states = self.dropout(hidden_states)
-        return CtxXLNetModelOutput(
-            last_hidden_state=last.output(hidden_states),
-            mems=tuple(new_mems) or None,
-            layout=RecordedStreams(streams, hidden_states),
-        )
 
+def updated_memory(states: Tensor, memory: Tensor | None, mem_len: int | None, reuse_len: int | None) -> Tensor:
+    """What the next segment remembers of one layer's input (section 2.5), without gradient.
 
-def _tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
-    """(batch, length) bool, False at padding; None when there is none.
-
-    Raises:
-        CtxError: A row without any token, or a mask of another kind.
+    Args:
+        states: (batch, length, hidden) of this segment.
+        memory: (batch, memory, hidden) of earlier ones.
+        mem_len: How many positions are kept, the latest; None or 0 keeps all.
+        reuse_len: Only the first positions of the segment are remembered; None or 0 remembers all.
     """
-    masks = [mask != 0 for mask in (attention_mask, sequence_ids) if mask is not None]
-    if not masks:
-        return None
-    if masks[0].dim() != 2:
-        raise CtxError(
-            f"attention_mask is {tuple(masks[0].shape)}; it must be (batch, length).",
-            hint="say who sees whom by permutation_order or perm_mask (batch, length, length).",
-        )
-    tokens = torch.stack(masks).all(0)
-    if is_traced(tokens):
-        return tokens
-    check_row_lengths(tokens.sum(1))
-    return None if bool(tokens.all()) else tokens
-
-
-def _memory_tokens(memory: tuple[Tensor, ...]) -> Tensor | None:
-    """(batch, memory) bool, False where the memory holds nothing; None when it does everywhere."""
-    tokens = (memory[-1] != 0).any(-1)
-    return None if not is_traced(tokens) and bool(tokens.all()) else tokens
+    if reuse_len:
+        states = states[:, :reuse_len]
+    if memory is not None:
+        states = torch.cat([memory, states], 1)
+    return (states[:, -mem_len:] if mem_len else states).detach()

@@ -39,11 +39,11 @@ class Biases(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """Where the rows of a padded batch stand and what they see.
+    """Positions and visible keys of the rows of a padded batch.
 
     Attributes:
         columns: (batch, rows, 1) index of the distance between a row and the first key; that of key j is j more.
-        visible: (batch, rows, keys) bool, or None when every row sees every key.
+        visible: (batch, rows, keys) bool, True at visible keys; None when every key is visible to every row.
         row_types: (batch, rows) segments, or None for no segment term.
         key_types: (batch, keys) likewise.
     """
@@ -85,12 +85,12 @@ def eager_attention(
         key, value: (batch, keys, heads, head_dim).
         relative: (batch or 1, distances, heads, head_dim), the projected encodings of distances.
         biases: Parameters of the score.
-        places: Where the rows stand.
+        places: Positions and visible keys of the rows.
         scaling: Factor on the scores.
         dropout: Rate on the probabilities.
 
     Returns:
-        (batch, rows, heads, head_dim) context, zero where a row sees no key, and the (batch, heads, rows, keys)
+        (batch, rows, heads, head_dim) context, zero where no key is visible, and the (batch, heads, rows, keys)
         probabilities.
     """
     content = torch.einsum("bihd,bjhd->bhij", query + biases.content, key)
@@ -103,7 +103,7 @@ def eager_attention(
         scores = scores.masked_fill(~places.visible[:, None], torch.finfo(scores.dtype).min)
     probabilities = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     if places.visible is not None:
-        probabilities = probabilities.masked_fill(~places.visible[:, None], 0.0)  # a row that sees nothing
+        probabilities = probabilities.masked_fill(~places.visible[:, None], 0.0)  # a row without any visible key
     probabilities = F.dropout(probabilities, dropout)
     return torch.einsum("bhij,bjhd->bihd", probabilities, value), probabilities
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, byte_mask, kept_scale
 from hf_ctxmodels.models.xlnet.relative_attention import Biases
@@ -21,12 +22,12 @@ class Piece:
     """One sequence: its rows among all query rows, and its keys.
 
     Attributes:
-        rows, stop: Its first query row and the one behind its last.
+        rows, stop: Its first query row and one past its last.
         keys, keys_stop: Likewise among the keys.
         content: How many of its rows, from the first, stand at positions 0, 1, 2, ...
         origin: Index of the distance between position 0 and the sequence's first key.
         columns: (rows - content, keys) index of the distance between each further row and each key, or None.
-        hidden: (rows, keys), added to the scores, or None when every row sees every key.
+        hidden: (rows, keys), added to the scores, or None when every key is visible to every row.
         group: Which table of distances is its own.
     """
 
@@ -49,13 +50,28 @@ class Pieces:
         pieces: The sequences.
         row_types: (rows, types) one-hot segments in the model's precision, or None for no segment term.
         key_types: (keys, types) likewise.
-        blind: (rows,) bool, rows that see no key; None when there is none.
+        blind: (rows,) bool, rows without any visible key; None when there is none.
     """
 
     pieces: tuple[Piece, ...]
     row_types: Tensor | None = None
     key_types: Tensor | None = None
     blind: Tensor | None = None
+
+
+def fits_pieces(tensor: Tensor) -> bool:
+    """Whether attention runs sequence by sequence: on a CPU in single precision, outside of graphs being compiled."""
+    return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and not torch.compiler.is_compiling()
+
+
+def one_hot_types(row_types: Tensor | None, key_types: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Segments of any numbering, of the rows and of the keys, -> (rows, types) and (keys, types) one-hot."""
+    if row_types is None or key_types is None:
+        return None, None
+    rows, keys = row_types.flatten(), key_types.flatten()
+    kinds, numbers = torch.cat([rows, keys]).unique(return_inverse=True)
+    one_hot = F.one_hot(numbers, len(kinds)).float()
+    return one_hot[: len(rows)], one_hot[len(rows) :]
 
 
 def hidden_scores(visible: Tensor) -> Tensor:
@@ -90,7 +106,7 @@ def attend_pieces(
         dropout: Rate on the probabilities.
 
     Returns:
-        (rows, heads, head_dim), zero where a row sees no key.
+        (rows, heads, head_dim), zero where no key is visible.
     """
     by_head = query.transpose(0, 1)
     for_keys = torch.add((biases.content * scaling)[:, None], by_head, alpha=scaling)

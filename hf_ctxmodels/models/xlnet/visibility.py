@@ -1,4 +1,4 @@
-"""Which key each row of two-stream attention sees (Yang et al. 2019, sections 2.2 to 2.4)."""
+"""Which keys are visible to each row of two-stream attention (Yang et al. 2019, sections 2.2 to 2.4)."""
 
 import torch
 from torch import Tensor
@@ -19,29 +19,29 @@ def visible_keys(
     causal: bool = False,
     same_length: bool = False,
 ) -> Tensor | None:
-    """Which key each row sees: (batch, length + queries, memory + length) bool, or None if all see all.
+    """The keys visible to each row: (batch, length + queries, memory + length) bool, or None if every key is.
 
     Args:
         shape: (batch, length).
         device: Where the batch lies.
-        tokens: (batch, length) bool; padding is seen by none.
-        same_sequence: (batch, length) number of the sequence a position belongs to; others are not seen.
-        order: (batch, length) rank of each position in the factorisation order (section 2.2). Content sees its own
-            rank and lower ones, a query lower ones.
-        hidden_pairs: (batch, length, length) bool in place of `order`: row i does not see key j. Content sees itself.
-        target_positions: (batch, queries), -1 for a query row without a target, which sees nothing.
-        memory_length: Keys in front, seen by all ...
+        tokens: (batch, length) bool; padding is visible to no row.
+        same_sequence: (batch, length) number of the sequence a position belongs to; other sequences are hidden.
+        order: (batch, length) rank of each position in the factorisation order (section 2.2): to a content row its own
+            rank and lower ones are visible, to a query row lower ones.
+        hidden_pairs: (batch, length, length) bool in place of `order`: hides key j from row i, not from content row j.
+        target_positions: (batch, queries), -1 for a query row without a target, from which all keys are hidden.
+        memory_length: Keys before those of the batch, visible to all rows ...
         memory_tokens: ... where this (batch, memory) is true.
-        causal: No row sees what stands behind it.
-        same_length: Causal rows see equally far back, so that the first of them do not see more memory than the last.
+        causal: Later positions are hidden from a row.
+        same_length: As many keys are visible to each causal row, so that the first rows do not see more memory.
     """
     batch_size, length = shape
     given = (tokens, same_sequence, order, hidden_pairs, target_positions, memory_tokens)
     if not causal and all(tensor is None for tensor in given):
         return None
-    everything = torch.ones(1, length, memory_length + length, dtype=torch.bool, device=device)
+    every_key = torch.ones(1, length, memory_length + length, dtype=torch.bool, device=device)
     own = torch.eye(length, dtype=torch.bool, device=device)
-    content = queries = everything[..., memory_length:]
+    content = queries = every_key[..., memory_length:]
     if order is not None:
         content = order[:, None, :] <= order[:, :, None]
         queries = order[:, None, :] < order[:, :, None]
@@ -50,17 +50,17 @@ def visible_keys(
     streams = [content]
     if target_positions is not None:
         streams.append(queries)
-    for number, seen in enumerate(streams):
-        seen = torch.cat([everything[..., :memory_length].expand(len(seen), -1, -1), seen], -1)
+    for number, keys in enumerate(streams):
+        keys = torch.cat([every_key[..., :memory_length].expand(len(keys), -1, -1), keys], -1)
         if causal:
-            seen = seen & _causal(length, memory_length, same_length, device)
-        streams[number] = seen.expand(batch_size, -1, -1)
+            keys = keys & _causal(length, memory_length, same_length, device)
+        streams[number] = keys.expand(batch_size, -1, -1)
     if same_sequence is not None:
         pairs = F.pad(same_sequence[:, :, None] == same_sequence[:, None, :], (memory_length, 0), value=True)
-        streams = [seen & pairs for seen in streams]
+        streams = [keys & pairs for keys in streams]
     if target_positions is not None:
-        places = target_positions.clamp(min=0)[..., None].expand(-1, -1, memory_length + length)
-        streams[1] = streams[1].gather(1, places) & (target_positions >= 0)[..., None]
+        columns = target_positions.clamp(min=0)[..., None].expand(-1, -1, memory_length + length)
+        streams[1] = streams[1].gather(1, columns) & (target_positions >= 0)[..., None]
     visible = torch.cat(streams, 1)
     if memory_tokens is not None:
         visible = visible & F.pad(memory_tokens, (0, length), value=True)[:, None]
@@ -68,8 +68,9 @@ def visible_keys(
 
 
 def _causal(length: int, memory_length: int, same_length: bool, device: torch.device) -> Tensor:
-    """(length, memory + length) bool: the row's own place and before, but with `same_length` not too far."""
+    """(length, memory + length) bool: the row's own position and earlier ones; with `same_length` no farther back
+    than from the last row."""
     rows = torch.arange(length, device=device)[:, None]
     columns = torch.arange(memory_length + length, device=device)
-    seen = columns <= rows + memory_length
-    return seen & ((columns >= rows) | (columns >= length)) if same_length else seen
+    visible = columns <= rows + memory_length
+    return visible & ((columns >= rows) | (columns >= length)) if same_length else visible

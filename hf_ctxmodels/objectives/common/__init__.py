@@ -1,1 +1,1 @@
-"""What several objectives share: spans, masking, packing, padding, seeding."""
+"""Parts of several objectives: spans, masking, packing, padding, rates."""

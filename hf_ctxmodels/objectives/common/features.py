@@ -1,4 +1,4 @@
-"""What every collator reads from its features, and the errors when it is not there."""
+"""Access to the fields of features, with errors for missing ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,17 +12,8 @@ from hf_ctxmodels.data.seeding import Stream, generator, row_keys
 from hf_ctxmodels.objectives.common.padding import RowPadder
 
 
-def require_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise a `CtxError` when rows of unequal length cannot be padded."""
-    if tokenizer.pad_token_id is None:
-        raise CtxError(
-            f"{type(tokenizer).__name__} has no padding token, which batches of rows of unequal length need.",
-            hint="tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings.",
-        )
-
-
 def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
-    """Raise a `CtxError` when an id of an example is not the tokenizer's."""
+    """Raise a `CtxError` if an id is outside the tokenizer's vocabulary."""
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
         wrong = ids.min() if ids.min() < 0 else ids.max()
         raise CtxError(
@@ -35,20 +26,20 @@ def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
 def feature_generator(
     feature: Mapping[str, Any], seed: int, static: bool, stream: Stream = Stream.CORRUPTION
 ) -> np.random.Generator:
-    """The generator of a feature's corruption, from its `example_index` and, unless `static`, its `epoch`."""
+    """The random generator of a feature, from its `example_index` and, unless `static`, its `epoch`."""
     epoch = 0 if static else _integer(feature, "epoch")
     return generator(seed, epoch, _integer(feature, "example_index"), stream)
 
 
 def feature_keys(features: Sequence[Mapping[str, Any]], seed: int, uses: int) -> list[np.ndarray]:
-    """For each of several uses, (features,) keys of `seeding.uniforms`, from `example_index` and `epoch`."""
+    """(features,) keys of `seeding.uniforms` for each of several uses, from `example_index` and `epoch`."""
     epochs = [_integer(feature, "epoch") for feature in features]
     indices = [_integer(feature, "example_index") for feature in features]
     return [row_keys(seed, epochs, indices, use=use) for use in range(uses)]
 
 
 def feature_word_ids(feature: Mapping[str, Any]) -> np.ndarray:
-    """(tokens,) the word of each token, -1 for special tokens."""
+    """(tokens,) the word number of each token, -1 for special tokens."""
     words = feature.get("word_ids")
     if words is None:
         raise CtxError(
@@ -64,7 +55,7 @@ def feature_word_ids(feature: Mapping[str, Any]) -> np.ndarray:
 def padded_columns(
     features: Sequence[Mapping[str, Any]], names: Sequence[str], padder: RowPadder, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, torch.Tensor]:
-    """Those of the token-wise columns `names` that the features hold, padded."""
+    """The padded token-wise columns among `names` that the features hold."""
     columns = {}
     for name in names:
         if name in features[0]:
@@ -76,7 +67,7 @@ def padded_columns(
 def _integer(feature: Mapping[str, Any], name: str) -> int:
     if name not in feature:
         raise CtxError(
-            f"A feature has no `{name}`, from which its mask is seeded.",
+            f"A feature has no `{name}`, which seeds its random draws.",
             hint="hf_ctxmodels.data.ExampleSet adds it; with another data set give each row its own number: "
             "dataset.map(lambda row, index: {'example_index': index, 'epoch': 0}, with_indices=True), and keep both "
             "columns (Trainer: remove_unused_columns=False).",

@@ -1,7 +1,5 @@
-"""Which tokens a masked language model predicts, and what replaces them (Devlin et al. 2019, section 3.1).
-
-Runs of words: Lan et al. 2019, section 4.1.
-"""
+"""Selection and corruption of tokens for masked language modelling (Devlin et al. 2019, section 3.1; n-grams: Lan et
+al. 2019, section 4.1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,20 +13,18 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 from hf_ctxmodels.objectives.common.spans import Units, harmonic, place_spans
 
-"""Label of a token that is not predicted."""
-
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """How many tokens are selected, and what replaces them.
+    """The number of selected tokens, and their replacements.
 
     Attributes:
-        probability: share of the non-special tokens of a row that is selected.
-        mask_share, random_share: shares of the selected tokens replaced by the mask token and by a random one; the
-            rest is kept (80/10/10 in the paper, its appendix C.2 compares others).
-        whole_word: select all pieces of a word or none (the release of May 2019).
-        ngram: select runs of 1 to `ngram` whole words, n of them with a probability proportional to 1/n (3 in ALBERT).
-        max_predictions: at most this many tokens of a row; None for no limit.
+        probability: Share of the non-special tokens of a row to select.
+        mask_share, random_share: Shares of the selected tokens replaced by the mask token and by a random one; the
+            rest is kept (80/10/10 in the paper; its appendix C.2 compares others).
+        whole_word: Select all pieces of a word or none (the release of May 2019).
+        ngram: Select runs of 1 to `ngram` whole words, n of them with a probability proportional to 1/n (3 in ALBERT).
+        max_predictions: Maximum number of selected tokens of a row; None for no limit.
     """
 
     probability: float = 0.15
@@ -47,9 +43,8 @@ class MaskingRule:
             )
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
             raise CtxError(
-                f"mask_share={self.mask_share} and random_share={self.random_share} are no shares of one whole.",
-                hint="use numbers from 0 on, at most 1 together; what is left of 1 is the share of selected tokens "
-                "that stay as they are.",
+                f"mask_share={self.mask_share} and random_share={self.random_share} are not shares of a whole.",
+                hint="use non-negative numbers with a sum of at most 1; the remaining share of tokens is kept.",
             )
         if self.max_predictions is not None and self.max_predictions < 1:
             raise CtxError(
@@ -59,11 +54,11 @@ class MaskingRule:
 
     @property
     def needs_words(self) -> bool:
-        """Whether it has to be known which tokens form a word."""
+        """Whether the rule needs word ids."""
         return self.whole_word or self.ngram > 1
 
     def budget(self, candidates: int) -> int:
-        """How many of a row's candidates are selected: the rounded share, at least one, at most `max_predictions`."""
+        """Number of a row's candidates to select: the rounded share, at least one, at most `max_predictions`."""
         if candidates == 0:
             return 0
         count = max(1, round(candidates * self.probability))
@@ -74,14 +69,14 @@ class MaskingRule:
 
         Args:
             candidates: (tokens,) bool, True where a token may be selected.
-            word_ids: (tokens,) for whole words; neighbours with one id are one word.
-            rng: the row's own generator.
+            word_ids: (tokens,) for whole words; neighbours with the same id form a word.
+            rng: The row's generator.
 
         Raises:
-            CtxError: words are needed and `word_ids` is None.
+            CtxError: Words are needed and `word_ids` is None.
         """
         if self.needs_words and word_ids is None:
-            raise CtxError("Whole words are to be selected, but which they are is not said.", hint="give word_ids.")
+            raise CtxError("The selection of whole words needs word ids.", hint="give word_ids.")
         if not self.needs_words:
             positions = np.flatnonzero(candidates)
             return positions[rng.choice(len(positions), self.budget(len(positions)), replace=False)]
@@ -90,18 +85,18 @@ class MaskingRule:
         return units.in_spans(spans)[: self.max_predictions]
 
     def ngram_lengths(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count,) lengths of runs in words, as they are drawn."""
+        """(count,) random lengths of runs in words."""
         if self.ngram == 1:
             return np.ones(count, dtype=np.int64)
         return 1 + rng.choice(self.ngram, size=count, p=harmonic(self.ngram))
 
 
 class TokenMasker:
-    """Applies a `MaskingRule` to rows of token ids. Special tokens are never selected, never drawn as a replacement.
+    """Applies a `MaskingRule` to rows of token ids. Special tokens are neither selected nor drawn as replacements.
 
     Args:
-        tokenizer: gives the mask token, the special tokens and the vocabulary of random replacements.
-        rule: how much, and what becomes of it.
+        tokenizer: Gives the mask token, the special tokens and the vocabulary of random replacements.
+        rule: The rule.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, rule: MaskingRule) -> None:
@@ -123,7 +118,7 @@ class TokenMasker:
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
         chosen = rule.select(self.non_special.candidates(ids), word_ids, rng)
         labels[chosen] = ids[chosen]
-        draws = rng.random(len(chosen))  # decide the replacement: mask token, random token, or none
+        draws = rng.random(len(chosen))  # choose between mask token, random token, and no replacement
         corrupted[chosen[draws < rule.mask_share]] = self.mask_token_id
         random = chosen[(draws >= rule.mask_share) & (draws < rule.mask_share + rule.random_share)]
         replacements = self.non_special.ids
@@ -131,10 +126,8 @@ class TokenMasker:
         return corrupted, labels
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Tokens that could be selected, were selected, and how they were replaced, of a collated batch.
-
-        A random replacement that happens to equal the original counts as kept.
-        """
+        """Counts of a collated batch: maskable and selected tokens, and their replacements. A random replacement that
+        equals the original counts as kept."""
         ids, labels = batch["input_ids"], batch["labels"]
         selected = labels != IGNORED
         maskable = torch.from_numpy(self.non_special.table).to(ids.device)[ids] | selected
@@ -148,7 +141,7 @@ class TokenMasker:
 
 
 def masking_rates(counts: Mapping[str, int]) -> dict[str, float]:
-    """Shares from the added-up counts of `TokenMasker.count`."""
+    """Shares from the summed counts of `TokenMasker.count`."""
     selected = max(1, counts["selected_tokens"])
     mask, kept = counts["mask_tokens"] / selected, counts["kept_tokens"] / selected
     return {

@@ -1,4 +1,4 @@
-"""The non-special tokens of a vocabulary: only those are predicted, masked or drawn as a replacement."""
+"""The non-special tokens of a vocabulary: only these are predicted, masked or drawn as replacements."""
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -11,11 +11,11 @@ class NonSpecialTokens:
     """The non-special tokens of a tokenizer's vocabulary.
 
     Attributes:
-        table: (largest id + 1,) bool, token id -> is not special.
-        ids: the non-special ones, ascending.
+        table: (largest id + 1,) bool, True for non-special ids.
+        ids: The non-special ids, ascending.
 
     Raises:
-        CtxError: there is none.
+        CtxError: There is none.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -28,10 +28,6 @@ class NonSpecialTokens:
             raise CtxError("The tokenizer's vocabulary holds special tokens only.", hint="train it on some text first.")
 
     def candidates(self, ids: np.ndarray) -> np.ndarray:
-        """True where a token of a row is not special.
-
-        Raises:
-            CtxError: an id is not of the vocabulary.
-        """
+        """(tokens,) bool, True for tokens that are not special; raises CtxError for an id outside the vocabulary."""
         check_token_ids(ids, len(self.table))
         return self.table[ids]

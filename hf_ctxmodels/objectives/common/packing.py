@@ -1,21 +1,21 @@
-"""Several short rows in one, kept apart by `sequence_ids` (Krell et al. 2021, "Efficient Sequence Packing")."""
+"""Packing of short rows into one, separated by `sequence_ids` (Krell et al. 2021, "Efficient Sequence Packing")."""
 
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-OPEN_BINS = 64  # rows that still take more; past it the fullest one is closed
+OPEN_BINS = 64  # bins that are not full; beyond that number the fullest one is closed
 
 
 def pack_rows(rows: Iterable[dict[str, np.ndarray | int]], max_length: int) -> Iterator[dict[str, np.ndarray | int]]:
     """Join rows into bins of at most `max_length` tokens: each goes into the fullest open bin that has room.
 
-    Adds `sequence_ids`, 1, 2, 3, ... for the rows of a bin. The model lets no token see another sequence and starts
-    the positions of each at zero. Deterministic, in one pass, with at most `OPEN_BINS` bins in memory.
+    Adds `sequence_ids`, 1, 2, 3, ... for the rows of a bin; attention stays within a sequence, whose positions start at
+    zero. Deterministic, in one pass, with at most `OPEN_BINS` bins in memory.
 
     Args:
-        rows: token-wise columns of one length each, `input_ids` among them, and nothing else.
-        max_length: of a bin, and the longest row allowed.
+        rows: Token-wise columns of equal length, `input_ids` among them.
+        max_length: Size of a bin, and the longest row allowed.
     """
     bins: list[list[dict]] = []
     sizes: list[int] = []

@@ -1,18 +1,46 @@
 """Rows of different length -> rectangular tensors."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.data.data_collator import DataCollatorMixin
+
+from hf_ctxmodels.core.errors import CtxError
+
+
+@dataclass
+class PaddingCollator(DataCollatorMixin):
+    """The base of all collators.
+
+    Attributes:
+        tokenizer: Its padding token and side are used.
+
+    Raises:
+        CtxError: The tokenizer has no padding token.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    return_tensors: ClassVar[str] = "pt"
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.pad_token_id is None:
+            raise CtxError(
+                f"{type(self.tokenizer).__name__} has no padding token, which rows of unequal length need.",
+                hint="tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings.",
+            )
 
 
 class RowPadder:
-    """Lays rows of the given lengths into a rectangle on one side, by one array assignment per column.
+    """Pads rows of the given lengths, with one array assignment per column.
 
     Args:
-        lengths: of the rows of this batch.
-        side: "right" or "left": where the padding goes.
-        multiple: the width is rounded up to a multiple of it (tensor cores like 8); None for no rounding.
+        lengths: Lengths of the rows.
+        side: Side of the padding, "right" or "left".
+        multiple: The width is rounded up to a multiple of it (8 suits tensor cores); None for no rounding.
 
     Attributes:
         offsets: (rows,) column of each row's first value.

@@ -1,10 +1,10 @@
-"""Counts of tokens and targets in a collated batch, and the rates made of them."""
+"""Counts of tokens and targets in a collated batch, and their rates."""
 
 from collections.abc import Mapping
 
 import torch
 
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.core.constants import IGNORED
 
 
 def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[str, int]:
@@ -20,7 +20,7 @@ def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[st
 
 
 def target_rates(counts: Mapping[str, int]) -> dict[str, float]:
-    """Rates from the added-up counts of `count_targets`: share of positions that are no padding, and so on."""
+    """Rates from the summed counts of `count_targets`; "fill" is the share of positions that are not padding."""
     return {
         "fill": counts["tokens"] / max(1, counts["positions"]),
         "targets_per_word": counts["targets"] / max(1, counts["tokens"]),

@@ -1,4 +1,4 @@
-"""Documents as arrays of token ids, and the special tokens that go around them."""
+"""Documents as arrays of token ids, and the special tokens around them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together; random segments of other documents are drawn among them
-SENTENCES_PER_CALL = 4096  # bounds the lists of Python integers that a tokenizer call returns
+DOCUMENTS_PER_BATCH = 1000  # tokenised together; random segments are drawn from the same batch
+SENTENCES_PER_CALL = 4096  # limits the memory of a tokenizer call
 NO_WORD = -1
 Document = TypeVar("Document", bound=list[str])
 
 
 @dataclass(frozen=True)
 class TokenizedDocument:
-    """One document: all its tokens in a row, and where its sentences begin and end.
+    """The concatenated tokens of a document, and the bounds of its sentences.
 
     Attributes:
-        ids: (tokens,) int32, no special tokens.
-        word_ids: (tokens,) int32, equal for the pieces of one word and different for neighbouring words; or None.
+        ids: (tokens,) int32, without special tokens.
+        word_ids: (tokens,) int32, equal for the pieces of a word and different for neighbouring words; or None.
         bounds: (sentences + 1,) sentence i is `ids[bounds[i]:bounds[i + 1]]`, never empty.
     """
 
@@ -37,7 +37,7 @@ class TokenizedDocument:
 def tokenize_documents(
     tokenizer: PreTrainedTokenizerBase, documents: list[list[str]], with_word_ids: bool
 ) -> list[TokenizedDocument]:
-    """Tokenise sentences in large calls. Sentences without tokens vanish; a document may be left with none."""
+    """Tokenise sentences in large calls. Sentences without tokens are dropped, so a document may become empty."""
     sentences = [sentence for document in documents for sentence in document]
     pieces: list[np.ndarray] = []
     words: list[np.ndarray] = []
@@ -47,7 +47,7 @@ def tokenize_documents(
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,
-            verbose=False,  # a document is longer than the model's limit by nature
+            verbose=False,  # documents may be longer than the model's limit
         )
         pieces += [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
         if with_word_ids:
@@ -66,16 +66,14 @@ def tokenize_documents(
 def _word_ids(encoded: BatchEncoding, row: int) -> np.ndarray:
     if not encoded.is_fast:
         raise CtxError(
-            "Selecting whole words needs a tokenizer that knows which pieces form a word (`BatchEncoding.word_ids()`); "
-            "this one does not.",
-            hint="use a tokenizer of the `tokenizers` library, or select single tokens: whole_word=False, and no "
-            "n-grams.",
+            "Selecting whole words needs a tokenizer with word ids (`BatchEncoding.word_ids()`); this one has none.",
+            hint="use one of the `tokenizers` library, or select single tokens: whole_word=False, and no n-grams.",
         )
     return np.asarray(encoded.word_ids(row), dtype=np.int32)
 
 
 def _join_words(words: list[np.ndarray]) -> np.ndarray:
-    """Number the words of a document through: every sentence counts from zero, and neighbours must not coincide."""
+    """Renumber the words of a document's sentences, each numbered from zero, consecutively."""
     joined, offset = [], 0
     for sentence in words:
         if len(sentence):
@@ -94,7 +92,7 @@ def document_batches(documents: Iterable[Document], size: int = DOCUMENTS_PER_BA
 def tokenized_batches(
     tokenizer: PreTrainedTokenizerBase, documents: Iterable[list[str]], size: int, with_word_ids: bool
 ) -> Iterator[list[TokenizedDocument]]:
-    """Tokenise `size` documents at a time. A single document left over at the end joins the batch before it."""
+    """Tokenise `size` documents at a time. A single document at the end joins the batch before it."""
     batches = document_batches(documents, size)
     waiting = next(batches, [])
     while waiting:
@@ -106,20 +104,20 @@ def tokenized_batches(
 
 
 class RowTemplate:
-    """Where a tokenizer puts its special tokens around one segment, or around a pair.
+    """The special tokens of a tokenizer around one segment, or around a pair.
 
-    Read off the tokenizer once by encoding its own mask token, so that any template works ([CLS] A [SEP] B [SEP],
-    <s> A </s></s> B </s>, ...) at the cost of an array copy per row.
+    The constructor encodes the mask token once to find them, so any template works ([CLS] A [SEP] B [SEP],
+    <s> A </s></s> B </s>, ...), and a row costs one array copy.
 
     Args:
-        tokenizer: must have a mask token.
+        tokenizer: With a mask token.
         segments: 1 or 2.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segments: int) -> None:
         if tokenizer.mask_token is None:
             raise CtxError(
-                f"{type(tokenizer).__name__} has no mask token, by which its row format is read.",
+                f"{type(tokenizer).__name__} has no mask token, which is needed to find its row format.",
                 hint="tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings.",
             )
         row = tokenizer(*[tokenizer.mask_token] * segments, return_token_type_ids=True)
@@ -131,11 +129,7 @@ class RowTemplate:
         self._types = np.split(types, np.sort(np.concatenate([slots, slots + 1])))
 
     def room(self, max_length: int) -> int:
-        """Tokens of text that fit in a row of `max_length`.
-
-        Raises:
-            CtxError: not one for each segment.
-        """
+        """Number of text tokens in a row of `max_length`; raises CtxError for less than one per segment."""
         segments = len(self._fixed) - 1
         room = max_length - self.special_tokens
         if room < segments:

@@ -1,9 +1,8 @@
-"""Spans of words or tokens in a row, which an objective predicts, masks or removes.
+"""Sampling of spans of words or tokens in a row, to be predicted, masked or removed.
 
-A row's candidate tokens are grouped into `Units`, a sampler places spans over the units, and `Units.in_spans` gives
-their token positions. Samplers take a distribution of span lengths, in units, or lengths drawn from one, and return
-(spans, 2) arrays: first unit and the one after the last. `sample_spans` spaces spans evenly (XLNet), `place_spans` puts
-them anywhere until a budget of tokens is spent (ALBERT's n-grams; SpanBERT and BART differ in the lengths alone).
+A row's candidate tokens are grouped into `Units`; a sampler returns spans over the units as (spans, 2) arrays, the
+first unit and the one after the last; `Units.in_spans` converts them to token positions. `sample_spans` spaces spans
+evenly (XLNet); `place_spans` places them anywhere within a budget of tokens (ALBERT's n-grams).
 """
 
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Units:
-    """The candidates of a row, grouped into units that are selected whole: words, or single tokens.
+    """The candidates of a row, grouped into units that are selected as a whole: words, or single tokens.
 
     Attributes:
-        positions: (candidates,) their positions in the row, ascending.
+        positions: (candidates,) positions in the row, ascending.
         bounds: (units + 1,) unit u is `positions[bounds[u]:bounds[u + 1]]`.
     """
 
@@ -30,7 +29,7 @@ class Units:
 
         Args:
             candidates: (tokens,) bool, True where a token may be selected.
-            word_ids: (tokens,) neighbours with one id are one word; None makes every token a unit.
+            word_ids: (tokens,) neighbours with the same id form a word; None makes every token a unit.
         """
         positions = np.flatnonzero(candidates)
         if word_ids is None:
@@ -44,7 +43,7 @@ class Units:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(units,) tokens of each."""
+        """(units,) number of tokens of each."""
         return np.diff(self.bounds)
 
     def in_spans(self, spans: np.ndarray) -> np.ndarray:
@@ -53,7 +52,7 @@ class Units:
         return np.concatenate([self.positions[:0], *parts])
 
     def tokens(self, chosen: np.ndarray) -> np.ndarray:
-        """Positions of all tokens of the chosen units: of those numbered, or of those marked True."""
+        """Positions of all tokens of the chosen units, given by number or as a mask."""
         marked = np.zeros(len(self), dtype=bool)
         marked[chosen] = True
         return self.positions[np.repeat(marked, self.lengths)]
@@ -66,22 +65,21 @@ def harmonic(longest: int) -> np.ndarray:
 
 
 def sample_spans(units: int, length_probabilities: np.ndarray, context: float, rng: np.random.Generator) -> np.ndarray:
-    """Disjoint spans, each at a random place in a context of its own; the contexts lie end to end.
+    """Disjoint spans, each at a random place in a context of its own; the contexts are adjacent.
 
-    A span of n units gets a context of `context * n` units, so about one unit in `context` is in a span, whatever the
-    lengths, and spans keep off each other (Yang et al. 2019, section 3.1). The last context is cut by the row's end,
-    and so may its span be, or vanish.
+    A span of n units has a context of `context * n` units, so that about one unit in `context` is in a span whatever
+    the lengths (Yang et al. 2019, section 3.1). The row's end cuts the last context and possibly its span.
 
     Args:
-        units: in the row; words or tokens.
-        length_probabilities: of the span lengths 1, 2, ... in units.
-        context: units of text for each that is in a span, at least 1.
-        rng: the row's own generator.
+        units: Number of units in the row.
+        length_probabilities: Probabilities of the span lengths 1, 2, ... in units.
+        context: Units of text for each unit in a span, at least 1.
+        rng: The row's generator.
 
     Returns:
-        (spans, 2) first unit and the one after the last, ascending; perhaps none.
+        (spans, 2) first unit and the one after the last, ascending; possibly none.
     """
-    most = int(units // context) + 1  # contexts there can be: the shortest spans, of one unit
+    most = int(units // context) + 1  # maximum number of contexts, for spans of one unit
     lengths = 1 + rng.choice(len(length_probabilities), size=most, p=length_probabilities)
     contexts = np.round(lengths * context).astype(np.int64)
     starts = np.cumsum(contexts) - contexts + rng.integers(contexts - lengths + 1)
@@ -90,20 +88,20 @@ def sample_spans(units: int, length_probabilities: np.ndarray, context: float, r
 
 
 def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Disjoint spans from random units on, taken while they fit into a budget of tokens (Lan et al. 2019, section 4.1).
+    """Disjoint spans that start at random units, within a budget of tokens (Lan et al. 2019, section 4.1).
 
-    A span ends early where the budget, a span placed before or a gap between the candidates (a special token) stops it;
-    a unit that does not fit into the budget is passed over. If none fits, the first drawn of the shortest is taken all
-    the same: a row without a span would be worse than a row a few tokens over its budget.
+    A span ends early at the budget, at an earlier span or at a gap between the candidates (a special token); a unit
+    over the budget is skipped. If no unit fits, the first drawn of the shortest ones is taken: a row without a span
+    would be worse than a row over its budget.
 
     Args:
-        units: of the row.
-        lengths: (units,) how many units the span that begins at each has.
-        budget: tokens.
-        rng: the row's own generator.
+        units: The row's units.
+        lengths: (units,) length in units of the span that begins at each.
+        budget: Number of tokens.
+        rng: The row's generator.
 
     Returns:
-        (spans, 2) in the order in which they are placed; none for a row without candidates.
+        (spans, 2) in the order of placement; none for a row without candidates.
     """
     if not len(units):
         return np.empty((0, 2), dtype=np.int64)
@@ -131,16 +129,13 @@ def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.G
 
 
 def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Exactly `budget` tokens: spans in random order as far as they fit, the rest filled up.
-
-    A span that does not fit is taken as far as whole units of it do. What is missing then is filled with single units
-    that fit, and last with single tokens, as there is none left that fits.
+    """Exactly `budget` tokens: the units of spans in random order that fit, then other units, then single tokens.
 
     Args:
         spans: (spans, 2) units, from `sample_spans`.
-        units: of the row.
-        budget: tokens, at most those of all units.
-        rng: the row's own generator.
+        units: The row's units.
+        budget: Number of tokens, at most those of all units.
+        rng: The row's generator.
 
     Returns:
         (budget,) positions of the tokens, ascending.

@@ -1,4 +1,4 @@
-"""Co-occurrence counts of words (Pennington et al. 2014): what GloVe is fitted to."""
+"""Co-occurrence counts of words (Pennington et al. 2014): the objective of GloVe."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,31 +7,25 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
-from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.features import require_padding_token
+from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import RowPadder
+from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, tokenized_batches
 from hf_ctxmodels.objectives.static.counting import CooccurrenceCounter
 
 
 @dataclass
-class DataCollatorForCooccurrences(DataCollatorMixin):
-    """Pads rows of cells of the co-occurrence matrix. Nothing is drawn.
+class DataCollatorForCooccurrences(PaddingCollator):
+    """Pads rows of cells of the co-occurrence matrix.
 
     Each feature holds input_ids, context_ids (cells,) and cooccurrences (cells,) float.
 
     Returns: input_ids, attention_mask (batch, width) int64; labels (batch, width), the contexts, -100 at padding;
     cooccurrences (batch, width) float32, 1 at padding.
-
-    Args:
-        tokenizer: with a padding token.
 
     Example:
         >>> collate = DataCollatorForCooccurrences(tokenizer)
@@ -40,12 +34,6 @@ class DataCollatorForCooccurrences(DataCollatorMixin):
         >>> collate([row])["labels"]
         tensor([[3, 2]])
     """
-
-    tokenizer: PreTrainedTokenizerBase
-    return_tensors: str = "pt"
-
-    def __post_init__(self) -> None:
-        require_padding_token(self.tokenizer)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -65,22 +53,20 @@ class DataCollatorForCooccurrences(DataCollatorMixin):
 class CooccurrenceOptions:
     """Options of `Cooccurrence`; the defaults are those of the paper's section 4.2."""
 
-    window: int = flag(10, "Farthest distance in words.")
-    symmetric: bool = flag(True, "Look to both sides; else to the left alone.")
+    window: int = flag(10, "Largest distance in words.")
+    symmetric: bool = flag(True, "Contexts on both sides; else on the left only.")
     distance_weighting: bool = flag(True, "Count 1 / distance for two words; else 1.")
     memory_cells: int = flag(50_000_000, "Cells to hold in memory, 12 bytes each; more are written to files.")
 
     def __post_init__(self) -> None:
-        for name in ("window", "memory_cells"):
-            if getattr(self, name) < 1:
-                raise CtxError(f"{name}={getattr(self, name)} is too small.", hint="use 1 or more.")
+        check_at_least(1, window=self.window, memory_cells=self.memory_cells)
 
 
 class Cooccurrence(Objective):
-    """GloVe's objective: fit the logarithm of how often two words occur near each other.
+    """GloVe's objective: fit the logarithms of co-occurrence counts.
 
-    The whole text is counted once; a row is `max_length` cells of the co-occurrence matrix, in random order. Held-out
-    text is not counted, and there is no evaluation: counts grow with the text, so those of another text are no targets.
+    The whole text is counted once; a row is `max_length` cells of the co-occurrence matrix, in random order. There is
+    no evaluation: counts grow with the size of the text, so the counts of held-out text are no targets.
 
     | document | row | targets |
     |---|---|---|

@@ -1,4 +1,4 @@
-"""Counting which words occur near each other, in bounded memory (Pennington et al. 2014, section 4.2)."""
+"""Counting of co-occurrences in bounded memory (Pennington et al. 2014, section 4.2)."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.objectives.base import check_at_least
 
 _PAIRS_PER_SORT = 4_000_000
 _FILES_BITS = 4  # 16 files for every spill
@@ -14,18 +14,18 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: neighbouring cells
 
 
 class CooccurrenceCounter:
-    """Sums 1 / distance over every two words at most `window` words apart.
+    """Sums 1 / distance over all pairs of words at most `window` words apart.
 
-    Cells are kept as two arrays, sorted. When there are more than `memory_cells`, they are written to files, each of
-    which takes a fixed part of all cells, and the counting starts anew; at the end the files are summed up one by one.
+    Cells are two sorted arrays. When there are more than `memory_cells`, they are written to files by a hash of the
+    cell, and the counting starts again; at the end the files are summed one by one.
 
     Args:
-        vocab_size: Ids are below it.
-        window: Farthest distance in words.
-        symmetric: Count both words as the other's context; else only the left one as the right one's.
+        vocab_size: Size of the vocabulary.
+        window: Largest distance in words.
+        symmetric: Count each word as the other's context; else only the left one as the right one's.
         weighted: Count 1 / distance; else 1.
-        memory_cells: Cells to hold, 12 bytes each.
-        directory: Where files go; None for a temporary directory of the system, which is removed at the end.
+        memory_cells: Cells to hold in memory, 12 bytes each.
+        directory: Parent of the temporary directory of the files; None for the system's.
     """
 
     def __init__(
@@ -38,9 +38,7 @@ class CooccurrenceCounter:
         memory_cells: int = 50_000_000,
         directory: str | Path | None = None,
     ) -> None:
-        for name, value in {"vocab_size": vocab_size, "window": window, "memory_cells": memory_cells}.items():
-            if value < 1:
-                raise CtxError(f"{name}={value} is too small.", hint="use 1 or more.")
+        check_at_least(1, vocab_size=vocab_size, window=window, memory_cells=memory_cells)
         self._vocab_size = np.int64(vocab_size)
         self._window, self._symmetric, self._weighted = window, symmetric, weighted
         self._memory_cells, self._directory = memory_cells, directory
@@ -51,11 +49,11 @@ class CooccurrenceCounter:
         self.spills = 0
 
     def add(self, documents: Iterable[np.ndarray]) -> None:
-        """Count documents, each the (words,) ids of a running text; no pair crosses from one into another."""
+        """Count documents, each the (words,) ids of a running text; no pair crosses documents."""
         for ids in documents:
             for distance in range(1, min(self._window, len(ids) - 1) + 1):
                 left, right = ids[:-distance].astype(np.int64), ids[distance:].astype(np.int64)
-                if self._symmetric:  # one of a cell and its mirror image; `cells` gives both
+                if self._symmetric:  # one of the two symmetric cells; `cells` gives both
                     left, right = np.minimum(left, right), np.maximum(left, right)
                 keys = right * self._vocab_size + left
                 weight = 1 / distance if self._weighted else 1.0
@@ -65,12 +63,7 @@ class CooccurrenceCounter:
                 self._gather()
 
     def cells(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Blocks of cells in random order: (cells,) words, their contexts, and the sums as float32. Empties the
-        counter.
-
-        Args:
-            rng: of the order.
-        """
+        """Blocks of cells in random order: (cells,) words, contexts, and float32 sums. Empties the counter."""
         self._gather()
         if self._spilled is None:
             yield from self._shuffled(*self._cells, rng)
@@ -96,8 +89,7 @@ class CooccurrenceCounter:
             self._spill()
 
     def _spill(self) -> None:
-        """Write what is held, a fixed part of all cells to each of some files, so that one file's parts fit into memory
-        where all of them would not."""
+        """Write the cells in memory to files by their hash; the files of one hash value fit into memory together."""
         if self._spilled is None:
             self._spilled = TemporaryDirectory(prefix="cooccurrences-", dir=self._directory)
         keys, values = self._cells
@@ -129,7 +121,7 @@ class CooccurrenceCounter:
 
 
 def _sum(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted keys, each once, and the sums of their values."""
+    """Sorted unique keys, and the sums of their values."""
     keys, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     if not len(keys):
         return keys, values

@@ -1,4 +1,4 @@
-"""Words as word2vec draws and codes them: by frequency (Mikolov et al. 2013b, sections 2.1 to 2.3)."""
+"""Subsampling, noise distribution and Huffman tree of word2vec (Mikolov et al. 2013b, sections 2.1 to 2.3)."""
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -7,18 +7,18 @@ from hf_ctxmodels.core.errors import CtxError
 
 
 def word_counts(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """(vocabulary,) how often each word was seen when the tokenizer was trained; 0 for special tokens.
+    """(vocabulary,) frequency of each word in the tokenizer's training text; 0 for special tokens.
 
     Raises:
-        CtxError: nobody counted.
+        CtxError: The tokenizer has no counts.
     """
     counts = getattr(tokenizer, "counts", None)
     if counts is None:
         raise CtxError(
-            f"{type(tokenizer).__name__} does not know how often its words occur, by which this objective draws.",
+            f"{type(tokenizer).__name__} has no word counts, which this objective needs.",
             hint="train one: scripts/train_tokenizer.py, or give counts= to the tokenizer.",
         )
-    padded = np.zeros(len(tokenizer), dtype=np.float64)  # added tokens were never counted
+    padded = np.zeros(len(tokenizer), dtype=np.float64)  # added tokens have no counts
     padded[: len(counts)] = counts
     if padded.max() <= 0:
         raise CtxError("The tokenizer's counts are all 0.", hint="train it on text.")
@@ -26,10 +26,9 @@ def word_counts(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
 
 
 def kept_shares(counts: np.ndarray, threshold: float) -> np.ndarray:
-    """(vocabulary,) chance of each occurrence of a word to stay in the text.
+    """(vocabulary,) probability that subsampling keeps an occurrence of a word.
 
-    With f the word's share of the text, sqrt(t / f) + t / f: what the released code does where section 2.3 has
-    sqrt(t / f).
+    With f the word's relative frequency, sqrt(t / f) + t / f as in the released code; section 2.3 has sqrt(t / f).
 
     Args:
         threshold: t; 0 keeps everything.
@@ -39,15 +38,15 @@ def kept_shares(counts: np.ndarray, threshold: float) -> np.ndarray:
 
 
 class NoiseDistribution:
-    """Chances of words in proportion to a power of their counts, by the alias method (Walker 1977; Vose 1991).
+    """Words in proportion to a power of their counts, for the alias method (Walker 1977; Vose 1991).
 
     Args:
         counts: (vocabulary,); a word with count 0 is never drawn.
-        power: 0.75 in the paper.
+        power: The exponent, 0.75 in the paper.
 
     Attributes:
         probabilities: (vocabulary,).
-        table: (vocabulary, 2) of each slot, the probability of its own word, and the other word.
+        table: (vocabulary, 2) probability of each slot's own word, and the slot's alias.
     """
 
     def __init__(self, counts: np.ndarray, power: float) -> None:
@@ -63,17 +62,17 @@ class NoiseDistribution:
             scaled[high] -= 1 - scaled[low]
             if scaled[high] < 1:
                 small.append(large.pop())
-        for word in small:  # left over by rounding: as good as 1, but for those that can never be drawn
+        for word in small:  # 1 up to rounding, except words that must never be drawn
             if not weights[word]:
                 self.table[word] = 0, int(weights.argmax())
 
 
 def draw_noise(uniform: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(n,) ids for as many uniform numbers: each tells the place by its whole part, and the word by its fraction.
+    """(n,) ids for uniform numbers: scaled by the table's length, the integer part is the slot, the rest chooses.
 
     Args:
         uniform: (n,) in [0, 1); overwritten.
-        table: see `NoiseDistribution`.
+        table: See `NoiseDistribution`.
     """
     uniform *= len(table)
     places = uniform.astype(np.int64)
@@ -83,12 +82,12 @@ def draw_noise(uniform: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 class HuffmanTree:
-    """A binary tree with short ways to frequent words.
+    """A Huffman tree: short paths to frequent words.
 
     Attributes:
-        paths: (vocabulary, depth) the inner nodes from the root to each word, -1 after the end; -1 everywhere for
-            words with count 0.
-        codes: (vocabulary, depth) which way the path goes from each, 0 or 1.
+        paths: (vocabulary, depth) inner nodes from the root to each word, -1 after the end; -1 everywhere for words
+            with count 0.
+        codes: (vocabulary, depth) branch of the path at each node, 0 or 1.
     """
 
     def __init__(self, counts: np.ndarray) -> None:
@@ -96,13 +95,13 @@ class HuffmanTree:
         words = words[np.argsort(counts[words], kind="stable")]  # ascending
         leaves = len(words)
         if leaves < 2:
-            raise CtxError(f"A tree of {leaves} words.", hint="use a tokenizer with two words or more.")
-        parents, ways = self._merge(counts[words].astype(np.float64).tolist())
+            raise CtxError(f"A Huffman tree needs two words, got {leaves}.", hint="use a larger vocabulary.")
+        parents, branches = self._merge(counts[words].astype(np.float64).tolist())
         paths, codes = [], []
         for leaf in range(leaves):
             path, code, node = [], [], leaf
             while node != 2 * leaves - 2:
-                code.append(ways[node])
+                code.append(branches[node])
                 node = parents[node]
                 path.append(node - leaves)
             paths.append(path[::-1])
@@ -115,9 +114,9 @@ class HuffmanTree:
 
     @staticmethod
     def _merge(weights: list[float]) -> tuple[list[int], list[int]]:
-        """The parent of every node (leaves first) and which of its children the node is."""
+        """The parent of every node (leaves first), and the node's branch, 0 or 1."""
         leaves = len(weights)
-        parents, ways = [0] * (2 * leaves - 1), [0] * (2 * leaves - 1)
+        parents, branches = [0] * (2 * leaves - 1), [0] * (2 * leaves - 1)
         leaf, inner = 0, leaves
         for new in range(leaves, 2 * leaves - 1):
             pair = []
@@ -129,18 +128,15 @@ class HuffmanTree:
                     pair.append(inner)
                     inner += 1
             weights.append(weights[pair[0]] + weights[pair[1]])
-            for way, child in enumerate(pair):
-                parents[child], ways[child] = new, way
-        return parents, ways
+            for branch, child in enumerate(pair):
+                parents[child], branches[child] = new, branch
+        return parents, branches
 
     def scores(self, counts: np.ndarray) -> np.ndarray:
-        """(vocabulary,) log odds of way 0 at every inner node by its number, for words as frequent as `counts`."""
+        """(vocabulary,) log odds of branch 0 at every inner node, for words with these counts."""
         taken = np.zeros((2, len(counts)))
-        real = self.paths >= 0
-        for way in (0, 1):
-            np.add.at(
-                taken[way],
-                self.paths[real & (self.codes == way)],
-                np.broadcast_to(counts[:, None], self.paths.shape)[real & (self.codes == way)],
-            )
+        weights = np.broadcast_to(counts[:, None], self.paths.shape)
+        for branch in (0, 1):
+            chosen = (self.paths >= 0) & (self.codes == branch)
+            np.add.at(taken[branch], self.paths[chosen], weights[chosen])
         return np.log(taken[0] + 1) - np.log(taken[1] + 1)

@@ -1,4 +1,4 @@
-"""`window_draws` compiled for a CPU by numba (extra `words`), where drawing would take as long as learning does."""
+"""`window_draws` compiled for the CPU by numba (extra `words`): numpy draws take as long as training."""
 
 import numpy as np
 from numba import njit
@@ -6,7 +6,7 @@ from numba import njit
 from hf_ctxmodels.data.seeding import FIRST, SECOND, STEP
 from hf_ctxmodels.objectives.common.masking import IGNORED
 
-_AT_ONCE = 2048  # numbers that are drawn, several at a time, before any is looked up
+_AT_ONCE = 2048  # numbers drawn at a time, vectorised, before the table look-ups
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -29,7 +29,7 @@ def keep(
     for row in range(len(lengths)):
         stop = start + lengths[row]
         for place in range(start, stop):
-            kept[end + left[row]] = ids[place]  # overwritten by the next, unless it is counted
+            kept[end + left[row]] = ids[place]  # overwritten by the next word, unless it is kept
             left[row] += _uniform(keys[row], place - start) < shares[ids[place]]
         if left[row] == 0:
             kept[end], left[row] = ids[start], 1
@@ -61,12 +61,7 @@ def spread(
 
 @njit(nogil=True, cache=True)
 def negatives(
-    blocks: np.ndarray,
-    first: np.ndarray,
-    keys: np.ndarray,
-    table: np.ndarray,
-    each: int,
-    size: int,
+    blocks: np.ndarray, first: np.ndarray, keys: np.ndarray, table: np.ndarray, each: int, size: int
 ) -> np.ndarray:
     """See `window_draws.negatives`."""
     result = np.zeros((size, each), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Prediction of words from the words around them (Mikolov et al. 2013a, 2013b): what word2vec is trained on."""
+"""Prediction of words from their context windows (Mikolov et al. 2013a, 2013b): the objectives of word2vec."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.features import check_token_ids, feature_keys, require_padding_token
+from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
+from hf_ctxmodels.objectives.common.features import check_token_ids, feature_keys
 from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.padding import PaddingCollator
 from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, tokenized_batches
 from hf_ctxmodels.objectives.static import window_draws
 from hf_ctxmodels.objectives.static.noise import HuffmanTree, NoiseDistribution, kept_shares, word_counts
@@ -29,31 +29,31 @@ Output = Literal["negative-sampling", "hierarchical-softmax"]
 
 
 @dataclass
-class DataCollatorForWindowPrediction(DataCollatorMixin):
-    """Subsamples frequent words, draws a window size for every word that is kept, and draws negatives.
+class DataCollatorForWindowPrediction(PaddingCollator):
+    """Subsamples frequent words, and draws a window size for every kept word and negatives.
 
     Windows are taken over the kept words, as in the released code, so subsampling widens them. All draws for example i
-    in epoch e depend on (seed, e, i) only.
+    in epoch e depend on (seed, e, i) only. Short examples are concatenated to rows as long as the longest example, with
+    padding between them.
 
     Each feature holds:
         input_ids: (words,) without special tokens.
-        example_index, epoch: integers; they seed the draws.
+        example_index, epoch: Integers that seed the draws.
 
-    Returns, with short rows concatenated in a line, padding between them, and all lines as long as the longest
-    row, a multiple of `block`:
-        input_ids, attention_mask: (lines, width).
-        labels: (lines, width) the words again, -100 at padding.
-        windows: (lines, width) 1 to `window`.
-        negatives: (lines, width / block, shared_negatives), 0 where there is no row; or for hierarchical softmax
-        paths, codes: (lines, width / block, block, depth), see `HuffmanTree`.
+    Returns, with a width that is a multiple of `block`:
+        input_ids, attention_mask: (rows, width).
+        labels: (rows, width) the same words, -100 at padding.
+        windows: (rows, width) context words on either side, 1 to `window`.
+        negatives: (rows, width / block, shared_negatives), 0 at padding; or for hierarchical softmax
+        paths, codes: (rows, width / block, block, depth), see `HuffmanTree`.
 
     Args:
-        tokenizer: with `counts` (see `CtxWordTokenizer`) and a padding token.
-        output, window, subsampling, noise_power, block, shared_negatives: see `WindowPredictionOptions`.
-        seed: of all draws.
+        tokenizer: With `counts` (see `CtxWordTokenizer`) and a padding token.
+        output, window, subsampling, noise_power, block, shared_negatives: See `WindowPredictionOptions`.
+        seed: Seed of all draws.
 
     Raises:
-        CtxError: the tokenizer does not know how often its words occur.
+        CtxError: The tokenizer has no word counts.
 
     Example:
         >>> collate = DataCollatorForWindowPrediction(tokenizer, seed=1)
@@ -62,7 +62,6 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         ['attention_mask', 'input_ids', 'labels', 'negatives', 'windows']
     """
 
-    tokenizer: PreTrainedTokenizerBase
     output: Output = "negative-sampling"
     window: int = 5
     subsampling: float = 1e-3
@@ -70,22 +69,21 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
     block: int = 1
     shared_negatives: int = 5
     seed: int = 0
-    return_tensors: str = "pt"
 
     def __post_init__(self) -> None:
-        require_padding_token(self.tokenizer)
+        super().__post_init__()
         self.counts = word_counts(self.tokenizer)
         self.kept = kept_shares(self.counts, self.subsampling)
         self.tree = HuffmanTree(self.counts) if self.output == "hierarchical-softmax" else None
 
     @cached_property
     def draws(self) -> ModuleType:
-        """What draws: compiled where numba is installed, else the same with numpy."""
+        """The module of random draws: compiled if numba is installed, else with numpy."""
         return import_module(_COMPILED if find_spec("numba") else window_draws.__name__)
 
     @cached_property
     def noise(self) -> NoiseDistribution:
-        """Of which negatives are drawn; hierarchical softmax never asks for it."""
+        """The distribution of the negatives."""
         return NoiseDistribution(self.counts, self.noise_power)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
@@ -93,11 +91,11 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         rows = [np.asarray(feature["input_ids"], dtype=np.int64) for feature in features]
         ids, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
         if not lengths.all():
-            raise CtxError("A row holds no word.", hint="leave it out: nothing is to be predicted there.")
+            raise CtxError("A row holds no word.", hint="leave out rows without words.")
         check_token_ids(ids, len(self.kept))
         keys = feature_keys(features, self.seed, len(_Draw))
         ids, lengths = self.draws.keep(ids, lengths, keys[_Draw.DROPPED], self.kept, self.counts)
-        first, shape = self._lines(lengths)
+        first, shape = self._layout(lengths)
         padding = self.tokenizer.pad_token_id
         columns = self.draws.spread(ids, lengths, first, keys[_Draw.WINDOW], self.window, shape[0] * shape[1], padding)
         names = ("input_ids", "attention_mask", "labels", "windows")
@@ -122,24 +120,23 @@ class DataCollatorForWindowPrediction(DataCollatorMixin):
         tables = {"paths": paths, "codes": self.tree.codes[ids]}
         return {name: table[..., :depth].reshape(shape) for name, table in tables.items()}
 
-    def _lines(self, lengths: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-        """(rows,) where each row begins in the concatenated lines, and the lines' shape: they are as long as
-        the longest row.
+    def _layout(self, lengths: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+        """(examples,) start of each example in the flattened batch, and the batch's shape.
 
-        Rows begin with a block of their own, so far after the row before that no window reaches it.
+        An example begins at a block boundary, at least `window` positions after the one before.
         """
         width = -(-int(lengths.max()) // self.block) * self.block
-        first, line, start = [], 0, 0
+        first, row, start = [], 0, 0
         for length in lengths.tolist():
             if start + length > width:
-                line, start = line + 1, 0
-            first.append(line * width + start)
+                row, start = row + 1, 0
+            first.append(row * width + start)
             start += -(-(length + self.window) // self.block) * self.block
-        return np.array(first), (line + 1, width)
+        return np.array(first), (row + 1, width)
 
 
 class _Draw(IntEnum):
-    """What is drawn for a row."""
+    """The random draws for an example."""
 
     DROPPED = 0
     WINDOW = 1
@@ -150,32 +147,28 @@ class _Draw(IntEnum):
 class WindowPredictionOptions:
     """Options of `SkipGram` and `ContinuousBagOfWords`; the defaults are those of the released code."""
 
-    output: Literal["negative-sampling", "hierarchical-softmax"] = flag(
-        "negative-sampling", "Loss: negative-sampling or hierarchical-softmax."
-    )
-    window: int = flag(5, "Neighbours on either side, at most; drawn from 1 to this for every word.")
-    negative: int = flag(5, "Negatives of a prediction.")
-    subsampling: float = flag(1e-3, "Share of the text from which on a word is dropped now and then; 0 drops none.")
+    output: Output = flag("negative-sampling", "Loss: negative-sampling or hierarchical-softmax.")
+    window: int = flag(5, "Largest window on either side; each word's is drawn uniformly from 1 to this.")
+    negative: int = flag(5, "Negatives per prediction.")
+    subsampling: float = flag(1e-3, "Subsampling threshold: relative frequency above which words are dropped; 0: none.")
     noise_power: float = flag(0.75, "Negatives are drawn in proportion to this power of the counts.")
-    block: int = flag(1, "Neighbouring words that share their negatives; on a GPU, or without numba, 16 is faster.")
-    shared_negatives: int = flag(5, "Sampled words that serve as negatives for a whole block; with a block of 16, 16.")
+    block: int = flag(1, "Adjacent words that share their negatives; on a GPU, or without numba, 16 is faster.")
+    shared_negatives: int = flag(5, "Negatives drawn for each block; with a block of 16, use 16.")
 
     def __post_init__(self) -> None:
-        for name in ("window", "negative", "block", "shared_negatives"):
-            if getattr(self, name) < 1:
-                raise CtxError(f"{name}={getattr(self, name)} is too small.", hint="use 1 or more.")
-        if self.subsampling < 0:
-            raise CtxError(f"subsampling={self.subsampling} is negative.", hint="use 0 or a small share such as 1e-3.")
+        sizes = ("window", "negative", "block", "shared_negatives")
+        check_at_least(1, **{name: getattr(self, name) for name in sizes})
+        check_at_least(0, subsampling=self.subsampling)
 
 
 class WindowPrediction(Objective):
     """Rows of consecutive known words of one document; unknown words are left out, as in the released code.
 
-    Sentence boundaries are ignored: the text is cut where a row is full, as the released code does every 1000 words.
+    Sentence boundaries are ignored: the text is cut every `max_length` words (1000 in the released code).
 
     | document | row | targets |
     |---|---|---|
-    | running text | up to `max_length` known words | every word that subsampling keeps |
+    | running text | up to `max_length` known words | the words kept by subsampling |
     """
 
     auto_class = "AutoModelForPreTraining"
@@ -185,32 +178,18 @@ class WindowPrediction(Objective):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        own = self.options
-        self.collate = DataCollatorForWindowPrediction(
-            tokenizer,
-            output=own.output,
-            window=own.window,
-            subsampling=own.subsampling,
-            noise_power=own.noise_power,
-            block=own.block,
-            shared_negatives=own.shared_negatives,
-            seed=seed,
-        )
+        options = collator_options(DataCollatorForWindowPrediction, self.options)
+        self.collate = DataCollatorForWindowPrediction(tokenizer, seed=seed, **options)
         self.baseline = replace(self.baseline, scores=self._frequency_scores)
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """What the model has to know of the prediction."""
-        own = self.options
-        return {
-            "architecture": self.architecture,
-            "output": own.output,
-            "window": own.window,
-            "negative": own.negative,
-        }
+        """The model's architecture, loss, largest window and number of negatives."""
+        shared = {name: getattr(self.options, name) for name in ("output", "window", "negative")}
+        return {"architecture": self.architecture, **shared}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids. A single word left over has no neighbour, and is left out."""
+        """Rows with input_ids. A single remaining word, which has no context, is left out."""
         for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, False):
             for document in batch:
                 words = document.ids[document.ids != self.tokenizer.unk_token_id]
@@ -220,7 +199,7 @@ class WindowPrediction(Objective):
                     yield {"input_ids": words[start : start + self.max_length]}
 
     def _frequency_scores(self, counts: np.ndarray) -> np.ndarray:
-        """See `BaselinePolicy.scores`: the logits of least loss among those that do not depend on the input."""
+        """See `BaselinePolicy.scores`: the logits of least loss that do not depend on the input."""
         seen = counts * self.collate.kept
         if self.collate.tree is not None:
             return self.collate.tree.scores(seen)
@@ -243,12 +222,12 @@ class WindowPrediction(Objective):
 
 
 class SkipGram(WindowPrediction):
-    """Each word in the window by itself predicts the word in its middle.
+    """Skip-gram: each context word predicts the centre word of its window by itself.
 
     References: Mikolov et al. 2013a, section 3.2; 2013b, section 2, for negatives, hierarchical softmax and
     subsampling.
-    Related: `ContinuousBagOfWords` takes the words of a window together, which is faster and worse for rare words;
-    `Cooccurrence` counts windows once and fits the counts.
+    Related: `ContinuousBagOfWords` averages the context, which is faster and worse for rare words; `Cooccurrence` fits
+    counts.
 
     Example:
         >>> SkipGram(tokenizer, max_length=1000, seed=0, window=5, negative=5)
@@ -258,10 +237,10 @@ class SkipGram(WindowPrediction):
 
 
 class ContinuousBagOfWords(WindowPrediction):
-    """The mean of the words in the window predicts the word in its middle.
+    """Continuous bag of words: the mean of the context words predicts the centre word of the window.
 
     References: Mikolov et al. 2013a, section 3.1.
-    Related: `SkipGram` takes the words of a window one by one.
+    Related: `SkipGram` predicts from each context word by itself.
 
     Example:
         >>> ContinuousBagOfWords(tokenizer, max_length=1000, seed=0, output="hierarchical-softmax")

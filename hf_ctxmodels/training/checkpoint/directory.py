@@ -1,8 +1,7 @@
-"""Checkpoint directories: written whole or not at all, verified before use.
+"""Checkpoint directories, written atomically and verified before use.
 
-`<output_dir>/checkpoint-<step>/` appears by one rename, after every file in it has reached the disk. What a killed
-process left under a temporary name is removed at the next start. `manifest.json` in it, and beside the final model,
-holds every file's SHA-256.
+`<output_dir>/checkpoint-<step>/` is renamed from a temporary name after all of its files are on disk; unfinished
+directories are removed at the next start. `manifest.json`, also beside the final model, has every file's SHA-256.
 """
 
 import hashlib
@@ -20,12 +19,12 @@ _UNFINISHED = (".writing", ".deleting")
 
 
 def checkpoint_path(output_dir: str | Path, step: int) -> Path:
-    """The directory of one step's checkpoint."""
+    """The directory of a step's checkpoint."""
     return Path(output_dir) / f"checkpoint-{step}"
 
 
 def temporary_path(path: Path) -> Path:
-    """Where `path` is written before it gets its name; in the same directory, so that a rename is atomic."""
+    """The temporary name of `path`, in the same directory, so that the rename is atomic."""
     return path.with_name(path.name + ".writing")
 
 
@@ -38,7 +37,7 @@ def checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def remove_unfinished(output_dir: str | Path) -> list[Path]:
-    """Remove what a killed process left half-written or half-deleted, and return it."""
+    """Remove unfinished files and directories of a killed process, and return their paths."""
     directory = Path(output_dir)
     found = [path for path in directory.iterdir() if path.name.endswith(_UNFINISHED)] if directory.is_dir() else []
     for path in found:
@@ -47,7 +46,7 @@ def remove_unfinished(output_dir: str | Path) -> list[Path]:
 
 
 def commit(temporary: Path, final: Path) -> None:
-    """Give the finished directory `temporary` its manifest and its name, durably."""
+    """Write the manifest of `temporary` and rename it, durably."""
     for path in [*_write_manifest(temporary), temporary]:
         _fsync(path)
     temporary.rename(final)
@@ -55,9 +54,9 @@ def commit(temporary: Path, final: Path) -> None:
 
 
 def publish_files(temporary: Path, directory: Path) -> None:
-    """Move every file of the finished directory `temporary` into `directory`, each atomically, the manifest last."""
+    """Move all files of `temporary` into `directory`, each atomically, the manifest last."""
     files = _write_manifest(temporary)
-    (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it is of the files that are replaced now
+    (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it has the digests of the old files
     for path in files:
         _fsync(path)
         path.replace(directory / path.name)
@@ -68,14 +67,14 @@ def publish_files(temporary: Path, directory: Path) -> None:
 def prune(output_dir: str | Path, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints."""
     for path in checkpoints(output_dir)[:-keep]:
-        # Renamed first: a half-deleted directory must not look like a checkpoint.
+        # renamed first: a partly deleted directory must not look like a checkpoint
         doomed = path.with_name(path.name + ".deleting")
         path.rename(doomed)
         shutil.rmtree(doomed)
 
 
 def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
-    """What is wrong with the files whose names have this ending, one line each; empty when all are as written."""
+    """The damages of the files with this ending, one line each; empty if there are none."""
     try:
         manifest: dict[str, str] = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -92,10 +91,10 @@ def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
 
 
 def latest_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest checkpoint, verified; None where there is none.
+    """The newest checkpoint after verification, or None.
 
     Raises:
-        CtxError: it is damaged; the error names the files and the newest checkpoint that is not.
+        CtxError: It is damaged; the message names the files and the newest undamaged checkpoint.
     """
     found = checkpoints(output_dir)
     if not found:
@@ -105,7 +104,11 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
     if not damages:
         return newest
     good = next((path for path in reversed(older) if not damaged_files(path)), None)
-    then = f"--resume then continues from the last good checkpoint, {good}" if good else "training then starts anew"
+    then = (
+        f"--resume then continues from the last good checkpoint, {good}"
+        if good
+        else "training then starts from the beginning"
+    )
     raise CtxError(
         f"The checkpoint is damaged: {'; '.join(damages)}.",
         location=str(newest),
@@ -114,7 +117,7 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def _write_manifest(directory: Path) -> list[Path]:
-    """Note every file's digest in `manifest.json`; all the files, that one last."""
+    """Write the digests of all files to `manifest.json`; returns all files, this one last."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     digests = {str(path.relative_to(directory)): _sha256(path) for path in files}
     manifest = directory / MANIFEST_FILE

@@ -1,7 +1,4 @@
-"""Everything besides weights and data that decides how a run goes on: optimizer moments and random generators.
-
-Both are stored without pickle: tensors as safetensors under the parameters' names, the rest as JSON.
-"""
+"""Saving of optimizer moments and random states without pickle: tensors as safetensors, the rest as JSON."""
 
 import json
 import random
@@ -16,10 +13,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The model's state, gathered where it is sharded; tied weights stay tied. Every process must call this."""
+    """The model's state, gathered if sharded; tied weights stay tied. A collective call."""
     gathered: dict[int, torch.Tensor] = {}
     weights = {}
-    # Tied weights are one parameter. Their memory would not tell: a process may hold no row of several small ones.
+    # tied weights are one parameter; memory addresses do not tell, since shards may be empty
     for name, value in model.state_dict(keep_vars=True).items():
         whole = value.detach()
         if isinstance(whole, DTensor):
@@ -31,10 +28,8 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state as `{"<parameter name>|<moment>": tensor}` on the CPU.
-
-    Sharded state is gathered, so the file does not depend on the number of processes; every process must call this.
-    """
+    """The optimizer's state as `{"<parameter name>|<moment>": tensor}` on the CPU, gathered if sharded. A collective
+    call."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -44,7 +39,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
-    """Put what `optimizer_tensors` gave back into the optimizer, sharded as its parameters are."""
+    """Restore `optimizer_tensors`, sharded as the parameters."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     by_parameter: dict[str, dict[str, torch.Tensor]] = {}
     for full_name, tensor in load_file(file).items():
@@ -66,7 +61,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, f
 
 
 def save_random_state(file: Path) -> None:
-    """Write the states of Python's, NumPy's and torch's global generators (CPU and CUDA) of this process."""
+    """Write this process's states of Python's, NumPy's and torch's global generators (CPU and CUDA)."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = cast("tuple", np.random.get_state(legacy=True))
     state = {
@@ -79,7 +74,7 @@ def save_random_state(file: Path) -> None:
 
 
 def load_random_state(file: Path) -> None:
-    """Restore what `save_random_state` wrote."""
+    """Restore the states of `save_random_state`."""
     state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -1,4 +1,4 @@
-"""What a run must remember to go on exactly: saving it as a checkpoint, and restoring it."""
+"""The complete state of a run: saving and restoring."""
 
 import json
 import shutil
@@ -50,10 +50,10 @@ _SAME_ON_RESUME = (
 
 
 def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path | None:
-    """Clean the output directory of half-written files; the verified checkpoint to resume from, if any.
+    """Remove unfinished files from the output directory; returns the verified checkpoint to resume from, if any.
 
     Raises:
-        CtxError: it cannot be made, it holds checkpoints and `resume` is not set, or the newest is damaged.
+        CtxError: The directory cannot be created, it has checkpoints without `resume`, or the newest is damaged.
     """
     output_dir = Path(arguments.output_dir)
     if accelerator.is_main_process:
@@ -61,9 +61,9 @@ def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path
             output_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CtxError(
-                f"The output directory cannot be made: {error.strerror}.",
+                f"The output directory cannot be created: {error.strerror}.",
                 location=f"--output_dir {output_dir}",
-                hint="give a directory that may be written.",
+                hint="give a writable directory.",
             ) from error
         checkpoints.remove_unfinished(output_dir)
     accelerator.wait_for_everyone()
@@ -71,22 +71,21 @@ def check_output_dir(accelerator: Accelerator, arguments: LoopArguments) -> Path
         return checkpoints.latest_checkpoint(output_dir)
     if existing := checkpoints.checkpoints(output_dir):
         raise CtxError(
-            f"The output directory already holds the checkpoint of a run, {existing[-1].name}.",
+            f"The output directory already has a checkpoint, {existing[-1].name}.",
             location=str(output_dir),
-            hint="continue that run with --resume, or give another --output_dir, or delete this one.",
+            hint="continue that run with --resume, give another --output_dir, or delete this one.",
         )
     return None
 
 
 class RunState:
-    """Step, data position, weights, optimizer, schedule, what the model remembers, and random generators of a run.
-
-    The data position is the step itself: every step takes `gradient_accumulation_steps` micro-batches.
+    """Step, weights, optimizer, schedule, recurrent states and random generators of a run. The data position follows
+    from the step.
 
     Attributes:
-        step: optimizer steps done.
-        tokens: non-padding tokens of the logged steps.
-        metrics: the last evaluation.
+        step: Optimizer steps so far.
+        tokens: Non-padding tokens of the logged steps.
+        metrics: The last evaluation.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class RunState:
         self.metrics: dict[str, float] = {}
         same = {name: getattr(arguments, name) for name in _SAME_ON_RESUME}
         micro_batch = arguments.per_device_batch_size * accelerator.num_processes
-        # Through JSON, so that it compares equal to what a checkpoint holds.
+        # through JSON, for comparison with a checkpoint
         self._identity = json.loads(json.dumps({**same, "global_micro_batch": micro_batch, **identity}))
         self.model_class = ""
 
@@ -127,16 +126,16 @@ class RunState:
         carried: RecurrentStateCarrier,
         averaging: Averaging,
     ) -> None:
-        """The parts whose state is to be saved; the model prepared, the optimizer bare."""
-        self._model: Any = model  # under DeepSpeed its engine, which has methods of its own
+        """Set the parts to save; the model prepared, the optimizer bare."""
+        self._model: Any = model  # under DeepSpeed its engine
         self._optimizer, self._scheduler, self._records, self._carried = optimizer, scheduler, records, carried
         self._averaging = averaging
         self._bare_model = self._accelerator.unwrap_model(model)
-        # Sharding replaces the class by a subclass named FSDP<class>.
+        # sharding replaces the class by a subclass named FSDP<class>
         self.model_class = type(self._bare_model).__name__.removeprefix("FSDP")
 
     def load(self, checkpoint: Path) -> None:
-        """Restore everything but the weights; the generators last, as the steps before may draw from them."""
+        """Restore everything but the weights; the random states last, since the other steps may draw."""
         state = self._read(checkpoint)
         self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
         self._records.load_state_dict(state["records"])
@@ -158,11 +157,11 @@ class RunState:
             load_random_state(random_state)
         else:
             self._accelerator.print(
-                f"Warning: {checkpoint} was saved by fewer processes; dropout will differ from an uninterrupted run."
+                f"Warning: {checkpoint} was saved by fewer processes; dropout differs from an uninterrupted run."
             )
 
     def save(self) -> None:
-        """Write the checkpoint of the current step, unless it exists; delete those that are too old."""
+        """Write the checkpoint of the current step, unless it exists; delete old ones."""
         temporary = checkpoints.temporary_path(self.path)
         if self._accelerator.is_main_process and not self.path.exists():
             temporary.mkdir()
@@ -182,7 +181,7 @@ class RunState:
         self._accelerator.wait_for_everyone()
 
     def publish(self) -> None:
-        """Write the final model and tokenizer into the output directory itself, each file atomically."""
+        """Write the final model and tokenizer into the output directory, each file atomically."""
         output_dir = Path(self._arguments.output_dir)
         temporary = checkpoints.temporary_path(output_dir / "model")
         if self._accelerator.is_main_process:
@@ -201,7 +200,7 @@ class RunState:
 
     def _save_optimizer(self, directory: Path) -> None:
         if self._uses_deepspeed:
-            # Its engine partitions the moments in a way of its own; every process writes its part.
+            # every process writes its part of the moments
             self._model.save_checkpoint(str(directory / _DEEPSPEED_FOLDER))
             return
         tensors = optimizer_tensors(self._bare_model, self._optimizer)
@@ -213,7 +212,7 @@ class RunState:
         if not self._accelerator.is_main_process:
             return
         with _no_progress_bar():
-            # One file, whatever the size, so that resuming reads one file.
+            # always one file, for resuming
             self._bare_model.save_pretrained(directory, state_dict=weights, max_shard_size="1000GB")
         if self._tokenizer is not None:
             self._tokenizer.save_pretrained(directory)
@@ -245,16 +244,16 @@ class RunState:
         ]
         if differing:
             raise CtxError(
-                f"This is not the run that the checkpoint belongs to: {'; '.join(differing)}.",
+                f"The checkpoint belongs to another run: {'; '.join(differing)}.",
                 location=str(checkpoint),
-                hint="resume with the values of the first run, or give another --output_dir; to start a new run from "
-                "these weights, pass them as --model.",
+                hint="resume with the values of that run, or give another --output_dir; to start a new run from these "
+                "weights, give them as --model.",
             )
 
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Without transformers' bar for writing weights, which would tear the bar of the run."""
+    """Without transformers' progress bar for weights."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,1 +1,1 @@
-"""What a run reports: step metrics, progress, evaluation, baselines, summary."""
+"""Reports of a run: step metrics, progress, evaluation, baselines, summary."""

@@ -1,4 +1,4 @@
-"""The frequency baseline: what a prediction that reads no input reaches on held-out text."""
+"""The frequency baseline on held-out text."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ _ROWS_FOR_FREQUENCIES = 100_000
 
 @dataclass(frozen=True)
 class BaselineScore:
-    """What predicting every target by its frequency in the training text reaches, whatever the input.
+    """The score of predicting every target by its frequency in the training text.
 
     Attributes:
-        loss: mean over the held-out targets, in nats: their cross-entropy under the training frequencies.
-        accuracy: share of the held-out targets that are the most frequent one of training.
+        loss: Mean cross-entropy of the held-out targets under the training frequencies, in nats.
+        accuracy: Share of held-out targets equal to the most frequent one of training.
     """
 
     loss: float
@@ -34,20 +34,20 @@ class BaselineScore:
 
 
 class FrequencyBaseline:
-    """Counts training rows, then scores the prediction by frequency for every target of held-out batches.
+    """Counts targets in training rows, then scores this baseline on held-out batches.
 
-    A target with one value per row is a class of the row; it is counted in collated training batches. One with several
-    values per row is a token; it is counted among all tokens of the training rows before their corruption, except the
-    policy's `excluded_ids`. Each token or class counts once more than it occurs, so that none is impossible.
+    Targets with one value per row are classes, counted in collated training batches. Targets with several values per
+    row are tokens, counted in the uncorrupted training rows, except the policy's `excluded_ids`. Counts are smoothed by
+    adding 1.
 
     Args:
-        policy: the objective's.
+        policy: The objective's policy.
     """
 
     def __init__(self, policy: BaselinePolicy) -> None:
         self._policy = policy
         self.tokens = np.zeros(policy.num_tokens)
-        """(num_tokens,) how often each token was counted."""
+        """(num_tokens,) counts of the tokens."""
         self._classes: dict[str, np.ndarray] = {}
 
     def count_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -56,14 +56,14 @@ class FrequencyBaseline:
             self.tokens += np.bincount(row[self._policy.column], minlength=len(self.tokens))
 
     def count_classes(self, batch: Batch, targets: Sequence[str]) -> None:
-        """Count those of the `targets` that a collated training batch holds once per row."""
+        """Count the `targets` with one value per row in a collated training batch."""
         for name in set(targets) & set(batch):
             target = batch[name]
             if target.ndim == 1 and not target.is_floating_point():
                 self._classes[name] = _sum(self._classes.get(name), np.bincount(target[target >= 0].cpu().numpy()))
 
     def scores(self, batches: Iterable[Batch], targets: Sequence[str]) -> dict[str, BaselineScore]:
-        """The score on each of the `targets` (names in a batch) that the held-out batches hold."""
+        """Scores of those `targets` (names in a batch) that occur in the held-out batches."""
         totals: dict[str, np.ndarray] = {}
         per_token: set[str] = set()
         for batch in batches:
@@ -105,7 +105,7 @@ def frequency_baselines(
 
 @torch.no_grad()
 def _loss_by_scores(model: Any, scores: torch.Tensor, batches: Iterable[Batch]) -> float:
-    """Mean loss of a prediction that does not depend on the input; see `BaselinePolicy.scores`."""
+    """Mean loss of an input-independent prediction; see `BaselinePolicy.scores`."""
     (target,) = model.loss_targets
     total, number = 0.0, 0
     for batch in batches:
@@ -115,7 +115,7 @@ def _loss_by_scores(model: Any, scores: torch.Tensor, batches: Iterable[Batch]) 
 
 
 def sample_rows(examples: Examples, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
-    """At most `number` rows of epoch 0 in batches: spread evenly over a set, the first ones of a stream."""
+    """At most `number` rows of epoch 0 in batches: evenly spaced in a set, the first ones of a stream."""
     rows: Iterator[dict[str, Any]]
     if isinstance(examples, ExampleStream):
         rows = islice(examples.one_pass(0), number)
@@ -132,18 +132,16 @@ def named_baselines(
     metrics: Mapping[str, float],
     terms: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """The scores under the names of the metrics they are compared with: `eval_mlm_loss` -> `baseline_mlm_loss`.
+    """The scores under the names of their metrics: `eval_mlm_loss` -> `baseline_mlm_loss`.
 
-    A term with an F1 is a detector's, whose positives are made while the model runs and are in no batch. With their
-    share p among its metrics (`eval_..._share`), its loss is compared with that of predicting p everywhere, and its F1
-    with that of flagging everything, which is above that of flagging nothing, 0.
+    Terms with an F1 are those of a detector, whose positives are not in the batches. With their share p
+    (`eval_..._share`), the baseline of the loss predicts p everywhere, and that of F1 predicts positives everywhere.
 
     Args:
-        scores: by target.
-        targets: the head's `loss_targets`; the terms of its loss are in their order.
-        metrics: of `LossEvaluation`.
-        terms: the names of the loss's terms, of a head whose batches do not hold all targets; None for those that the
-            metrics have.
+        scores: Scores by target.
+        targets: The head's `loss_targets`, in the order of the loss terms.
+        metrics: From `LossEvaluation`.
+        terms: Names of the loss terms, for heads whose batches may lack targets; None for those in the metrics.
     """
     if terms is None:
         terms = [name.removeprefix("eval_") for name in metrics if name.endswith("_loss") and name != "eval_loss"]
@@ -165,17 +163,17 @@ def named_baselines(
 
 
 def _score(training: np.ndarray, held_out: np.ndarray) -> BaselineScore:
-    """Frequencies of training, (classes,), against the counts of held-out targets, (at most classes,)."""
-    (shown,) = held_out.nonzero()
+    """The score of training counts, (classes,), on the counts of held-out targets, (at most classes,)."""
+    (present,) = held_out.nonzero()
     share = held_out / held_out.sum()
-    with np.errstate(divide="ignore"):  # a special token as a target, against all expectation: infinitely many nats
+    with np.errstate(divide="ignore"):  # an excluded token as a target has an infinite loss
         nats = -np.log(training / training.sum())
     best = int(training.argmax())
-    return BaselineScore(float(share[shown] @ nats[shown]), float(share[best]) if best < len(share) else 0.0)
+    return BaselineScore(float(share[present] @ nats[present]), float(share[best]) if best < len(share) else 0.0)
 
 
 def _sum(counts: np.ndarray | None, more: np.ndarray) -> np.ndarray:
-    """Counts of different numbers of classes, added up."""
+    """The sum of counts of different lengths."""
     counts = np.zeros(0) if counts is None else counts
     size = max(len(counts), len(more))
     return np.pad(counts, (0, size - len(counts))) + np.pad(more, (0, size - len(more)))

@@ -1,4 +1,4 @@
-"""The loss curve as a picture."""
+"""Plots of loss curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,12 +9,12 @@ from typing import Any
 def plot_curve(
     curve: Sequence[dict[str, float]], file: Path, baselines: Mapping[str, float] = MappingProxyType({})
 ) -> bool:
-    """Draw every loss of a training log over the steps; False where matplotlib is not installed.
+    """Plot the losses of a training log; False without matplotlib.
 
     Args:
-        curve: records with "step" and entries named "loss" or "..._loss".
-        file: the PNG to write.
-        baselines: loss -> that of the frequency baseline on held-out text, drawn as a level.
+        curve: Records with "step" and entries named "loss" or "..._loss".
+        file: The PNG to write.
+        baselines: Loss -> frequency baseline on held-out text, a horizontal line.
     """
     try:
         from matplotlib.figure import Figure
@@ -39,5 +39,5 @@ def plot_curve(
 
 
 def _term(name: str) -> str:
-    """The loss on training text that a loss on held-out text belongs to; they share a colour."""
+    """The name of the training loss for a held-out loss; they share a colour."""
     return name.removeprefix("eval_")

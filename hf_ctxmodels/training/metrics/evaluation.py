@@ -14,15 +14,14 @@ from hf_ctxmodels.training.steps import component_losses, loss_targets, metric_c
 
 
 class LossEvaluation:
-    """Called by the loop: losses and metrics on all `examples`, `{"eval_loss": ..., "eval_<component>_loss": ...}`.
+    """Losses and metrics on all `examples`, `{"eval_loss": ..., "eval_<component>_loss": ...}`; the loop calls it.
 
-    Examples are always asked for as `(0, index)`, that is with the masks of epoch 0, so that two evaluations differ by
-    the model alone. Each term is the mean over all its targets in the whole set, whatever the batches, and each metric
-    the ratio of its counts over the whole set (see `metric_counts`).
+    All evaluations use the masks of epoch 0. Each term is the mean over all its targets in the set, whatever the
+    batches, and each metric the ratio of its counts over the set (see `metric_counts`).
 
     Args:
-        examples: map-style, indexed by `(epoch, index)`.
-        batch_size: examples per process and batch.
+        examples: Map-style, indexed by `(epoch, index)`.
+        batch_size: Examples per process and batch.
     """
 
     def __init__(self, examples: Dataset, collate: Collate, batch_size: int) -> None:
@@ -32,7 +31,7 @@ class LossEvaluation:
         self._totals: dict[str, float] | None = None
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Evaluate; every process must call, and all get the same values."""
+        """Evaluate; a collective call, with the same values on all processes."""
         targets = loss_targets(accelerator.unwrap_model(model))
         if self._totals is None:
             self._totals = self._count(accelerator, targets)
@@ -59,11 +58,8 @@ class LossEvaluation:
         return {name: max(count, 1) for name, count in zip(targets, total, strict=False)}
 
     def _batches(self, accelerator: Accelerator) -> Iterator[tuple[Batch, bool]]:
-        """This process's batches, each with whether it counts.
-
-        All processes run equally many forward passes, as sharded models demand: one that has run out repeats the last
-        batch, which then does not count.
-        """
+        """This process's batches, and whether each counts: sharded models need the same number of forward passes on all
+        processes, so a process without more batches repeats the last one, which does not count."""
         size = len(self._examples)  # type: ignore[arg-type]
         starts = range(0, size, self._batch_size)
         chunks = [[(0, index) for index in range(start, min(start + self._batch_size, size))] for start in starts]

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: progress bar, log file, experiment trackers."""
+"""Progress bar, log file and experiment trackers of a run."""
 
 import json
 import os
@@ -13,7 +13,7 @@ LOG_FILE = "training_log.jsonl"
 
 
 def read_log(output_dir: str | Path, up_to_step: float = float("inf")) -> list[dict[str, float]]:
-    """The records of `training_log.jsonl` up to and including a step; a line cut off by a crash is left out."""
+    """The records of `training_log.jsonl` up to and including a step; incomplete lines are ignored."""
     file = Path(output_dir) / LOG_FILE
     records = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
@@ -27,10 +27,10 @@ def read_log(output_dir: str | Path, up_to_step: float = float("inf")) -> list[d
 
 
 class Progress:
-    """Shows and records training on the main process; silent on the others.
+    """Shows and records training on the main process.
 
-    On a terminal there is a bar with loss, non-padding tokens per second and the time left; elsewhere each record is
-    one line. All records go to `training_log.jsonl` and to the trackers.
+    A terminal shows a bar with loss, non-padding tokens per second and remaining time; otherwise each record is one
+    line. All records go to `training_log.jsonl` and to the trackers.
     """
 
     def __init__(self, accelerator: Accelerator, output_dir: str, total_steps: int, start_step: int) -> None:
@@ -39,17 +39,17 @@ class Progress:
         self._file = Path(output_dir) / LOG_FILE
         self.curve = read_log(output_dir, start_step) if start_step else []
         if self._main:
-            # After a crash the log may run ahead of the checkpoint: what is trained again is logged again.
+            # after a crash the log may be ahead of the checkpoint
             temporary = self._file.with_name(LOG_FILE + ".writing")
             temporary.write_text("".join(json.dumps(record) + "\n" for record in self.curve), encoding="utf-8")
             os.replace(temporary, self._file)
-        # `disable=None` shows no bar where stderr is not a terminal.
+        # `disable=None` shows no bar if stderr is no terminal
         self._bar = tqdm(
             total=total_steps, initial=start_step, unit="step", disable=None if self._main else True, smoothing=0.05
         )
 
     def advance(self) -> None:
-        """One more step is done."""
+        """Count a step."""
         self._bar.update()
 
     def record(self, step: int, values: dict[str, float]) -> None:
@@ -67,19 +67,19 @@ class Progress:
         self._accelerator.log(values, step=step)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar."""
         self._bar.close()
 
 
 class Stopwatch:
-    """Seconds of training, with pauses for evaluation and saving left out."""
+    """Seconds of training, without evaluation and saving."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self.seconds = 0.0
 
     def start(self) -> None:
-        """Start, or go on."""
+        """Start or continue."""
         self._since = time.perf_counter()
 
     def pause(self) -> float:

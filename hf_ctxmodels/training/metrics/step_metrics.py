@@ -1,4 +1,4 @@
-"""What every step yields (loss, gradient norm, tokens), kept on the device until somebody needs to read it."""
+"""Scalars of every step (loss, gradient norm, tokens), read from the device in groups."""
 
 import math
 from typing import Any
@@ -19,11 +19,7 @@ class NonFiniteError(CtxError):
 
 
 def require_finite_weights(model: nn.Module, step: int) -> None:
-    """Look at the weights before they are saved: a finite gradient can still lead to an infinite weight.
-
-    Raises:
-        NonFiniteError: a weight is NaN or infinite.
-    """
+    """Raise NonFiniteError if a weight is NaN or infinite, which may happen with finite gradients."""
     parameters = {
         name: parameter.to_local() if isinstance(parameter, DTensor) else parameter
         for name, parameter in model.named_parameters()
@@ -33,7 +29,7 @@ def require_finite_weights(model: nn.Module, step: int) -> None:
     if not all(finite):
         bad = [name for name, good in zip(parameters, finite, strict=True) if not good]
         raise NonFiniteError(
-            f"{len(bad)} weights are not finite after step {step}, {bad[0]} first; the last good checkpoint was kept.",
+            f"{len(bad)} weights are not finite after step {step}, {bad[0]} first; the last good checkpoint is kept.",
             location=f"step {step}",
             hint="start again with a lower --learning_rate or longer --warmup_steps.",
         )
@@ -42,8 +38,8 @@ def require_finite_weights(model: nn.Module, step: int) -> None:
 class StepMetrics:
     """Scalars of the steps since the last log record.
 
-    Reading a device scalar waits for the device, so scalars are collected as tensors (`add`) and read together
-    (`settle`), at logging and saving and at least every `capacity` steps. Settled values are means over processes.
+    Reading a scalar synchronises with the device, so scalars are collected as tensors (`add`) and read together
+    (`settle`) at logging and saving, and at least every `capacity` steps. Settled values are means over processes.
     """
 
     capacity = 64
@@ -55,10 +51,8 @@ class StepMetrics:
         self._settled: list[dict[str, float]] = []
 
     def add(self, step: int, scalars: dict[str, torch.Tensor], example_indices: list[torch.Tensor]) -> None:
-        """Take the scalars of one step and its examples. Steps may have other names, the same ones in all processes.
-
-        A scalar is a 0-dimensional tensor, or of two elements: the numerator and the denominator of a metric.
-        """
+        """Add the scalars of a step and its examples: 0-dimensional tensors, or numerator and denominator of a metric.
+        Names may differ between steps, but not between processes."""
         flat: dict[str, torch.Tensor] = {}
         for name, value in scalars.items():
             flat |= {name: value} if value.ndim == 0 else {name + _NUMERATOR: value[0], name + _DENOMINATOR: value[1]}
@@ -66,7 +60,7 @@ class StepMetrics:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to settle, whatever else happens."""
+        """Whether the values must be settled."""
         return len(self._pending) >= self.capacity
 
     @property
@@ -78,8 +72,7 @@ class StepMetrics:
         """Read the collected scalars.
 
         Raises:
-            NonFiniteError: at the first step whose loss, or gradient norm where none is expected to overflow, is not
-                finite.
+            NonFiniteError: The loss of a step, or its gradient norm without fp16, is not finite.
         """
         if not self._pending:
             return
@@ -87,7 +80,7 @@ class StepMetrics:
         absent = torch.full((), float("nan"), device=self._pending[0][1]["loss"].device)
         rows = [[row.get(name, absent).float() for name in names] for _, row, _ in self._pending]
         table = torch.stack([torch.stack(row) for row in rows])
-        # fp16 loss scaling searches for the largest scale that does not overflow, and skips the steps that do.
+        # fp16 loss scaling skips steps whose gradients overflow
         watched = ["loss"] if self._accelerator.mixed_precision == "fp16" else ["loss", "grad_norm"]
         for (step, _, indices), row in zip(self._pending, table.tolist(), strict=True):
             values = dict(zip(names, row, strict=True))
@@ -100,9 +93,9 @@ class StepMetrics:
         self._pending.clear()
 
     def flush(self) -> dict[str, float]:
-        """Settle, return the mean of every scalar over the steps (the sum for "tokens"), and start anew.
+        """Settle, return the mean of every scalar over the steps (the sum for "tokens"), and clear.
 
-        A metric is the sum of its numerators by that of its denominators; left out where the latter is 0.
+        A metric is the ratio of summed numerators and denominators, omitted if the latter is 0.
         """
         self.settle()
         summary = {}
@@ -121,7 +114,7 @@ class StepMetrics:
         return self._settled
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Take up settled values where they were saved."""
+        """Restore settled values."""
         self._settled = list(state)
 
     def _non_finite(self, step: int, name: str, value: float, indices: list[torch.Tensor]) -> NonFiniteError:
@@ -130,9 +123,8 @@ class StepMetrics:
         more = f" and {len(numbers) - _SHOWN_INDICES} more" if len(numbers) > _SHOWN_INDICES else ""
         what = "loss" if name == "loss" else "gradient norm"
         return NonFiniteError(
-            f"The {what} of step {step} is {value}; training stopped and the last good checkpoint was kept.",
+            f"The {what} of step {step} is {value}; training stopped, and the last good checkpoint is kept.",
             location=f"step {step}, process {self._accelerator.process_index}, examples {shown}{more}",
-            hint="look at these examples; if they are sound, start again with a lower --learning_rate, longer "
-            "--warmup_steps, or --mixed_precision bf16 or no. What was saved before this step is in "
-            f"{self._output_dir}.",
+            hint="check these examples; if they are valid, start again with a lower --learning_rate, longer "
+            f"--warmup_steps, or --mixed_precision bf16 or no. Earlier checkpoints are in {self._output_dir}.",
         )

@@ -1,4 +1,4 @@
-"""What a training run was and what came of it, as one JSON file next to the model."""
+"""The record of a training run, a JSON file beside the model."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", 
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a run's numbers; a package not installed is left out."""
+    """Versions of Python and of the installed packages that influence results."""
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
         try:
@@ -33,28 +33,26 @@ def command_line() -> str:
 
 @dataclass(kw_only=True)
 class TrainingSummary:
-    """The record of one run; model cards are filled from it.
+    """The record of a run, the source of model cards.
 
     Attributes:
         task: "pretraining", or the fine-tuning task ("sequence-classification", ...).
-        model_class: class of the trained model, e.g. "CtxBertForPreTraining".
-        model_type: its configuration's `model_type`, e.g. "ctx-bert".
-        dataset: what was trained on (a Hub id, a file name, "demo").
-        seed: seed of initialisation, data order, masks and dropout.
-        parameters: number of distinct parameters (tied weights once).
-        steps: optimizer steps.
-        global_batch_size: examples per optimizer step, over all processes and accumulated micro-batches.
-        max_length: longest input in tokens, None where it has no meaning.
-        tokens: non-padding input tokens trained on.
-        tokens_per_second: of training alone, without evaluation and saving, over all processes.
-        objective: registry name of the pretraining objective, None when fine-tuning.
-        objective_options: its options, as given.
-        rates: rates the objective realised (masked share, ...).
-        hyperparameters: arguments of the training loop.
-        metrics: the last evaluation, "eval_<name>", and that of the frequency baseline, "baseline_<name>".
-        curve: one record per logging interval and evaluation: "step", "loss", ... as in `training_log.jsonl`.
-        versions: of Python and the packages that matter.
-        command: the command line.
+        model_class, model_type: Class and `model_type` of the model, e.g. "CtxBertForPreTraining" and "ctx-bert".
+        dataset: Data set (a Hub id, a file name, "demo").
+        seed: Seed of initialisation, data order, masks and dropout.
+        parameters: Number of parameters, tied weights once.
+        steps: Optimizer steps.
+        global_batch_size: Examples per optimizer step, over all processes and accumulated micro-batches.
+        max_length: Longest input in tokens, or None.
+        tokens: Non-padding input tokens of training.
+        tokens_per_second: Training speed without evaluation and saving, over all processes.
+        objective, objective_options: Name and options of the pretraining objective.
+        rates: Realised rates of the objective (masked share, ...).
+        hyperparameters: Arguments of the training loop.
+        metrics: The last evaluation, "eval_<name>", and frequency baselines, "baseline_<name>".
+        curve: The records of `training_log.jsonl`.
+        versions: Versions of Python and packages.
+        command: The command line.
     """
 
     task: str
@@ -79,7 +77,7 @@ class TrainingSummary:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Metric -> that of the frequency baseline."""
+        """Metric -> frequency baseline."""
         prefix = "baseline_"
         return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
 
@@ -94,7 +92,7 @@ class TrainingSummary:
         """Read `training_summary.json` of `directory`.
 
         Raises:
-            CtxError: no such file, or it does not hold a summary.
+            CtxError: The file is missing, or no summary.
         """
         path = Path(directory) / SUMMARY_FILE
         try:

@@ -16,32 +16,29 @@ from hf_ctxmodels.training.steps import loss_targets
 
 
 class TaskEvaluation:
-    """Called by the loop: `{"eval_loss": ..., "eval_<metric>": ...}` over all examples.
+    """Evaluation for the training loop: `{"eval_loss": ..., "eval_<metric>": ...}` over all examples.
 
-    The loss is the mean over all targets, whatever the batches; every example is predicted once, whatever the number of
-    processes.
+    The loss is the mean over all targets. The result does not depend on batches and the number of processes.
 
     Args:
-        task: after `configure`.
-        examples: what `encoded` was made from.
-        batch_size: features per process and batch.
+        task: The task after `configure`.
+        examples, encoded: The examples and their encoding.
+        collate: The task's collator.
+        batch_size: Features per process and batch.
 
     Attributes:
-        predictions: one per example, from the latest call.
+        predictions: One per example, from the latest call.
     """
 
     def __init__(
         self, task: Task[Any], examples: Sequence[Any], encoded: Encoded, collate: Collator, batch_size: int
     ) -> None:
-        self._task = task
-        self._examples = examples
-        self._encoded = encoded
-        self._collate = collate
-        self._batch_size = batch_size
+        self._task, self._examples, self._encoded = task, examples, encoded
+        self._collate, self._batch_size = collate, batch_size
         self.predictions: list[Any] = []
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Predict and score; every process must call it and gets the same numbers."""
+        """Predict and score; must be called by every process, with the same result for all."""
         outputs, loss = self._run(model, accelerator)
         self.predictions = self._task.decode(self._examples, self._encoded, outputs)
         scores = self._task.score(self._examples, self.predictions)
@@ -49,14 +46,14 @@ class TaskEvaluation:
 
     @torch.no_grad()
     def _run(self, model: nn.Module, accelerator: Accelerator) -> tuple[list[Logits], float]:
-        """The outputs for every feature, in order, and the mean loss; the same on every process."""
+        """The outputs for every feature, in order, and the mean loss, on every process."""
         features, targets = self._encoded.features, loss_targets(accelerator.unwrap_model(model))
         starts = range(0, len(features), self._batch_size)
         rounds = math.ceil(len(starts) / accelerator.num_processes)
         mine: dict[int, list[Logits]] = {}
         total = torch.zeros(2, dtype=torch.float64)
         for number in range(accelerator.process_index, rounds * accelerator.num_processes, accelerator.num_processes):
-            # Sharded models demand equally many passes of every process: who has run out repeats the last batch.
+            # Sharded models need the same number of passes on every process, so some repeat the last batch.
             start = starts[min(number, len(starts) - 1)]
             batch = self._collate(features[start : start + self._batch_size])
             output = model(**send_to_device(batch, accelerator.device))
@@ -71,7 +68,7 @@ class TaskEvaluation:
 
 
 def feature_outputs(task: Task[Any], output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:
-    """What a head gave for each feature of a batch, without its padding."""
+    """The outputs for each feature of a batch, without padding."""
     columns = {name: getattr(output, name).float().cpu() for name in task.output_names}
     if not task.per_token:
         return [{name: column[i].numpy() for name, column in columns.items()} for i in range(len(batch["input_ids"]))]

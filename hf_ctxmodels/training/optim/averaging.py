@@ -1,4 +1,4 @@
-"""Averaged SGD (Polyak & Juditsky 1992): the mean of the weights of many steps instead of the last ones."""
+"""Averaged SGD (Polyak & Juditsky 1992): the mean of the weights over many steps."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,19 +14,19 @@ FROM_THE_START = -1
 
 
 class Averaging:
-    """The averages that `torch.optim.ASGD` makes, and when they begin.
+    """The averages of `torch.optim.ASGD`, and their start; without effect for other optimizers.
 
-    With `nt-asgd` that is when the held-out loss is worse than the best one of those more than `average_after`
-    evaluations ago (Merity et al. 2017, algorithm 1); with `asgd`, the first step. Evaluations and the final model have
-    the averages, checkpoints both. For any other optimizer nothing happens.
+    `asgd` averages from the first step. `nt-asgd` starts when the validation loss is above the lowest one of more than
+    `average_after` evaluations ago (Merity et al. 2017, algorithm 1). Evaluations and the final model have the
+    averages; checkpoints have both.
 
     Args:
-        optimizer: not wrapped.
-        arguments: the loop's.
-        evaluates: whether there is anything held out.
+        optimizer: The optimizer, not wrapped.
+        arguments: The arguments of the loop.
+        evaluates: Whether there is validation data.
 
     Raises:
-        CtxError: nt-asgd, and nothing is held out.
+        CtxError: nt-asgd without validation data.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, arguments: LoopArguments, evaluates: bool) -> None:
@@ -36,14 +36,14 @@ class Averaging:
         self._losses: list[float] = []
         if self._waits and not evaluates:
             raise CtxError(
-                "nt-asgd begins to average when the held-out loss falls no more, and nothing is held out.",
+                "nt-asgd depends on the validation loss, but there is no validation data.",
                 location="--optimizer nt-asgd",
-                hint="hold something out (--validation_fraction), or use --optimizer asgd.",
+                hint="hold out data (--validation_fraction), or use --optimizer asgd.",
             )
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within, the weights are the averages."""
+        """A context in which the weights are the averages."""
         self._swap()
         try:
             yield
@@ -51,25 +51,25 @@ class Averaging:
             self._swap()
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Begin to average, if an evaluation after `step` steps says so."""
+        """Start averaging, if the evaluation after `step` steps meets the criterion."""
         if not self._waits or "eval_loss" not in metrics:
             return
         loss, before = metrics["eval_loss"], self._losses[: -self._interval]
         if before and loss > min(before):
             self._waits = False
-            self._set(step - 1)  # torch counts so that the next step is the first of the mean then
+            self._set(step - 1)  # by torch's count, the next step is then the first of the mean
         self._losses.append(loss)
 
     def settle(self) -> None:
-        """Leave the averages in the model."""
+        """Set the model's weights to the averages."""
         self._swap()
 
     def state_dict(self) -> dict[str, Any]:
-        """As JSON: the losses, and since when there are averages."""
+        """The losses, and the first averaged step, for JSON."""
         return {"losses": self._losses, "begun": self._optimizer.param_groups[0].get("t0", NEVER)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore a `state_dict`."""
         self._losses = list(state["losses"])
         self._waits = self._waits and state["begun"] == NEVER
         if self._averages:
@@ -91,10 +91,11 @@ class Averaging:
 
 @contextmanager
 def scaled_rate(optimizer: Any, factor: torch.Tensor | float) -> Iterator[None]:
-    """Within, learning rates are `factor` times what they were. ASGD's is that of this step, not of the one before.
+    """A context in which learning rates are multiplied by `factor`; for ASGD also its own copy of the rate, which would
+    be that of the previous step.
 
     Args:
-        optimizer: wrapped by Accelerate or not.
+        optimizer: The optimizer, possibly wrapped by Accelerate.
         factor: 1 for no change.
     """
     bare = getattr(optimizer, "optimizer", optimizer)

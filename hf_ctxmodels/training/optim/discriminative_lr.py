@@ -1,6 +1,6 @@
-"""Fine-tuning that forgets less (Howard & Ruder 2018, section 3.2): lower layers learn more slowly, and later.
+"""Discriminative fine-tuning and gradual unfreezing (Howard & Ruder 2018, sections 3.2 and 3.3).
 
-Both need the parameters of a model by their depth, which `layer_groups` tells for every family.
+These are lower learning rates and a later start of training for lower layers, by the groups of `layer_groups`.
 """
 
 import re
@@ -12,19 +12,19 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from hf_ctxmodels.core.errors import CtxError
 
-LAYERS = "layers"  # what every encoder calls its stack
+LAYERS = "layers"  # the name of every encoder's stack
 
 
 def layer_groups(model: PreTrainedModel) -> list[list[nn.Parameter]]:
-    """Trainable parameters by depth: the embeddings, each layer from the lowest up, the heads; none of them empty.
+    """Non-empty groups of trainable parameters by depth: the embeddings, each layer from the lowest up, the heads.
 
-    What an encoder has beside its layers belongs to the embeddings where it stands before them, else to the heads.
-    Layers that share all parameters are one.
+    Other modules of an encoder belong to the embeddings if they precede the layers, else to the heads. Layers that
+    share all parameters are one group.
     """
     base = model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
     children = [name for name, _ in base.named_children()]
-    behind = set(children[children.index(LAYERS) + 1 :]) if LAYERS in children else set()
+    above = set(children[children.index(LAYERS) + 1 :]) if LAYERS in children else set()
     numbered = re.compile(rf"{re.escape(prefix)}{LAYERS}\.(\d+)\.")
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -33,7 +33,7 @@ def layer_groups(model: PreTrainedModel) -> list[list[nn.Parameter]]:
         match = numbered.match(name)
         if match:
             depth = float(match[1])
-        elif name.startswith(prefix) and name.removeprefix(prefix).split(".")[0] not in behind:
+        elif name.startswith(prefix) and name.removeprefix(prefix).split(".")[0] not in above:
             depth = -1.0
         else:
             depth = float("inf")
@@ -42,19 +42,19 @@ def layer_groups(model: PreTrainedModel) -> list[list[nn.Parameter]]:
 
 
 def group_rates(groups: Sequence[Any], learning_rate: float, decay: float) -> list[float]:
-    """The learning rate of each group: the last one's is `learning_rate`, each other's the next one's by `decay`."""
+    """The learning rate of each group: `learning_rate` for the last, else that of the next group / `decay`."""
     return [learning_rate / decay ** (len(groups) - 1 - depth) for depth in range(len(groups))]
 
 
 class GradualUnfreezing:
-    """Trains the last group of layers first, and one more from time to time (section 3.2).
+    """Trains the last group of layers first, and one more after each interval (section 3.3).
 
     Args:
-        model: whose `layer_groups` are frozen and unfrozen, by `requires_grad`; not wrapped for several processes.
-        interval: optimizer steps from one group to the next; 0 trains all from the start.
+        model: The model, not wrapped; its `layer_groups` are frozen and unfrozen by `requires_grad`.
+        interval: Optimizer steps between two groups; 0 trains all from the start.
 
     Raises:
-        CtxError: a negative interval.
+        CtxError: The interval is negative.
     """
 
     def __init__(self, model: PreTrainedModel, interval: int) -> None:
@@ -63,11 +63,11 @@ class GradualUnfreezing:
         self._groups, self._interval = layer_groups(model), interval
 
     def trained(self, step: int) -> int:
-        """How many groups, counted from the last, learn in the step after `step` steps."""
+        """Number of groups, counted from the last, that are trained after `step` steps."""
         return len(self._groups) if not self._interval else min(len(self._groups), 1 + step // self._interval)
 
     def apply(self, step: int | None) -> None:
-        """Freeze and unfreeze for the step after `step` steps; None unfreezes all."""
+        """Freeze and unfreeze after `step` steps; None unfreezes all."""
         first = 0 if step is None else len(self._groups) - self.trained(step)
         for depth, group in enumerate(self._groups):
             for parameter in group:
@@ -78,7 +78,7 @@ class GradualUnfreezingCallback(TrainerCallback):
     """`GradualUnfreezing` for `transformers.Trainer`, in one process.
 
     Args:
-        interval: optimizer steps from one group to the next.
+        interval: Optimizer steps between two groups.
 
     Example:
         >>> trainer = Trainer(model, arguments, train_dataset=data, callbacks=[GradualUnfreezingCallback(100)])
@@ -89,11 +89,7 @@ class GradualUnfreezingCallback(TrainerCallback):
         self._unfreezing: GradualUnfreezing | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Find the groups.
-
-        Raises:
-            CtxError: there are several processes.
-        """
+        """Determine the groups; raises CtxError for several processes."""
         require_one_process(args.world_size)
         self._unfreezing = GradualUnfreezing(model, self.interval)
 
@@ -103,16 +99,16 @@ class GradualUnfreezingCallback(TrainerCallback):
         self._unfreezing.apply(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave nothing frozen."""
+        """Unfreeze all."""
         assert self._unfreezing is not None
         self._unfreezing.apply(None)
 
 
 def require_one_process(number: int) -> None:
-    """Raise CtxError where several processes would wait for gradients that frozen parameters do not have."""
+    """Raise CtxError for several processes, which would wait for gradients of frozen parameters."""
     if number > 1:
         raise CtxError(
-            "Gradual unfreezing changes which parameters have gradients, which several processes cannot follow.",
+            "Gradual unfreezing changes which parameters have gradients, which several processes do not support.",
             location=f"{number} processes",
-            hint="start one process, or leave out --unfreeze_steps.",
+            hint="use one process, or leave out --unfreeze_steps.",
         )

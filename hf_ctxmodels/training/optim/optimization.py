@@ -15,18 +15,14 @@ from hf_ctxmodels.training.optim.discriminative_lr import group_rates, layer_gro
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Trainable parameters in two groups: matrices with weight decay, biases and normalisation weights without.
-
-    Everything with fewer than two dimensions is a bias or a normalisation weight (BERT, appendix A.2, decays neither).
-    """
+    """Trainable parameters in two groups: with weight decay, and without it those of fewer than two dimensions, biases
+    and normalisation weights (BERT, appendix A.2)."""
     return _by_decay([parameter for parameter in model.parameters() if parameter.requires_grad], weight_decay)
 
 
 def discriminative_groups(model: Any, weight_decay: float, learning_rate: float, decay: float) -> list[dict]:
-    """`parameter_groups` for each group of layers, with the rate of its depth (Howard & Ruder 2018, section 3.2).
-
-    The heads come first, with `learning_rate`; each group below has the rate of the one above it divided by `decay`.
-    """
+    """`parameter_groups` for each group of layers, from the heads with `learning_rate` downwards, each with the rate of
+    the one above divided by `decay` (Howard & Ruder 2018, section 3.2)."""
     groups = layer_groups(model)
     rates = group_rates(groups, learning_rate, decay)
     return [
@@ -44,12 +40,11 @@ def _by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict]
 
 
 def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
-    """The optimizer that `arguments.optimizer` names, over `parameter_groups` or `discriminative_groups`.
-
-    `transformers.Trainer` takes it too: `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
+    """The optimizer of `arguments`, over `parameter_groups` or `discriminative_groups`; also for Trainer:
+    `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
 
     Raises:
-        CtxError: its package is not installed.
+        CtxError: Its package is not installed.
     """
     if arguments.layerwise_lr_decay == 1:
         groups = parameter_groups(model, arguments.weight_decay)
@@ -68,20 +63,16 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
         return torch.optim.ASGD(groups, lr=arguments.learning_rate, lambd=0.0, t0=begin)
     if arguments.optimizer in ("adagrad", "sgd"):
         return _for_sparse_gradients(model, groups, arguments)
-    # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters, on CPU as on CUDA
+    # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters
     return torch.optim.AdamW(groups, fused=True, **options)
 
 
 def _for_sparse_gradients(model: Any, groups: list[dict], arguments: LoopArguments) -> torch.optim.Optimizer:
-    """AdaGrad (Duchi et al. 2011) or plain SGD, which read the rows of a table alone that a step concerns.
-
-    Raises:
-        CtxError: such rows and weight decay, which concerns all.
-    """
+    """AdaGrad (Duchi et al. 2011) or SGD, for sparse gradients; raises CtxError for weight decay."""
     if hasattr(model, "set_sparse_gradients"):
         if arguments.weight_decay:
             raise CtxError(
-                f"Weight decay does not go with sparse gradients, which {type(model).__name__} has.",
+                f"Weight decay is not possible with the sparse gradients of {type(model).__name__}.",
                 location=f"--optimizer {arguments.optimizer} --weight_decay {arguments.weight_decay}",
                 hint="give --weight_decay 0.",
             )
@@ -92,12 +83,9 @@ def _for_sparse_gradients(model: Any, groups: list[dict], arguments: LoopArgumen
 
 
 def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
-    """LAMB (You et al. 2020, algorithm 2) as in the release that trained ALBERT.
-
-    That is: the decay is a part of the update whose norm is taken, nothing corrects the moments' bias, the trust ratio
-    is the plain ratio of the norms, and biases and normalisation weights have none. No step number enters the update,
-    so the moments alone make a resume exact.
-    """
+    """LAMB (You et al. 2020, algorithm 2) as in the release of ALBERT: the update's norm includes the decay, moments
+    have no bias correction, the trust ratio is the ratio of the norms, and biases and normalisation weights have none.
+    The update does not depend on the step number, so the moments make a resume exact."""
     try:
         from pytorch_optimizer import Lamb
     except ImportError as error:
@@ -109,12 +97,12 @@ def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
     for group in groups:
         group["adam"] = group["params"][0].ndim < 2  # a trust ratio of 1
     optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **options)
-    optimizer.clamp = math.inf  # the package limits the weights' norm to 10, which large embeddings exceed at the start
+    optimizer.clamp = math.inf  # the package limits the norm of weights to 10, below that of large embeddings
     return optimizer
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:
-    """Linear warm-up, then linear or cosine decay to 0 at `total_steps`, or a constant rate; or slanted triangles."""
+    """Linear warm-up, then linear or cosine decay to 0 at `total_steps`, or a constant rate; or slanted triangular."""
     warmup = arguments.warmup(total_steps)
     if arguments.lr_scheduler == "slanted-triangular":
         return LambdaLR(optimizer, lambda step: slanted_triangle(step, warmup, total_steps, arguments.slant_ratio))
@@ -123,13 +111,13 @@ def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, t
 
 
 def slanted_triangle(step: int, cut: int, total_steps: int, ratio: float = 32) -> float:
-    """The share of the peak rate at a step (Howard & Ruder 2018, equation 3): a short way up, a long one down.
+    """The slanted triangular rate of a step, relative to the peak (Howard & Ruder 2018, equation 3).
 
     Args:
-        step: from 0 on.
-        cut: step of the peak; a tenth of all in the paper.
+        step: 0 or more.
+        cut: Step of the peak; a tenth of all in the paper.
         total_steps: T.
-        ratio: of the peak to the lowest rate.
+        ratio: Ratio of the peak to the lowest rate.
     """
     height = step / cut if step < cut else 1 - (step - cut) / max(1, total_steps - cut)
     return (1 + height * (ratio - 1)) / ratio

@@ -1,0 +1,29 @@
+"""Opening of saved models, configurations and tokenizers."""
+
+from os import PathLike
+from typing import Any
+
+from hf_ctxmodels.core.errors import CtxError
+
+
+def open_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: str) -> Any:
+    """`auto_class.from_pretrained(source)`.
+
+    Args:
+        auto_class: An Auto class of transformers.
+        source: Directory or Hub id; None or empty if there is none.
+        what: The object's name in the error message.
+
+    Raises:
+        CtxError: It cannot be opened.
+    """
+    try:
+        if not source:
+            raise OSError("no directory or Hub id is given.")
+        return auto_class.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise CtxError(
+            f"Cannot open {what}: {error}",
+            location=str(source) if source else None,
+            hint="give a directory or Hub id to which it was saved.",
+        ) from error

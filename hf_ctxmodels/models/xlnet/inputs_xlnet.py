@@ -1,0 +1,98 @@
+"""A batch of XLNet's encoder, checked, in the one form that the encoder computes with."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hf_ctxmodels.core.inputs import is_traced
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation:
+    """A factorisation order and the positions predicted in it (Yang et al. 2019, sections 2.2 and 2.3).
+
+    Attributes:
+        order: (batch, length) rank of each position in the factorisation order, -1 for positions visible to all rows;
+            or None. Key j is visible to content row i if order[j] <= order[i], to the query row of target i if
+            order[j] < order[i].
+        hidden_pairs: The reference's form of `order`: (batch, length, length) bool, True where key j is hidden from row
+            i; or None. A content row sees itself all the same.
+        target_positions: (batch, targets) columns to predict, -1 for none; None without a query stream.
+    """
+
+    order: Tensor | None
+    hidden_pairs: Tensor | None
+    target_positions: Tensor | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every key is visible to every row and nothing is predicted."""
+        return self.order is None and self.hidden_pairs is None and self.target_positions is None
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderInputs:
+    """What one forward pass computes on.
+
+    Attributes:
+        words: (batch, length) token ids, or (batch, length, hidden) embeddings.
+        tokens: (batch, length) bool, False at padding; None when every position is a token.
+        token_types: (batch, length) segments of any numbering; None leaves the segment term out.
+        sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence. None when each row is one.
+        memory: (batch, memory, hidden) states of earlier segments for each layer, zeros where there is none; or None.
+        permutation: The factorisation order and the targets.
+        output_mask: (batch, length) bool, the positions whose outputs are used, for a single stream; None for all.
+    """
+
+    words: Tensor
+    tokens: Tensor | None
+    token_types: Tensor | None
+    sequence_ids: Tensor | None
+    memory: tuple[Tensor, ...] | None
+    permutation: Permutation
+    output_mask: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(batch, length)."""
+        return self.words.shape[0], self.words.shape[1]
+
+    @property
+    def length(self) -> int:
+        """Columns of the batch, and rows of the content stream."""
+        return self.words.shape[1]
+
+    @property
+    def target_positions(self) -> Tensor | None:
+        """(batch, targets) columns of the query stream's rows; None for a single stream."""
+        return self.permutation.target_positions
+
+    @property
+    def memory_length(self) -> int:
+        """Keys before those of the batch."""
+        return 0 if self.memory is None else self.memory[0].shape[1]
+
+    @property
+    def memory_tokens(self) -> Tensor | None:
+        """(batch, memory) bool, False where the last layer's memory is zero: empty. None when none of it is."""
+        if self.memory is None:
+            return None
+        tokens = (self.memory[-1] != 0).any(-1)
+        return None if not is_traced(tokens) and bool(tokens.all()) else tokens
+
+    @property
+    def has_inner_padding(self) -> bool:
+        """Whether padding stands between the tokens of a sequence, and so counts in their distances."""
+        if self.tokens is None:
+            return False
+        if self.sequence_ids is not None:
+            return bool((self.tokens != (self.sequence_ids != 0)).any())
+        starts = self.tokens[:, 1:] & ~self.tokens[:, :-1]
+        return bool((self.tokens[:, 0].long() + starts.sum(1) != 1).any())
+
+    def with_token_types(self) -> "EncoderInputs":
+        """The same batch with the segment term, one segment for all where none are given."""
+        if self.token_types is not None:
+            return self
+        return replace(self, token_types=torch.zeros(self.shape, dtype=torch.long, device=self.words.device))
