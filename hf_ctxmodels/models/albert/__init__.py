@@ -72,7 +72,11 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     conversion=ALBERT_CONVERSION,
     # the order of segments shows in short documents
-    traits=Traits(learning=Learning(text="news_*.txt.gz")),
+    traits=Traits(
+        learning=Learning(
+            steps=300, learning_rate=3e-3, config_options=("initializer_range=0.05",), text="news_*.txt.gz"
+        )
+    ),
 )
 
 __all__ = [

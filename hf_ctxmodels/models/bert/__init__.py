@@ -59,7 +59,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     conversion=BERT_CONVERSION,
-    traits=Traits(learning=Learning(steps=200, small=True)),
+    traits=Traits(learning=Learning(steps=600)),
 )
 
 __all__ = [

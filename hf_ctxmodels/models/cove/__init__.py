@@ -11,7 +11,7 @@ from hf_ctxmodels.models.cove.modeling_cove import (
 from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
 from hf_ctxmodels.models.cove.translation_cove import CtxCoveForConditionalGeneration
 from hf_ctxmodels.objectives import Translation
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
 
 # base: the released encoder (section 6); tiny: for a CPU
 SIZES: dict[str, dict[str, Any]] = {
@@ -37,7 +37,11 @@ SPEC = FamilySpec(
     objectives={"translation": Translation},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(tiny={"biattention_size": 12}, selects_extremes=("AutoModelForSequenceClassification",)),
+    traits=Traits(
+        learning=Learning(steps=60),
+        tiny={"biattention_size": 12},
+        selects_extremes=("AutoModelForSequenceClassification",),
+    ),
 )
 
 __all__ = [

@@ -82,8 +82,7 @@ SPEC = FamilySpec(
         # in so few steps a generator that shares all weights learns little beside fifty times the other loss
         learning=Learning(
             steps=200,
-            small=True,
-            config_options=("embedding_size=128", "generator_size=0.25", "initializer_range=0.05"),
+            config_options=("generator_size=0.5",),
         ),
         targets={"token_labels": Target.ORIGINAL},
         loss_weights={"rtd_loss": "discriminator_weight"},

@@ -50,7 +50,11 @@ SPEC = FamilySpec(
     objectives={"bilm": BidirectionalLM},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=Learning(steps=130, small=True)),
+    traits=Traits(
+        learning=Learning(
+            steps=200, learning_rate=1e-2, vocab_size=100, config_options=("filters=[[1,16],[2,16],[3,32]]",)
+        )
+    ),
 )
 
 __all__ = [

@@ -34,7 +34,7 @@ SPEC = FamilySpec(
     objectives={"cooccurrence": Cooccurrence},
     sizes=WORD_VECTOR_SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=Learning(steps=200, small=True)),
+    traits=Traits(learning=Learning(steps=200)),
 )
 
 __all__ = [

@@ -7,7 +7,7 @@ from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForCond
 from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
 from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Target, Traits
 
 # the widths of the language models of the family seqae, whose sizes these are; layers as in the paper
 SIZES: dict[str, dict[str, Any]] = {
@@ -42,7 +42,9 @@ SPEC = FamilySpec(
     objectives={"translation+lm": TranslationWithLanguageModels, "translation": Translation},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.DECODER_TOKEN}),
+    traits=Traits(
+        learning=Learning(steps=80), targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.DECODER_TOKEN}
+    ),
 )
 
 __all__ = [

@@ -14,7 +14,7 @@ from hf_ctxmodels.models.roberta.modeling_roberta import (
 )
 from hf_ctxmodels.models.roberta.tokenization_roberta import CtxRobertaTokenizer
 from hf_ctxmodels.objectives import FullSentences, MaskedLM
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits, encoder_size
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, encoder_size
 
 # tiny to small: BERT's of Turc et al. 2019 (arXiv 1908.08962), table 1; base, large: Liu et al. 2019, sections 4 and 5
 SIZES: dict[str, dict[str, Any]] = {
@@ -50,7 +50,6 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     conversion=ROBERTA_CONVERSION,
     parent="bert",
-    traits=Traits(learning=Learning(steps=300)),
 )
 
 __all__ = [

@@ -11,7 +11,7 @@ from hf_ctxmodels.models.seqae.modeling_seqae import (
 )
 from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
 from hf_ctxmodels.objectives import CausalLM, SequenceAutoencoding
-from hf_ctxmodels.spec import FamilySpec, PublishedCount
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
 
 # base: the paper's (section 4); the others have its proportions, for a CPU
 SIZES: dict[str, dict[str, Any]] = {
@@ -49,6 +49,7 @@ SPEC = FamilySpec(
     objectives={"sae": SequenceAutoencoding, "clm": CausalLM},
     sizes=SIZES,
     published=PUBLISHED,
+    traits=Traits(learning=Learning(steps=150, learning_rate=1e-2)),
 )
 
 __all__ = [

@@ -46,9 +46,10 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     traits=Traits(
         tiny={"dropout_scale": 0.0},
-        # half the width of the initial weights suffices
         learning=Learning(
-            config_options=("dropout_scale=0.1", "initializer_range=0.5", "activation_penalty=0", "slowness_penalty=0")
+            steps=200,
+            learning_rate=1e-2,
+            config_options=("dropout_scale=0.1", "activation_penalty=0", "slowness_penalty=0"),
         ),
     ),
 )

@@ -13,7 +13,7 @@ from hf_ctxmodels.models.xlm_roberta.modeling_xlm_roberta import (
 )
 from hf_ctxmodels.models.xlm_roberta.tokenization_xlm_roberta import CtxXLMRobertaTokenizer
 from hf_ctxmodels.objectives import FullSentences, MaskedLM
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount
 
 # Counted with the reference classes of transformers 5.23; the base models have their pooler.
 PUBLISHED = {
@@ -40,7 +40,6 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     conversion=ROBERTA_CONVERSION,
     parent="roberta",
-    traits=Traits(learning=Learning(steps=300)),
 )
 
 __all__ = [

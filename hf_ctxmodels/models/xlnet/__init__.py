@@ -53,7 +53,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     conversion=XLNET_CONVERSION,
-    traits=Traits(learning=Learning(steps=450)),
+    traits=Traits(learning=Learning(steps=300)),
 )
 
 __all__ = [
