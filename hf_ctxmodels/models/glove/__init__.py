@@ -34,7 +34,7 @@ SPEC = FamilySpec(
     objectives={"cooccurrence": Cooccurrence},
     sizes=WORD_VECTOR_SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=Learning(steps=200)),
+    traits=Traits(learning=Learning(steps=1000)),
 )
 
 __all__ = [
