@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from accelerate import PartialState
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
@@ -180,12 +179,12 @@ def main() -> None:
     config, tokenizer = open_parts(arguments, task)
     check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
     task.configure(config, training, validation)
-    shown = PartialState().is_main_process
+    accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
+    shown = accelerator.is_main_process
     say(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
 
-    accelerator = make_accelerator(loop_arguments)
     model = (
         load_model(arguments.model, task.auto_class, config)
         if arguments.model is not None
