@@ -10,7 +10,6 @@ from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.downstream import ForSequenceClassification
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import Linear
 from hf_ctxmodels.layers.pooling import token_mask
 
 
@@ -78,7 +77,7 @@ class ForTextPairClassification(SiameseEncoder, ForSequenceClassification):
         if config.text_pairs:
             self.classifier = self.build_comparison(config)
         else:
-            self.classifier = Linear(config.pooled_size, config.num_labels)
+            self.classifier = nn.Linear(config.pooled_size, config.num_labels)
 
     def build_comparison(self, config: Any) -> nn.Module:
         """The classifier of (u, v, |u - v|, u * v)."""

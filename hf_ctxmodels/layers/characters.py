@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.feed_forward import make_activation
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import apply_linear
 
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd 64-bit number, as int64
 
@@ -29,7 +29,7 @@ class Highway(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.layers: Any = nn.ModuleList(Linear(width, 2 * width) for _ in range(layers))
+        self.layers: Any = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(layers))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -44,7 +44,7 @@ class Highway(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """(..., width) -> (..., width)."""
         for layer in self.layers:
-            transformed, gate = layer(states).chunk(2, -1)
+            transformed, gate = apply_linear(layer, states).chunk(2, -1)
             transformed = transformed.relu()
             states = torch.lerp(transformed, states, gate.sigmoid())
         return states
@@ -82,7 +82,7 @@ class CharacterEncoder(nn.Module):
         self.activation = make_activation(activation)
         width = sum(number for _, number in filters)
         self.highway = Highway(width, highway_layers)
-        self.projection = Linear(width, projection_size)
+        self.projection = nn.Linear(width, projection_size)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class CharacterEncoder(nn.Module):
         """`forward`, computed at every position of every word."""
         characters = self.embeddings(character_ids).transpose(1, 2)
         features = torch.cat([convolution(characters).amax(-1) for convolution in self.convolutions], -1)
-        return self.projection(self.highway(self.activation(features)))
+        return apply_linear(self.projection, self.highway(self.activation(features)))
 
     def trimmed(self, character_ids: Tensor) -> Tensor:
         """Remove padding common to all words but for the widest filter's width, beyond which the maxima are equal."""

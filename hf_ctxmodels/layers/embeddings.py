@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import apply_linear
 
 
 class TokenPositionTypeEmbeddings(nn.Module):
@@ -39,7 +39,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(num_types, width)
         self.norm = nn.LayerNorm(width, eps=layer_norm_eps)
         self.dropout = Dropout(dropout)
-        self.projection = None if projected_size is None else Linear(width, projected_size)
+        self.projection = None if projected_size is None else nn.Linear(width, projected_size)
 
     def forward(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """Embed tokens.
@@ -59,4 +59,4 @@ class TokenPositionTypeEmbeddings(nn.Module):
         else:
             embedded = embedded + self.token_type_embeddings(token_type_ids)
         embedded = self.dropout(self.norm(embedded))
-        return embedded if self.projection is None else self.projection(embedded)
+        return embedded if self.projection is None else apply_linear(self.projection, embedded)

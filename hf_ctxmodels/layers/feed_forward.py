@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import apply_linear
 
 
 def make_activation(name: str) -> nn.Module:
@@ -25,11 +25,11 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, activation: str, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.up_proj = Linear(hidden_size, intermediate_size)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size)
         self.activation = make_activation(activation)
         self.dropout = Dropout(dropout)
-        self.down_proj = Linear(intermediate_size, hidden_size)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., hidden)."""
-        return self.down_proj(self.dropout(self.activation(self.up_proj(hidden_states))))
+        return apply_linear(self.down_proj, self.dropout(self.activation(apply_linear(self.up_proj, hidden_states))))

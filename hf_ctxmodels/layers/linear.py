@@ -5,22 +5,15 @@ units of processors that are not Intel's. torch also ships oneDNN, for half prec
 multiplies in single precision too.
 """
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 
 _LEAST_WORK = 1 << 21  # multiplications; with fewer, the overhead exceeds the gain
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-class Linear(nn.Linear):
-    """`torch.nn.Linear` by `linear`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
-        return linear(input, self.weight, self.bias)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,40 +27,62 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         (..., out).
     """
-    if input.numel() * weight.shape[0] < _LEAST_WORK or not multiplies_fast(input, weight):
+    if not multiplies_fast(input, weight) or input.numel() * weight.shape[0] < _LEAST_WORK:
         return F.linear(input, weight, bias)
     multiply = _Product.apply if _differentiable(input, weight, bias) else _multiply
     return multiply(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)
 
 
-def partial_linear(module: nn.Module, input: Tensor, start: int, stop: int) -> Tensor:
-    """A range of the output features of a linear map.
+def apply_linear(module: nn.Module, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
+    """What a linear map makes of its input, by `linear`.
 
-    A plain `Linear` computes only these. Other modules (an adapter, a quantized or parametrised map, one with hooks or
-    a replaced `forward`) are called, and their output is sliced.
+    The fast product is a choice of this call, not of the module: the weights live in plain `torch.nn.Linear` modules,
+    where quantization, adapters and sharding look for them. What stands in the place of such a module (see
+    `is_plain_linear`) is called.
 
     Args:
         module: The linear map, or its replacement.
         input: (..., in).
-        start, stop: The range.
+        start, stop: A range of the output features; a plain map computes only these.
 
     Returns:
-        (..., stop - start).
+        (..., out), or (..., stop - start).
     """
-    if type(module) is not Linear or not _is_plain(module):
-        return module(input)[..., start:stop]
-    bias = None if module.bias is None else module.bias[start:stop]
-    return linear(input, module.weight[start:stop], bias)
+    if not is_plain_linear(module):
+        output = module(input)
+        return output if start is None else output[..., start:stop]
+    if start is None:
+        return linear(input, module.weight, module.bias)
+    return linear(input, module.weight[start:stop], None if module.bias is None else module.bias[start:stop])
+
+
+class LinearLayers(nn.Sequential):
+    """`torch.nn.Sequential` whose linear maps are applied by `apply_linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        for layer in self:
+            input = apply_linear(layer, input)
+        return input
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def _is_plain(module: Linear) -> bool:
-    """Whether a call only multiplies by an ordinary weight."""
-    if "forward" in module.__dict__ or any(getattr(module, hooks) for hooks in _HOOKS):
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a call only multiplies by an ordinary weight.
+
+    False for an adapter, a quantized or parametrised map, a subclass, and a map with hooks, a replaced `forward` or a
+    tensor subclass for its weight: code that reads `.weight` would pass over what these do.
+    """
+    if type(module) is not nn.Linear or "forward" in module.__dict__ or _has_any_global_hook():
         return False
-    return type(module.weight) in (nn.Parameter, Tensor)
+    return not any(getattr(module, hooks) for hooks in _HOOKS) and _are_ordinary(module.weight, module.bias)
+
+
+def _are_ordinary(*tensors: Tensor | None) -> bool:
+    """Whether none is of a subclass, for example quantized or sharded."""
+    return all(each is None or type(each) in (nn.Parameter, Tensor) for each in tensors)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -80,10 +95,19 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def multiplies_fast(*tensors: Tensor) -> bool:
-    """Whether oneDNN applies: on a CPU, in single precision, outside of compilation and autocast."""
-    if not _HAS_ONEDNN or torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+    """Whether oneDNN applies: ordinary tensors on a CPU, in single precision, outside of autocast and of whatever
+    records or transforms operators (compilation, export, `torch.func`, dispatch modes)."""
+    if not _HAS_ONEDNN or torch.is_autocast_enabled("cpu") or _are_operators_intercepted():
+        return False
+    if not _are_ordinary(*tensors):
         return False
     return all(each.device.type == "cpu" and each.dtype is torch.float32 and each.numel() > 0 for each in tensors)
+
+
+def _are_operators_intercepted() -> bool:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:

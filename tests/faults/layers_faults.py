@@ -194,15 +194,15 @@ LAYERS_FAULTS = [
     Fault(
         "a wrapped projection is sliced from the start",
         "hf_ctxmodels/layers/linear.py",
-        "return module(input)[..., start:stop]",
-        "return module(input)[..., : stop - start]",
+        "return output if start is None else output[..., start:stop]",
+        "return output if start is None else output[..., : stop - start]",
         ("tests/layers/test_linear.py",),
     ),
     Fault(
         "what hooks do to a projection is passed by",
         "hf_ctxmodels/layers/linear.py",
-        'if "forward" in module.__dict__ or any(getattr(module, hooks) for hooks in _HOOKS):',
-        'if "forward" in module.__dict__:',
+        "return not any(getattr(module, hooks) for hooks in _HOOKS) and _are_ordinary(module.weight, module.bias)",
+        "return _are_ordinary(module.weight, module.bias)",
         ("tests/layers/test_linear.py",),
     ),
     Fault(

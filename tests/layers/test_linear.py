@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Linear
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers import linear as module
-from hf_ctxmodels.layers.linear import Linear, linear, multiplies_fast, partial_linear, product
+from hf_ctxmodels.layers.linear import LinearLayers, apply_linear, linear, multiplies_fast, product
 
 SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
 
@@ -56,13 +57,10 @@ def test_views_and_transposes() -> None:
     torch.testing.assert_close(linear(rows, right), F.linear(rows, right), atol=1e-5, rtol=1e-5)
 
 
-def test_the_layer_is_torchs_but_for_its_product() -> None:
-    torch.manual_seed(0)
-    ours = Linear(16, 9)
-    torch.manual_seed(0)
-    theirs = torch.nn.Linear(16, 9)
+def test_layers_in_a_row_are_those_of_torch() -> None:
+    layers = [Linear(16, 9), torch.nn.Tanh(), Linear(9, 3)]
+    ours, theirs, batch = LinearLayers(*layers), torch.nn.Sequential(*layers), torch.randn(3, 7, 16)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
-    batch = torch.randn(3, 7, 16)
     torch.testing.assert_close(ours(batch), theirs(batch), atol=1e-5, rtol=1e-5)
 
 
@@ -70,15 +68,15 @@ def test_a_part_of_a_map_and_of_what_stands_in_its_place() -> None:
     """Hooks, a replaced forward and an adapter act on a part as on the whole."""
     layer, batch = Linear(16, 9), torch.randn(3, 7, 16)
     whole = layer(batch)[..., 3:7]
-    torch.testing.assert_close(partial_linear(layer, batch, 3, 7), whole)
+    torch.testing.assert_close(apply_linear(layer, batch, 3, 7), whole)
     hook = layer.register_forward_hook(lambda module, given, output: output + 1)
-    torch.testing.assert_close(partial_linear(layer, batch, 3, 7), whole + 1)
+    torch.testing.assert_close(apply_linear(layer, batch, 3, 7), whole + 1)
     hook.remove()
     adapter = torch.nn.Sequential(Linear(16, 4), Linear(4, 9))
-    torch.testing.assert_close(partial_linear(adapter, batch, 3, 7), adapter(batch)[..., 3:7])
+    torch.testing.assert_close(apply_linear(adapter, batch, 3, 7), adapter(batch)[..., 3:7])
     forward = layer.forward
     layer.forward = lambda input: 2 * forward(input)  # type: ignore[method-assign]
-    torch.testing.assert_close(partial_linear(layer, batch, 3, 7), 2 * whole)
+    torch.testing.assert_close(apply_linear(layer, batch, 3, 7), 2 * whole)
 
 
 def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +99,7 @@ def test_little_work_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compiled() -> None:
-    layer, batch = Linear(16, 9), torch.randn(20, 16)
+    layer, batch = LinearLayers(Linear(16, 9)), torch.randn(20, 16)
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(batch), layer(batch), atol=1e-5, rtol=1e-5)

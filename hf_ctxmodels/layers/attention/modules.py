@@ -11,7 +11,7 @@ from transformers import Cache, EncoderDecoderCache
 from hf_ctxmodels.layers.attention.backends import Mask, attend
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec
-from hf_ctxmodels.layers.linear import Linear, partial_linear
+from hf_ctxmodels.layers.linear import apply_linear
 
 
 class _Attention(nn.Module):
@@ -33,7 +33,7 @@ class _Attention(nn.Module):
         self.scale = self.head_dim**-0.5 if scale is None else scale
         self.attention_dropout = dropout
         self.position_bias = position_bias
-        self.out_proj = Linear(self.inner_size, hidden_size, bias=bias)
+        self.out_proj = nn.Linear(self.inner_size, hidden_size, bias=bias)
 
     @property
     def inner_size(self) -> int:
@@ -56,7 +56,7 @@ class _Attention(nn.Module):
             dropout=self.attention_dropout if self.training else 0.0,
             key_layout=key_layout,
         )
-        return self.out_proj(context.flatten(-2)), probabilities
+        return apply_linear(self.out_proj, context.flatten(-2)), probabilities
 
     def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(..., parts * inner) -> `parts` tensors (..., heads, head_dim)."""
@@ -88,7 +88,7 @@ class SelfAttention(_Attention):
         position_bias: Bias | None = None,
     ) -> None:
         super().__init__(hidden_size, num_heads, head_dim, bias, dropout, scale, position_bias)
-        self.qkv_proj = Linear(hidden_size, 3 * self.inner_size, bias=bias)
+        self.qkv_proj = nn.Linear(hidden_size, 3 * self.inner_size, bias=bias)
 
     def forward(
         self,
@@ -114,10 +114,10 @@ class SelfAttention(_Attention):
         """
         queries, width = layout.query_rows(hidden_states), self.inner_size
         if queries is hidden_states:
-            query, key, value = self._split_heads(self.qkv_proj(hidden_states), 3)
+            query, key, value = self._split_heads(apply_linear(self.qkv_proj, hidden_states), 3)
         else:
-            (query,) = self._split_heads(partial_linear(self.qkv_proj, queries, 0, width), 1)
-            key, value = self._split_heads(partial_linear(self.qkv_proj, hidden_states, width, 3 * width), 2)
+            (query,) = self._split_heads(apply_linear(self.qkv_proj, queries, 0, width), 1)
+            key, value = self._split_heads(apply_linear(self.qkv_proj, hidden_states, width, 3 * width), 2)
         if past_key_values is not None:
             heads_first = (key.transpose(1, 2), value.transpose(1, 2))
             key, value = (kept.transpose(1, 2) for kept in past_key_values.update(*heads_first, layer_index))
@@ -147,8 +147,8 @@ class CrossAttention(_Attention):
         position_bias: Bias | None = None,
     ) -> None:
         super().__init__(hidden_size, num_heads, head_dim, bias, dropout, scale, position_bias)
-        self.q_proj = Linear(hidden_size, self.inner_size, bias=bias)
-        self.kv_proj = Linear(hidden_size if memory_size is None else memory_size, 2 * self.inner_size, bias=bias)
+        self.q_proj = nn.Linear(hidden_size, self.inner_size, bias=bias)
+        self.kv_proj = nn.Linear(hidden_size if memory_size is None else memory_size, 2 * self.inner_size, bias=bias)
 
     def forward(
         self,
@@ -175,7 +175,7 @@ class CrossAttention(_Attention):
         Returns:
             As `SelfAttention`.
         """
-        (query,) = self._split_heads(self.q_proj(hidden_states), 1)
+        (query,) = self._split_heads(apply_linear(self.q_proj, hidden_states), 1)
         key, value = self._keys_and_values(memory, past_key_values, layer_index)
         return self._attend(query, key, value, layout, mask, memory_layout)
 
@@ -184,13 +184,13 @@ class CrossAttention(_Attention):
     ) -> tuple[Tensor, Tensor]:
         """(..., heads, head_dim) each; computed once for a cache."""
         if past_key_values is None:
-            key, value = self._split_heads(self.kv_proj(memory), 2)
+            key, value = self._split_heads(apply_linear(self.kv_proj, memory), 2)
             return key, value
         cache = past_key_values.cross_attention_cache
         if past_key_values.is_updated.get(layer_index):
             kept = cache.layers[layer_index].keys, cache.layers[layer_index].values
         else:
-            key, value = self._split_heads(self.kv_proj(memory), 2)
+            key, value = self._split_heads(apply_linear(self.kv_proj, memory), 2)
             kept = cache.update(key.transpose(1, 2), value.transpose(1, 2), layer_index)
             past_key_values.is_updated[layer_index] = True
         length = memory.shape[1]  # a static cache may be longer

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
-from hf_ctxmodels.layers.linear import Linear, linear, multiplies_fast, product
+from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear, linear, multiplies_fast, product
 from hf_ctxmodels.layers.lm_loss.sampling import sample_rows
 
 # Logits in memory at a time; larger chunks were not faster, smaller ones use the matrix units badly.
@@ -31,7 +31,7 @@ class MaskedPredictionHead(nn.Module):
         self, hidden_size: int, embedding_size: int, vocab_size: int, *, activation: str, layer_norm_eps: float
     ) -> None:
         super().__init__()
-        self.dense = Linear(hidden_size, embedding_size)
+        self.dense = nn.Linear(hidden_size, embedding_size)
         self.activation = make_activation(activation)
         self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
         self.decoder = nn.Linear(embedding_size, vocab_size)
@@ -47,9 +47,7 @@ class MaskedPredictionHead(nn.Module):
             hidden_states: (targets, hidden), the encoder's output at the target positions.
             targets: (targets,) token ids.
         """
-        return chunked_cross_entropy(
-            self._transform(hidden_states), self.decoder.weight, self.decoder.bias, targets, reduction="sum"
-        )
+        return summed_cross_entropy(self.decoder, self._transform(hidden_states), targets)
 
     def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "Prediction":
         """Summed cross-entropy in nats, and a sample of each prediction, from one pass over the vocabulary.
@@ -58,11 +56,10 @@ class MaskedPredictionHead(nn.Module):
             hidden_states, targets: As in `summed_loss`.
             numbers: (targets,) in [0, 1), see `sample_rows`.
         """
-        weight, bias = self.decoder.weight, self.decoder.bias
-        return cross_entropy_and_samples(self._transform(hidden_states), weight, bias, targets, numbers)
+        return cross_entropy_and_samples(self.decoder, self._transform(hidden_states), targets, numbers)
 
     def _transform(self, hidden_states: Tensor) -> Tensor:
-        return self.norm(self.activation(self.dense(hidden_states)))
+        return self.norm(self.activation(apply_linear(self.dense, hidden_states)))
 
 
 class ProjectedHead(nn.Module):
@@ -77,14 +74,14 @@ class ProjectedHead(nn.Module):
 
     def __init__(self, hidden_size: int, scores: int, *, activation: str, dropout: float = 0.0) -> None:
         super().__init__()
-        self.dense = Linear(hidden_size, hidden_size)
+        self.dense = nn.Linear(hidden_size, hidden_size)
         self.activation = make_activation(activation)
         self.dropout = Dropout(dropout)
         self.out_proj = nn.Linear(hidden_size, scores)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., scores)."""
-        return self.out_proj(self.dropout(self.activation(self.dense(hidden_states))))
+        return self.out_proj(self.dropout(self.activation(apply_linear(self.dense, hidden_states))))
 
 
 class Prediction(NamedTuple):
@@ -102,21 +99,22 @@ class Prediction(NamedTuple):
 
 
 def cross_entropy_and_samples(
-    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, numbers: Tensor
+    decoder: nn.Module, hidden_states: Tensor, targets: Tensor, numbers: Tensor
 ) -> Prediction:
-    """Summed cross-entropy as `chunked_cross_entropy`, and a sample of each row's distribution.
+    """Summed cross-entropy as `summed_cross_entropy`, and a sample of each row's distribution.
 
     Args:
-        hidden_states, weight, bias, targets: As there.
+        decoder, hidden_states, targets: As there.
         numbers: (rows,) float32 in [0, 1), see `sample_rows`.
     """
-    if torch.compiler.is_compiling():
-        logits = F.linear(hidden_states, weight, bias).float()
+    if torch.compiler.is_compiling() or not is_plain_linear(decoder):
+        logits = decoder(hidden_states).float()
         with torch.no_grad():
             correct = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
             samples = sample_rows(logits.softmax(1), numbers)
         return Prediction(F.cross_entropy(logits, targets, reduction="sum"), samples, correct)
     trains = torch.is_grad_enabled()
+    weight, bias = decoder.weight, decoder.bias
     return Prediction(*_ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, numbers, trains))
 
 
@@ -143,8 +141,15 @@ def chunked_cross_entropy(
     return total / max(targets.numel(), 1) if reduction == "mean" else total
 
 
-def summed_cross_entropy(decoder: nn.Linear, hidden_states: Tensor, targets: Tensor) -> Tensor:
-    """`chunked_cross_entropy` of a linear decoder, not divided; arguments as there."""
+def summed_cross_entropy(decoder: nn.Module, hidden_states: Tensor, targets: Tensor) -> Tensor:
+    """`chunked_cross_entropy` of a linear decoder, not divided.
+
+    Args:
+        decoder: The linear map to the vocabulary. Its replacement (an adapter, a quantized map) is called.
+        hidden_states, targets: As there.
+    """
+    if not is_plain_linear(decoder):
+        return F.cross_entropy(decoder(hidden_states).float(), targets, reduction="sum")
     return chunked_cross_entropy(hidden_states, decoder.weight, decoder.bias, targets, reduction="sum")
 
 

@@ -8,7 +8,7 @@ from transformers import initialization as init
 
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.recurrent.decoded import Decoded
 
 
@@ -52,8 +52,8 @@ class AttentionalDecoder(nn.Module):
         self.embeddings = nn.Embedding(vocab_size, embedding_size, padding_idx=padding_idx)
         inputs = [embedding_size + hidden_size, *[hidden_size] * (layers - 1)]
         self.cells = nn.ModuleList(nn.LSTMCell(width, hidden_size) for width in inputs)
-        self.query = Linear(hidden_size, hidden_size) if attends else None
-        self.combine = Linear(hidden_size * (2 if attends else 1), hidden_size)
+        self.query = nn.Linear(hidden_size, hidden_size) if attends else None
+        self.combine = nn.Linear(hidden_size * (2 if attends else 1), hidden_size)
         self.dropout = Dropout(dropout)
 
     def start(self, hidden: Tensor, cell: Tensor) -> RecurrentCache:
@@ -137,9 +137,9 @@ class AttentionalDecoder(nn.Module):
         """(rows, hidden) h -> (rows, hidden) h~, and (rows, 1, length) alpha where there is attention."""
         weights = None
         if self.query is not None:
-            context, weights = attend(self.query(hidden)[:, None], memory, memory, padding)
+            context, weights = attend(apply_linear(self.query, hidden)[:, None], memory, memory, padding)
             hidden = torch.cat([context[:, 0], hidden.to(memory.dtype)], -1)
-        return self.combine(hidden).tanh(), weights
+        return apply_linear(self.combine, hidden).tanh(), weights
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.layers.recurrent.decoded import Decoded
@@ -117,12 +117,15 @@ class SentenceDecoder(VectorDecoder):
         own = (LSTM(width, hidden_size, directions=1, state_bias=True) for width in widths)
         super().__init__(vocab_size, embedding_size, own, dropout=dropout, padding_idx=padding_idx)
         self.languages = nn.Embedding(languages, language_size)
-        self.first_hidden = Linear(sentence_size, layers * hidden_size)
-        self.first_cell = Linear(sentence_size, layers * hidden_size)
+        self.first_hidden = nn.Linear(sentence_size, layers * hidden_size)
+        self.first_cell = nn.Linear(sentence_size, layers * hidden_size)
 
     def start(self, sentence: Tensor) -> RecurrentCache:
         """The cache before the first token, from (rows, sentence) vectors."""
-        parts = (each(sentence)[:, None].chunk(len(self.layers), -1) for each in (self.first_hidden, self.first_cell))
+        parts = (
+            apply_linear(each, sentence)[:, None].chunk(len(self.layers), -1)
+            for each in (self.first_hidden, self.first_cell)
+        )
         return RecurrentCache(zip(*parts, strict=True))
 
     def step_vectors(self, sentence: Tensor, language: Tensor) -> Tensor:

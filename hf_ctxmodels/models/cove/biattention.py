@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.norm import RowNorm
 from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
@@ -29,7 +29,7 @@ class Biattention(nn.Module):
 
     def __init__(self, input_size: int, width: int, dropout: float) -> None:
         super().__init__()
-        self.project = Linear(input_size, width)
+        self.project = nn.Linear(input_size, width)
         self.encoder = LSTM(width, width)
         self.integrators = nn.ModuleList(LSTM(6 * width, width) for _ in range(2))
         # without the paper's bias d, which does not change a softmax
@@ -52,7 +52,7 @@ class Biattention(nn.Module):
         paired = [part.any(1, keepdim=True) for part in parts]
         parts = [torch.where(there, part, tokens) for there, part in zip(paired, parts)]  # a single text is used twice
         build = PackedRows.build if unpad else PackedRows.with_padding
-        inputs = self.project(self.dropout(states)).relu()
+        inputs = apply_linear(self.project, self.dropout(states)).relu()
         encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequence_numbers(second)))
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
@@ -91,11 +91,11 @@ class Maxout(nn.Module):
     def __init__(self, input_size: int, output_size: int, pieces: int) -> None:
         super().__init__()
         self.pieces = pieces
-        self.maps = Linear(input_size, output_size * pieces)
+        self.maps = nn.Linear(input_size, output_size * pieces)
 
     def forward(self, states: Tensor) -> Tensor:
         """(rows, input) -> (rows, output)."""
-        return self.maps(states).unflatten(-1, (-1, self.pieces)).amax(-1)
+        return apply_linear(self.maps, states).unflatten(-1, (-1, self.pieces)).amax(-1)
 
 
 class MaxoutClassifier(nn.Sequential):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import LinearLayers
 from hf_ctxmodels.layers.pooling import Pooling, RowPooler
 
 View = Callable[[Tensor, Tensor], Tensor]
@@ -60,7 +60,7 @@ TEXT_VIEWS: dict[str, View] = {
 """Views of a text: one direction of the first layer, over all of its words or one half."""
 
 
-class Predictor(nn.Sequential):
+class Predictor(LinearLayers):
     """States -> logits through one hidden layer (section 4.1).
 
     Args:
@@ -68,7 +68,7 @@ class Predictor(nn.Sequential):
     """
 
     def __init__(self, input_size: int, hidden_size: int, labels: int) -> None:
-        super().__init__(Linear(input_size, hidden_size), nn.ReLU(), Linear(hidden_size, labels))
+        super().__init__(nn.Linear(input_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, labels))
 
 
 class WordPredictors(nn.Module):

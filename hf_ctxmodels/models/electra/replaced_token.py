@@ -113,7 +113,7 @@ def copy_or_predict_loss(
         states: (tokens, hidden).
         corrupted_ids, original_ids: (tokens,).
     """
-    rows = max(1, CHUNK_ELEMENTS // head.decoder.weight.shape[0])
+    rows = max(1, CHUNK_ELEMENTS // head.decoder.out_features)
     chunks = max(1, math.ceil(len(states) / rows))
     parts = zip(*(tensor.chunk(chunks) for tensor in (gate_logits, states, corrupted_ids, original_ids)), strict=True)
     # the backward pass recomputes the logits chunk by chunk

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import LinearLayers
 from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder
@@ -40,10 +40,10 @@ class CtxGenSenModel(RecurrentSentenceEncoder, CtxGenSenPreTrainedModel):
         return GRU(input_size, hidden_size)
 
 
-def comparison(config: CtxGenSenConfig, classes: int) -> nn.Sequential:
+def comparison(config: CtxGenSenConfig, classes: int) -> nn.Module:
     """A classifier of [u; v; |u - v|; u * v] with one hidden layer."""
-    hidden = Linear(4 * config.hidden_size, config.classifier_size)
-    return nn.Sequential(hidden, nn.ReLU(), Linear(config.classifier_size, classes))
+    hidden = nn.Linear(4 * config.hidden_size, config.classifier_size)
+    return LinearLayers(hidden, nn.ReLU(), nn.Linear(config.classifier_size, classes))
 
 
 @dataclass

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import LinearLayers
 from hf_ctxmodels.models._shared.pretrained_embeddings import (
     PretrainedEmbeddingEncoder,
     PretrainedEmbeddingPreTrainedModel,
@@ -46,9 +46,9 @@ class CtxInferSentForSequenceClassification(heads.ForTextPairClassification, Ctx
     def build_comparison(self, config: CtxInferSentConfig) -> nn.Module:
         """The layers of the released code."""
         size = config.classifier_size
-        layers: list[nn.Module] = [Linear(4 * config.hidden_size, size)]
+        layers: list[nn.Module] = [nn.Linear(4 * config.hidden_size, size)]
         for output in (size, config.num_labels):
             if config.classifier_nonlinear:
                 layers += [nn.Tanh(), Dropout(config.head_dropout)]
-            layers.append(Linear(size, output))
-        return nn.Sequential(*layers)
+            layers.append(nn.Linear(size, output))
+        return LinearLayers(*layers)

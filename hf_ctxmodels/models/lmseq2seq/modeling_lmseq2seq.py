@@ -20,7 +20,7 @@ from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.layers.dropout import Dropout, dropout
-from hf_ctxmodels.layers.linear import Linear
+from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
@@ -132,8 +132,8 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
     def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
         """The decoder's layers, its attention, and the linear map to logits."""
         self.decoder = CtxLmSeq2SeqModel(config.decoder_config())
-        self.query = Linear(config.hidden_size, config.hidden_size)
-        self.combine = Linear(config.memory_size + config.hidden_size, config.hidden_size)
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.combine = nn.Linear(config.memory_size + config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
@@ -234,12 +234,12 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         keys = memory[..., -self.config.hidden_size :]
         padding = ~token_mask(keys, given.attention_mask)
         values = memory if self.config.multi_layer_attention else keys
-        context, weights = attend(self.query(hidden), keys, values, padding)
+        context, weights = attend(apply_linear(self.query, hidden), keys, values, padding)
         joined = torch.cat([context, hidden.to(keys.dtype)], -1)
         first = outputs.hidden_states[self.config.pretrained_layers]
         if target_mask is not None:
             joined, first = joined[target_mask], first[target_mask]
-        states = self.combine(self.dropout(joined)).tanh()
+        states = apply_linear(self.combine, self.dropout(joined)).tanh()
         if self.config.residual:
             states = states + first
         recorded = ((*outputs.hidden_states[:-1], states), (weights[:, None],)) if given.record else ()

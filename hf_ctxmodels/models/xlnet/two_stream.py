@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.linear import Linear, partial_linear
+from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.relative_attention import Biases
 from hf_ctxmodels.models.xlnet.streams import Probabilities, Streams
@@ -31,9 +31,9 @@ class RelativeAttention(nn.Module):
         self.num_heads = num_heads
         self.scaling = (hidden_size // num_heads) ** -0.5
         self.attention_dropout = dropout
-        self.qkv_proj = Linear(hidden_size, 3 * hidden_size, bias=False)
-        self.position_proj = Linear(hidden_size, hidden_size, bias=False)
-        self.out_proj = Linear(hidden_size, hidden_size, bias=False)
+        self.qkv_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
+        self.position_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
         self.segment_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
@@ -62,14 +62,14 @@ class RelativeAttention(nn.Module):
         if memory is not None:
             keys = torch.cat([memory, keys], 1)
         if queries is keys:
-            query, key, value = self._split_heads(self.qkv_proj(keys), 3)
+            query, key, value = self._split_heads(apply_linear(self.qkv_proj, keys), 3)
         else:
-            (query,) = self._split_heads(partial_linear(self.qkv_proj, queries, 0, width), 1)
-            key, value = self._split_heads(partial_linear(self.qkv_proj, keys, width, 3 * width), 2)
-        (relative,) = self._split_heads(self.position_proj(streams.encodings), 1)
+            (query,) = self._split_heads(apply_linear(self.qkv_proj, queries, 0, width), 1)
+            key, value = self._split_heads(apply_linear(self.qkv_proj, keys, width, 3 * width), 2)
+        (relative,) = self._split_heads(apply_linear(self.position_proj, streams.encodings), 1)
         options = {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
         context, probabilities = streams.attend(query, key, value, relative, self.biases, **options)
-        return self.out_proj(context.flatten(-2)), probabilities
+        return apply_linear(self.out_proj, context.flatten(-2)), probabilities
 
     def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(..., parts * hidden) -> `parts` tensors (..., heads, head_dim)."""
