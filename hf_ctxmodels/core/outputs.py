@@ -1,4 +1,4 @@
-"""What is written: nothing is overwritten unless it is asked for, and a full disk is an error of one screen."""
+"""Checks of output files: existing ones are replaced on request only, and a failed write is a `CtxError`."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,16 +14,16 @@ TOKENIZER_FILES = (
 
 
 def check_new_directory(directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool) -> None:
-    """Hold a directory that is about to be written against what it holds already.
+    """Check that writing to an output directory replaces nothing.
 
     Args:
-        directory: It need not exist.
-        names: Of the files that are written into it; others may be there.
-        flag: That named the directory.
-        overwrite: Whether they may be replaced.
+        directory: The output directory; it need not exist.
+        names: Names of the files to be written. Other files in the directory do not matter.
+        flag: The command-line flag that gave the directory, for the message.
+        overwrite: Whether existing files may be replaced.
 
     Raises:
-        CtxError: Some of the files are there, or it is a file itself.
+        CtxError: One of the files exists, or the directory is a file.
     """
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
@@ -38,16 +38,16 @@ def check_new_directory(directory: str | Path, names: Iterable[str], *, flag: st
 
 
 def check_new_file(file: str | Path, *, flag: str, overwrite: bool, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Hold a file that is about to be written against what is there.
+    """Check that writing an output file replaces nothing.
 
     Args:
-        file: It need not exist.
-        flag: That named it.
-        overwrite: Whether it may be replaced.
-        inputs: Files that are read; they are never replaced.
+        file: The output file; it need not exist.
+        flag: The command-line flag that gave the file, for the message.
+        overwrite: Whether an existing file may be replaced.
+        inputs: Input files; they are never replaced.
 
     Raises:
-        CtxError: It is there, it is one of the inputs, or a directory.
+        CtxError: The file exists, is one of the inputs, or is a directory.
     """
     file = Path(file)
     if not file.exists():
@@ -68,17 +68,21 @@ def check_new_file(file: str | Path, *, flag: str, overwrite: bool, inputs: Iter
 
 @contextmanager
 def writing(path: str | Path, hint: str = "make room there, or give another directory.") -> Iterator[None]:
-    """Within, files are written to `path`.
+    """Turn a failure to write to `path` into a `CtxError`.
+
+    Args:
+        path: Where the body of the `with` statement writes, for the message.
+        hint: How to mend it.
 
     Raises:
-        CtxError: the system refused: no space, no permission, a broken disk.
+        CtxError: The system refused: no space, no permission, a broken disk.
     """
     try:
         yield
     except CtxError:
         raise
     except Exception as error:
-        # What is written in Rust (safetensors, tokenizers) raises errors of its own, which quote the system's.
+        # Libraries in Rust (safetensors, tokenizers) raise their own errors, which quote the system's.
         if not isinstance(error, OSError) and "os error" not in str(error):
             raise
         raise CtxError(f"Writing failed: {error}.", location=str(path), hint=hint) from error

@@ -1,4 +1,4 @@
-"""What belongs into a model's repository: only what `from_pretrained` reads, from one directory, checked before."""
+"""The files of a model's repository on the Hub: those of one directory that `from_pretrained` reads, each checked."""
 
 import json
 from collections.abc import Mapping
@@ -26,18 +26,18 @@ _OPTIONAL = ("generation_config.json", "special_tokens_map.json", "added_tokens.
 
 
 def describe_files(files: Mapping[str, str | bytes]) -> str:
-    """A line for each file that `repository_files` gave: its size, its path there, and what it is read from."""
+    """One line per file of `repository_files`: its size in bytes, its path in the repository, and its source."""
     lines = []
     for name, content in sorted(files.items()):
         size = len(content) if isinstance(content, bytes) else Path(content).stat().st_size
-        lines.append(f"{size:>14,}  {name:<32}  {'made' if isinstance(content, bytes) else content}")
+        lines.append(f"{size:>14,}  {name:<32}  {'generated' if isinstance(content, bytes) else content}")
     return "\n".join(lines)
 
 
 def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
-    """What belongs into the repository: path -> a local file's path, or the content of a generated file.
+    """The repository's files: path in the repository -> path of a local file, or content of a generated file.
 
-    The weights are those that `from_pretrained` reads. No file is outside `directory`, also by way of a link.
+    The weights are those that `from_pretrained` reads. No file lies outside `directory`; links are followed.
 
     Raises:
         CtxError: `directory` does not hold one complete model in safetensors with its tokenizer.
@@ -97,7 +97,7 @@ def _open_all(directory: Path, family: FamilySpec, config: PreTrainedConfig) -> 
 
 
 def _weights(directory: Path) -> list[str]:
-    """Names of the files that `from_pretrained` reads weights from: one, or an index and those that it names."""
+    """Names of the weight files that `from_pretrained` reads: one file, or an index and its shards."""
     if (directory / SAFE_WEIGHTS_NAME).exists():
         return [SAFE_WEIGHTS_NAME]
     index = directory / SAFE_WEIGHTS_INDEX_NAME
@@ -131,7 +131,7 @@ def _inside(directory: Path, name: str) -> Path:
     """A file of the directory, or one that the Hub's cache keeps for it.
 
     Raises:
-        CtxError: it is a link that leads elsewhere.
+        CtxError: The file is a link to another place.
     """
     real, here = (directory / name).resolve(), directory.resolve()
     blobs = here.parent.parent / "blobs"  # <cache>/models--org--name/snapshots/<commit>/ links there

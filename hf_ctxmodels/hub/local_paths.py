@@ -1,4 +1,4 @@
-"""Paths of the machine that trained leave what is published: only the last part of each stays."""
+"""Removal of local absolute paths from published records: of each path only the last part stays."""
 
 import dataclasses
 import shlex
@@ -11,9 +11,9 @@ _FILE_SCHEME = "file://"
 
 
 def without_local_paths(value: Any) -> Any:
-    """A JSON value in whose strings every absolute path is its last part alone: "/home/me/text.txt" -> "text.txt".
+    """Replace every absolute path in a JSON value's strings by its last part: "/home/me/text.txt" -> "text.txt".
 
-    A string is a path, or several with ", " or "=" between them.
+    A string may hold several paths, separated by ", " or "=".
     """
     if isinstance(value, dict):
         return {name: without_local_paths(each) for name, each in value.items()}
@@ -25,7 +25,7 @@ def without_local_paths(value: Any) -> Any:
 
 
 def published_summary(summary: TrainingSummary) -> TrainingSummary:
-    """The record of a run as others may read it."""
+    """The summary of a training run without local paths."""
     try:
         words = shlex.split(summary.command)
     except ValueError:  # a quotation without an end, which somebody has written there

@@ -1,4 +1,4 @@
-"""The base of all tokenizers, and checks of their files and of their fit to a model."""
+"""The base class of all tokenizers, and checks of tokenizer files and of a tokenizer's fit to a model."""
 
 import hashlib
 import json
@@ -14,17 +14,17 @@ from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.stub import stub_of
 
-_NEW_TOKENS = "_new_tokens"  # the keyword by which `from_pretrained` names the special tokens that its caller gave
-# Tokenizer -> its length and the digest it was found to have: large vocabularies take a second.
+_NEW_TOKENS = "_new_tokens"  # keyword for the special tokens passed to `from_pretrained`
+# Tokenizer -> its length and digest; computing the digest of a large vocabulary takes a second.
 _RECOGNISED: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str]] = WeakKeyDictionary()
 
 
 class CtxTokenizer(InstalledCode, TokenizersBackend):
-    """A tokenizer of the `tokenizers` library whose damaged files raise a `CtxError`.
+    """A tokenizer of the `tokenizers` library; damaged files raise a `CtxError`.
 
     Attributes:
-        defaults: Values of the keyword arguments that a call leaves out, special tokens among them.
-        templates: The special tokens of one text and of a pair, see `set_template`; None for none.
+        defaults: Default values of keyword arguments, special tokens among them.
+        templates: The special tokens around one text and around a pair, see `set_template`; None for none.
     """
 
     defaults: ClassVar[dict[str, Any]] = {}
@@ -46,10 +46,10 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *inputs: Any, **kwargs: Any) -> Self:
-        """Open a directory or Hub id, as every tokenizer does; a damaged file raises a `CtxError`.
+        """Open a directory or Hub id; a damaged file raises a `CtxError`.
 
-        A special token that is given here (`pad_token="[PAD]"`) and is not in the vocabulary is added to it, except
-        `unk_token`: the model of the vocabulary itself gives that one.
+        A special token passed here (`pad_token="[PAD]"`) that the vocabulary lacks is added to it, except `unk_token`,
+        which the tokenization model itself defines.
         """
         named = set(cls.SPECIAL_TOKENS_ATTRIBUTES) - {"unk_token"}
         if new := [str(value) for name, value in kwargs.items() if name in named and value is not None]:
@@ -119,10 +119,10 @@ def require_tokens(
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> str:
-    """Which vocabulary a tokenizer has: "<size>:<SHA-256 of its tokens and their ids>".
+    """Identify a tokenizer's vocabulary: "<size>:<SHA-256 of its tokens and their ids>".
 
     Args:
-        size: Only so many tokens, those with the lowest ids; None for all. Tokens that were added later are above them.
+        size: Number of tokens to read, from the lowest id on; None for all. Tokens added later have higher ids.
     """
     numbered = sorted((number, token) for token, number in tokenizer.get_vocab().items())[:size]
     lines = "".join(f"{number}\t{token}\n" for number, token in numbered)
@@ -130,7 +130,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase, size: int | None = None
 
 
 def remember_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Note in a model's configuration which tokenizer its weights are made for; `check_fit` holds it against others."""
+    """Write the tokenizer's digest to a model's configuration; `check_fit` compares later tokenizers with it."""
     config.tokenizer_digest = tokenizer_digest(tokenizer)  # type: ignore[attr-defined]
 
 
