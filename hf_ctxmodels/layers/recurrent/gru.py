@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.linear import linear
+from hf_ctxmodels.layers.recurrent.exported import exported_gru
 from hf_ctxmodels.layers.recurrent.gru_recurrence import GATES, recur, recurrence_in_a_graph
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 
@@ -72,7 +73,7 @@ class GRU(nn.Module):
         dtype = packed.dtype
         if torch.is_autocast_enabled(packed.device.type):
             dtype = torch.get_autocast_dtype(packed.device.type)
-        (start,) = self.zero_state(len(rows.order)) if state is None else state
+        (start,) = self.zero_state(rows.order.shape[0]) if state is None else state
         gated = 2 * self.hidden_size
         with torch.autocast(packed.device.type, enabled=False):
             bias = torch.cat([self.bias[:, :gated] + self.state_bias[:, :gated], self.bias[:, gated:]], 1)
@@ -81,7 +82,8 @@ class GRU(nn.Module):
             weights = (self.state_weight.to(dtype), self.state_bias[:, gated:].to(dtype))
             given = (gates, start.to(dtype), *weights)
             if torch.compiler.is_compiling():
-                outputs, hidden = recurrence_in_a_graph(*given, rows.present, rows.restarts)
+                recurrence = exported_gru if torch.compiler.is_exporting() else recurrence_in_a_graph
+                outputs, hidden = recurrence(*given, rows.present, rows.restarts)
             else:
                 steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]
                 outputs, hidden = recur(*given, steps, rows.present, rows.restarts)
