@@ -11,6 +11,7 @@ from hf_ctxmodels.layers.linear import linear
 from hf_ctxmodels.layers.recurrent.exported import exported_gru
 from hf_ctxmodels.layers.recurrent.gru_recurrence import GATES, recur, recurrence_in_a_graph
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.precision import precision_of
 
 
 class GRUState(NamedTuple):
@@ -70,12 +71,10 @@ class GRU(nn.Module):
         Returns:
             (directions, tokens, hidden), and the state after each row's last token.
         """
-        dtype = packed.dtype
-        if torch.is_autocast_enabled(packed.device.type):
-            dtype = torch.get_autocast_dtype(packed.device.type)
+        dtype, outside_autocast = precision_of(packed)
         (start,) = self.zero_state(rows.order.shape[0]) if state is None else state
         gated = 2 * self.hidden_size
-        with torch.autocast(packed.device.type, enabled=False):
+        with outside_autocast:
             bias = torch.cat([self.bias[:, :gated] + self.state_bias[:, :gated], self.bias[:, gated:]], 1)
             parts = (bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
             gates = torch.stack([linear(states, weight, bias) for bias, states, weight in zip(*parts, strict=True)])

@@ -16,6 +16,7 @@ from hf_ctxmodels.layers.linear import linear
 from hf_ctxmodels.layers.recurrent.exported import exported_lstm
 from hf_ctxmodels.layers.recurrent.lstm_recurrence import GATES, recur, recurrence_in_a_graph
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.precision import precision_of
 
 
 class LSTMState(NamedTuple):
@@ -109,11 +110,9 @@ class LSTM(nn.Module):
         Returns:
             (directions, tokens, output), and the state after each row's last token.
         """
-        dtype = packed.dtype
-        if torch.is_autocast_enabled(packed.device.type):
-            dtype = torch.get_autocast_dtype(packed.device.type)
+        dtype, outside_autocast = precision_of(packed)
         hidden, cell = self.zero_state(rows.order.shape[0]) if state is None else state
-        with torch.autocast(packed.device.type, enabled=False):
+        with outside_autocast:
             state_weight = dropout(self.state_weight, self.weight_dropout, self.training).to(dtype)
             projection = None if self.projection is None else self.projection.to(dtype)
             bias = self.bias if self.state_bias is None else self.bias + self.state_bias
