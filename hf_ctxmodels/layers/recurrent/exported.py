@@ -28,6 +28,8 @@ def exported_lstm(
 ) -> tuple[Tensor, ...]:
     """Outputs (directions, tokens, output), and the last hidden state and cell; arguments as in
     `lstm_recurrence.recur`."""
+    gates, hidden, cell, state_weight = map(_as_exported, (gates, hidden, cell, state_weight))
+    projection = None if projection is None else _as_exported(projection)
 
     def step(state: State, given: Tensor) -> State:
         hidden, cell = state
@@ -48,6 +50,7 @@ def exported_gru(
     restarts: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Outputs (directions, tokens, hidden), and the last state; arguments as in `gru_recurrence.recur`."""
+    gates, hidden, state_weight, candidate_bias = map(_as_exported, (gates, hidden, state_weight, candidate_bias))
 
     def step(state: State, given: Tensor) -> State:
         (hidden,) = state
@@ -84,6 +87,11 @@ def _scanned(step: Step, start: State, gates: Tensor, present: Tensor, restarts:
     steps = tuple(each.unflatten(1, (-1, rows)).transpose(0, 1) for each in given)
     last, outputs = scan(guarded, start, steps)
     return (outputs.transpose(0, 1).flatten(1, 2), *last)
+
+
+def _as_exported(tensor: Tensor) -> Tensor:
+    """The tensor, for an ONNX graph without gradient: torch takes no `scan` with one into it."""
+    return tensor.detach() if torch.onnx.is_in_onnx_export() else tensor
 
 
 def _clipped(values: Tensor, bound: float | None) -> Tensor:
