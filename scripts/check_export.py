@@ -79,6 +79,11 @@ def make_batch(model: PreTrainedModel, lengths: Iterable[int]) -> Batch:
     }
 
 
+def batches(model: PreTrainedModel) -> tuple[Batch, list[Batch]]:
+    """What a model is exported with, and what it is then run on."""
+    return make_batch(model, EXAMPLE), [make_batch(model, lengths) for lengths in OTHERS]
+
+
 def largest_difference(expected: Iterable[Tensor], got: Iterable[Tensor], mask: Tensor) -> float:
     """Over all outputs, as a share of an output's largest value; what there is for each token is compared where `mask`,
     (batch, length), is not 0."""
@@ -142,7 +147,6 @@ def check(spec: FamilySpec, auto_name: str, *, onnx: bool) -> Result:
         onnx: Whether to export it to ONNX too.
     """
     model = tiny_model(spec, auto_name)
-    batch, *others = (make_batch(model, lengths) for lengths in (EXAMPLE, *OTHERS))
     found: list[float | str] = []
     for kind in (check_program, check_onnx):
         if kind is check_onnx and not onnx:
@@ -150,7 +154,7 @@ def check(spec: FamilySpec, auto_name: str, *, onnx: bool) -> Result:
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found.append(kind(model, batch, others, Path(folder)))
+                found.append(kind(model, *batches(model), Path(folder)))
             except Exception as error:
                 found.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}")
     return Result(type(model).__name__, *found)
