@@ -12,7 +12,7 @@ def first_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
         tokens: (batch, length) bool, False at padding; None for no padding.
     """
     if tokens is None:
-        return torch.zeros(len(states), dtype=torch.long, device=states.device)
+        return torch.zeros(states.shape[0], dtype=torch.long, device=states.device)
     return tokens.int().argmax(1)
 
 
@@ -23,7 +23,7 @@ def last_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
 
 def states_at(states: Tensor, columns: Tensor) -> Tensor:
     """(batch, length, hidden) at (batch,) columns -> (batch, hidden)."""
-    return states[torch.arange(len(states), device=states.device), columns]
+    return states[torch.arange(states.shape[0], device=states.device), columns]
 
 
 def with_padding_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:

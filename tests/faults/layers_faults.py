@@ -295,6 +295,20 @@ LAYERS_FAULTS = [
         "decoder or Generate",
     ),
     Fault(
+        "padding changes the state of an exported recurrence",
+        "hf_ctxmodels/layers/recurrent/exported.py",
+        "torch.where(there, new, old)",
+        "new",
+        ("tests/layers/test_exported_recurrence.py",),
+    ),
+    Fault(
+        "an exported state goes from sequence to sequence",
+        "hf_ctxmodels/layers/recurrent/exported.py",
+        "part * ~restarted[0]",
+        "part * 1",
+        ("tests/layers/test_exported_recurrence.py",),
+    ),
+    Fault(
         "the update gate takes the place of the reset gate",
         "hf_ctxmodels/layers/recurrent/gru_recurrence.py",
         "candidate.addcmul_(reset, from_state).tanh_()",

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.linear import linear
+from hf_ctxmodels.layers.recurrent.exported import exported_gru
 from hf_ctxmodels.layers.recurrent.gru_recurrence import GATES, recur, recurrence_in_a_graph
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.precision import precision_of
 
 
 class GRUState(NamedTuple):
@@ -69,19 +71,18 @@ class GRU(nn.Module):
         Returns:
             (directions, tokens, hidden), and the state after each row's last token.
         """
-        dtype = packed.dtype
-        if torch.is_autocast_enabled(packed.device.type):
-            dtype = torch.get_autocast_dtype(packed.device.type)
-        (start,) = self.zero_state(len(rows.order)) if state is None else state
+        dtype, outside_autocast = precision_of(packed)
+        (start,) = self.zero_state(rows.order.shape[0]) if state is None else state
         gated = 2 * self.hidden_size
-        with torch.autocast(packed.device.type, enabled=False):
+        with outside_autocast:
             bias = torch.cat([self.bias[:, :gated] + self.state_bias[:, :gated], self.bias[:, gated:]], 1)
             parts = (bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
             gates = torch.stack([linear(states, weight, bias) for bias, states, weight in zip(*parts, strict=True)])
             weights = (self.state_weight.to(dtype), self.state_bias[:, gated:].to(dtype))
             given = (gates, start.to(dtype), *weights)
             if torch.compiler.is_compiling():
-                outputs, hidden = recurrence_in_a_graph(*given, rows.present, rows.restarts)
+                recurrence = exported_gru if torch.compiler.is_exporting() else recurrence_in_a_graph
+                outputs, hidden = recurrence(*given, rows.present, rows.restarts)
             else:
                 steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]
                 outputs, hidden = recur(*given, steps, rows.present, rows.restarts)

@@ -13,8 +13,10 @@ from transformers import initialization as init
 
 from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.linear import linear
+from hf_ctxmodels.layers.recurrent.exported import exported_lstm
 from hf_ctxmodels.layers.recurrent.lstm_recurrence import GATES, recur, recurrence_in_a_graph
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.precision import precision_of
 
 
 class LSTMState(NamedTuple):
@@ -108,11 +110,9 @@ class LSTM(nn.Module):
         Returns:
             (directions, tokens, output), and the state after each row's last token.
         """
-        dtype = packed.dtype
-        if torch.is_autocast_enabled(packed.device.type):
-            dtype = torch.get_autocast_dtype(packed.device.type)
-        hidden, cell = self.zero_state(len(rows.order)) if state is None else state
-        with torch.autocast(packed.device.type, enabled=False):
+        dtype, outside_autocast = precision_of(packed)
+        hidden, cell = self.zero_state(rows.order.shape[0]) if state is None else state
+        with outside_autocast:
             state_weight = dropout(self.state_weight, self.weight_dropout, self.training).to(dtype)
             projection = None if self.projection is None else self.projection.to(dtype)
             bias = self.bias if self.state_bias is None else self.bias + self.state_bias
@@ -122,7 +122,8 @@ class LSTM(nn.Module):
             if not torch.compiler.is_compiling():
                 return self._recur(gates, start, state_weight, projection, rows, truncation)
             given = (gates, *start, state_weight, projection, rows.present, rows.restarts)
-            outputs, hidden, cell = recurrence_in_a_graph(*given, self.cell_clip, self.projection_clip)
+            recurrence = exported_lstm if torch.compiler.is_exporting() else recurrence_in_a_graph
+            outputs, hidden, cell = recurrence(*given, self.cell_clip, self.projection_clip)
         return outputs, LSTMState(hidden, cell)
 
     def _recur(

@@ -59,8 +59,10 @@ class PackedRows:
         """With padding positions, which follow each row's tokens: slower, for graphs of static shape."""
         rows, length = tokens.shape
         lengths = tokens.sum(1)[:, None]
-        columns = torch.argsort((~tokens).to(torch.uint8), dim=1, stable=True)
         number = torch.arange(length, device=tokens.device).expand(rows, -1)
+        seen = tokens.cumsum(1)
+        rank = torch.where(tokens, seen - 1, lengths + number - seen)
+        columns = torch.zeros_like(number).scatter(1, rank, number)  # sorted: tokens, then padding positions
         present = number < lengths
         both = [columns, columns.gather(1, torch.where(present, lengths - 1 - number, number))][:directions]
         order = torch.arange(rows, device=tokens.device)
@@ -112,5 +114,6 @@ class PackedRows:
 
     def unpack_state(self, state: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """The inverse of `pack_state`."""
-        back = self.order.argsort()
+        back = torch.zeros_like(self.order)
+        back = back.scatter(0, self.order, torch.arange(self.order.shape[0], device=self.order.device))
         return tuple(part[:, back].transpose(0, 1) for part in state)

@@ -56,7 +56,7 @@ class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
     def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
         """Variational dropout: the same features of a row are dropped at every step."""
         rate = self.config.rate("hidden" if depth else "input")
-        return shared_dropout(packed, rows.numbers, len(rows.order), rate, self.training, whole=False)
+        return shared_dropout(packed, rows.numbers, rows.order.shape[0], rate, self.training, whole=False)
 
 
 class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
@@ -66,8 +66,8 @@ class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
 
     def output_dropout(self, states: Tensor) -> Tensor:
         """Variational dropout of (batch, length, hidden)."""
-        rows = torch.arange(len(states), device=states.device)[:, None].expand(states.shape[:2])
-        return shared_dropout(states, rows, len(states), self.config.rate("output"), self.training, whole=False)
+        rows = torch.arange(states.shape[0], device=states.device)[:, None].expand(states.shape[:2])
+        return shared_dropout(states, rows, states.shape[0], self.config.rate("output"), self.training, whole=False)
 
 
 class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, LSTMForCausalLM, GenerationMixin):

@@ -165,9 +165,9 @@ def check_combination(config: CtxXLNetConfig, inputs: EncoderInputs) -> None:
         raise CtxError("output_mask chooses outputs of a single stream; with targets the outputs are theirs.")
     if inputs.sequence_ids is not None and inputs.memory is not None:
         raise CtxError("sequence_ids puts several texts into one row; which of them would mems belong to?")
-    if config.bi_data and len(inputs.words) % 2:
+    if config.bi_data and inputs.words.shape[0] % 2:
         raise CtxError(
-            f"With bi_data the second half of a batch runs backwards, but this one has {len(inputs.words)} rows.",
+            f"With bi_data the second half of a batch runs backwards, but this one has {inputs.words.shape[0]} rows.",
             hint="give an even number of rows, or set config.bi_data=False.",
         )
 

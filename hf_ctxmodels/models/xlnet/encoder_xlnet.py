@@ -143,7 +143,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             token_type_ids=token_type_ids,
         )
         tokens = check_tokens(attention_mask, sequence_ids)
-        memory = check_memory(mems, self.config, len(words))
+        memory = check_memory(mems, self.config, words.shape[0])
         permutation = check_permutation(words, tokens, permutation_order, target_positions, perm_mask, target_mapping)
         inputs = EncoderInputs(words, tokens, token_type_ids, sequence_ids, memory, permutation, output_mask)
         check_combination(self.config, inputs)

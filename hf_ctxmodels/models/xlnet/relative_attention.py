@@ -125,7 +125,7 @@ def dense_attention(
     the backward pass, so that memory grows with the length and not with its square.
     """
     rows = query.shape[1]
-    if rows <= DENSE_ROWS or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or rows <= DENSE_ROWS:
         return _dense_rows(query, key, value, relative, biases, places, scaling, dropout)
     blocks = [slice(start, start + DENSE_ROWS) for start in range(0, rows, DENSE_ROWS)]
     contexts = [

@@ -180,8 +180,8 @@ class PaddedStreams:
             flat = [tensor.flatten(0, 1) for tensor in (query, key, value)]
             context = attend_pieces(flat[0], flat[1], flat[2], relative, biases, self.pieces, **options)
             return context.unflatten(0, query.shape[:2]), None
-        if len(relative) > 1:
-            relative = relative.repeat_interleave(len(query) // len(relative), 0)
+        if relative.shape[0] > 1:
+            relative = relative.repeat_interleave(query.shape[0] // relative.shape[0], 0)
         if not self.eager:
             return dense_attention(query, key, value, relative, biases, self.places, **options), None
         if self.inputs.target_positions is None or self.queries_only:

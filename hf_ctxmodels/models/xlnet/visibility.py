@@ -51,7 +51,7 @@ def visible_keys(
     if target_positions is not None:
         streams.append(queries)
     for number, keys in enumerate(streams):
-        keys = torch.cat([every_key[..., :memory_length].expand(len(keys), -1, -1), keys], -1)
+        keys = torch.cat([every_key[..., :memory_length].expand(keys.shape[0], -1, -1), keys], -1)
         if causal:
             keys = keys & _causal(length, memory_length, same_length, device)
         streams[number] = keys.expand(batch_size, -1, -1)

@@ -1,0 +1,193 @@
+"""Exports a tiny model of each family, and compares its results at other shapes with the model's own.
+
+python scripts/check_export.py > table.md
+
+Every model is exported with a dynamic batch and length by `torch.export`, written, read, and run; and to ONNX, and run
+by onnxruntime (the extra `onnx`). A row of the table has the largest difference of the outputs at tokens, as a share of
+the largest value of that output.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+from transformers import PreTrainedModel
+
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
+
+CHECKED = ("bert", "roberta", "albert", "electra", "xlnet", "elmo", "ulmfit")
+HEADS = (
+    "AutoModel",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForMaskedLM",
+    "AutoModelForCausalLM",
+)
+EXAMPLE = (9, 6, 4)
+"""Lengths of the rows that a model is exported with."""
+OTHERS = ((3, 12, 7, 2, 8), (5,))
+"""Lengths of the rows that the exported model is run on: another number of rows and columns, and a single row."""
+WORDS = 5  # the first id that is no special token
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one model.
+
+    Attributes:
+        model: Its class.
+        exported: The largest difference of the written and read `torch.export` program, or why there is none.
+        onnx: Likewise of onnxruntime.
+    """
+
+    model: str
+    exported: float | str
+    onnx: float | str
+
+
+def tiny_model(spec: FamilySpec, auto_name: str) -> PreTrainedModel:
+    """A model of the family's smallest size with random weights, far enough from zero that attention is not uniform."""
+    wanted = {"vocab_size": 61, "initializer_range": 0.2, "num_labels": 3, "pad_token_id": 0}
+    known = {*spec.config.__dataclass_fields__, "num_labels"}
+    fields = {**spec.sizes["tiny"], **{name: value for name, value in wanted.items() if name in known}}
+    torch.manual_seed(0)
+    return spec.models[auto_name](spec.config(**fields)).eval()
+
+
+def make_batch(model: PreTrainedModel, lengths: Iterable[int]) -> Batch:
+    """Random rows of these lengths, padded at their ends."""
+    lengths = torch.tensor([*lengths])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    torch.manual_seed(int(lengths.sum()))
+    limit = getattr(model.config, "num_characters", model.config.vocab_size)
+    width = getattr(model.config, "max_characters_per_token", None)
+    ids = torch.randint(WORDS, limit, mask.shape if width is None else (*mask.shape, width))
+    return {
+        "input_ids": ids * (mask if width is None else mask[..., None]),
+        "attention_mask": mask.long(),
+    }
+
+
+def batches(model: PreTrainedModel) -> tuple[Batch, list[Batch]]:
+    """What a model is exported with, and what it is then run on."""
+    return make_batch(model, EXAMPLE), [make_batch(model, lengths) for lengths in OTHERS]
+
+
+def largest_difference(expected: Iterable[Tensor], got: Iterable[Tensor], mask: Tensor) -> float:
+    """Over all outputs, as a share of an output's largest value; what there is for each token is compared where `mask`,
+    (batch, length), is not 0."""
+    found = [0.0]
+    for ours, theirs in zip(expected, got, strict=True):
+        if ours.shape[:2] == mask.shape:
+            ours, theirs = ours[mask != 0], theirs[mask != 0]
+        found.append(float((ours - theirs).abs().max() / ours.abs().max()))
+    return max(found)
+
+
+def run(model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """The outputs of a model by name."""
+    with torch.no_grad():
+        return {name: value for name, value in model(**batch).items() if isinstance(value, Tensor)}
+
+
+def check_program(model: PreTrainedModel, batch: Batch, others: list[Batch], folder: Path) -> float:
+    """Largest difference of the program that `torch.export` makes of a model, after it was written and read."""
+    shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in batch}
+    file = folder / "model.pt2"
+    with torch.no_grad():
+        program = torch.export.export(model, (), kwargs=batch, dynamic_shapes=shapes)
+        torch.export.save(program, file)
+        opened = torch.export.load(file).module()
+    return max(
+        largest_difference(run(model, other).values(), run(opened, other).values(), other["attention_mask"])
+        for other in others
+    )
+
+
+def check_onnx(model: PreTrainedModel, batch: Batch, others: list[Batch], folder: Path) -> float:
+    """Largest difference of what onnxruntime computes."""
+    import onnxruntime
+
+    names = [*run(model, batch)]
+    torch.onnx.export(
+        model,
+        kwargs=batch,
+        f=folder / "model.onnx",
+        dynamo=True,
+        dynamic_shapes={name: {0: "batch", 1: "length"} for name in batch},
+        output_names=names,
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    differences = []
+    for other in others:
+        got = session.run(names, {name: tensor.numpy() for name, tensor in other.items()})
+        expected = run(model, other).values()
+        differences.append(largest_difference(expected, map(torch.from_numpy, got), other["attention_mask"]))
+    return max(differences)
+
+
+def check(spec: FamilySpec, auto_name: str, *, onnx: bool) -> Result:
+    """Export a model in both ways.
+
+    Args:
+        spec: Its family.
+        auto_name: Its Auto class.
+        onnx: Whether to export it to ONNX too.
+    """
+    model = tiny_model(spec, auto_name)
+    found: list[float | str] = []
+    for kind in (check_program, check_onnx):
+        if kind is check_onnx and not onnx:
+            found.append("not run")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found.append(kind(model, *batches(model), Path(folder)))
+            except Exception as error:
+                found.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}")
+    return Result(type(model).__name__, *found)
+
+
+def table(families: Iterable[str], *, onnx: bool) -> Iterator[str]:
+    """The lines of a Markdown table."""
+    yield "| family | model | torch.export | ONNX |"
+    yield "| --- | --- | --- | --- |"
+    for family in families:
+        spec = FAMILIES[family]
+        for auto_name in (name for name in HEADS if name in spec.models):
+            result = check(spec, auto_name, onnx=onnx)
+            cells = (each if isinstance(each, str) else f"{each:.1e}" for each in (result.exported, result.onnx))
+            yield f"| {family} | `{result.model}` | {' | '.join(cells)} |"
+
+
+def versions() -> str:
+    """The versions of what took part."""
+    names = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+    return ", ".join(f"{name} {version(name)}" for name in names if find_spec(name))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=CHECKED)
+    parser.add_argument("--no_onnx", action="store_true", help="Only torch.export.")
+    arguments = parser.parse_args()
+    for line in table(arguments.families, onnx=not arguments.no_onnx):
+        print(line, flush=True)
+    print(f"\n{versions()}")
+
+
+if __name__ == "__main__":
+    main()

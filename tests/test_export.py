@@ -1,0 +1,92 @@
+"""`torch.export` and ONNX with a dynamic batch and length, for encoders and heads; and the how-to page's examples."""
+
+import re
+import runpy
+import string
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer
+from hf_ctxmodels.registry import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "how-to" / "export.md"
+SCRIPT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "check_export.py"))
+SEQUENCES = "AutoModelForSequenceClassification"
+SHARE = 1e-5
+"""Largest difference of an output, as a share of its largest value."""
+
+
+@pytest.fixture
+def onnxruntime() -> None:
+    """What the tests of ONNX need."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason=f"needs {name}, which the extra `onnx` brings")
+
+
+@pytest.mark.parametrize("family", SCRIPT["CHECKED"])
+def test_programs_are_written_and_read_and_run_on_other_shapes(family: str, tmp_path: Path) -> None:
+    for name in ("AutoModel", SEQUENCES):
+        model = SCRIPT["tiny_model"](FAMILIES[family], name)
+        assert SCRIPT["check_program"](model, *SCRIPT["batches"](model), tmp_path) < SHARE, name
+
+
+@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.parametrize(
+    "family",
+    [each if each == "elmo" else pytest.param(each, marks=pytest.mark.slow) for each in SCRIPT["CHECKED"]],
+)
+def test_onnxruntime_computes_the_same_on_other_shapes(family: str, tmp_path: Path) -> None:
+    """In the ordinary suite ELMo, whose recurrence is an operator of its own; BERT is in the page's examples."""
+    model = SCRIPT["tiny_model"](FAMILIES[family], SEQUENCES)
+    assert SCRIPT["check_onnx"](model, *SCRIPT["batches"](model), tmp_path) < SHARE
+
+
+def test_a_program_with_plain_outputs_needs_torch_alone(tmp_path: Path) -> None:
+    model = SCRIPT["tiny_model"](FAMILIES["elmo"], SEQUENCES)
+    batch, (other, _) = SCRIPT["batches"](model)
+    program = torch.export.export(model, (), kwargs=batch | {"return_dict": False})
+    torch.export.save(program, tmp_path / "model.pt2")
+    torch.save({"batch": batch, "logits": model(**batch).logits}, tmp_path / "batch.pt")
+    code = """
+import sys, torch
+given = torch.load("batch.pt")
+found = torch.export.load("model.pt2").module()(**given["batch"], return_dict=False)
+torch.testing.assert_close(found[0], given["logits"])
+assert not {"transformers", "hf_ctxmodels"} & {*sys.modules}
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300)
+
+
+def examples() -> list[str]:
+    """The Python code of the page: what needs torch alone, and what needs onnxruntime too."""
+    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.M)
+
+
+@pytest.fixture
+def classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with what the page assumes, a fine-tuned classifier."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]
+    words += [f"##{letter}" for letter in string.ascii_lowercase]
+    tokenizer = CtxBertTokenizer(vocab={word: number for number, word in enumerate(words)})
+    torch.manual_seed(0)
+    model = CtxBertForSequenceClassification(CtxBertConfig(**FAMILIES["bert"].sizes["tiny"], vocab_size=len(words)))
+    for part in (tokenizer, model):
+        part.save_pretrained(tmp_path / "my-classifier")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("classifier")
+def test_the_first_example_of_the_page_runs() -> None:
+    exec(compile(examples()[0], str(PAGE), "exec"), {})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("classifier", "onnxruntime")
+def test_all_examples_of_the_page_run() -> None:
+    exec(compile("".join(examples()), str(PAGE), "exec"), {})
