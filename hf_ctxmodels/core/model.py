@@ -97,7 +97,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         for module in model.modules():
             for name in getattr(module, "fixed_parameters", ()):
                 getattr(module, name).requires_grad_(False)
-        model.new_modules = new_modules(model, report["missing_keys"])
+        replaced = {name for name, *_ in report["mismatched_keys"]}  # of another shape, for example other labels
+        model.new_modules = new_modules(model, replaced | set(report["missing_keys"]))
         return (model, report) if output_loading_info else model
 
     @property
