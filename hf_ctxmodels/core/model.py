@@ -17,7 +17,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.stub import no_stub
-from hf_ctxmodels.core.weights import hand_over_conversions
+from hf_ctxmodels.core.weights import check_exportable, check_savable, hand_over_conversions
 
 
 class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
@@ -130,7 +130,12 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
         transformers reverses conversion tables on save by default, and Trainer's resume then finds no native key and
         silently goes on from random weights; `export_reference` is the way to the reference layout.
+
+        Raises:
+            CtxError: The weights are packed by `quantize_dynamic`.
         """
+        if kwargs.get("state_dict") is None:
+            check_savable(self)
         super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
 
     def export_reference(self, save_directory: str | Path) -> None:
@@ -140,10 +145,11 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             save_directory: Folder to write config.json and model.safetensors to; created if needed.
 
         Raises:
-            CtxError: transformers has no such model.
+            CtxError: transformers has no such model, or the weights are quantized, sharded or beside an adapter.
         """
         if self.reference_model_type is None:
             raise CtxError(f"transformers has no peer of {type(self).__name__}.", hint="use save_pretrained.")
+        check_exportable(self)
         config = self.reference_config()  # first: a family may refuse what its reference cannot hold
         loaded_with = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion

@@ -118,6 +118,8 @@ def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
     model = BERT.model_class.from_pretrained(tmp_path / "bert")
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS"))
     assert adapted.peft_config["default"].modules_to_save == ["classifier", "score"]
+    with pytest.raises(CtxError, match="merge_and_unload"):
+        adapted.export_reference(tmp_path / "reference")
     XLNET.model().base_model.save_pretrained(tmp_path / "xlnet")
     model = XLNET.model_class.from_pretrained(tmp_path / "xlnet")
     assert model.new_modules == ("summary", "classifier")
