@@ -2,6 +2,7 @@
 
 from hf_ctxmodels import models
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inspecting import inspecting
 from hf_ctxmodels.models.albert import *
 from hf_ctxmodels.models.bert import *
 from hf_ctxmodels.models.cove import *
@@ -43,6 +44,7 @@ __all__ = [
     "DataCollatorForSentenceOrderPrediction",
     "DataCollatorForWindowPrediction",
     "get_family",
+    "inspecting",
 ]
 __all__ += models.albert.__all__
 __all__ += models.bert.__all__

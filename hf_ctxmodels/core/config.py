@@ -12,6 +12,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
+from hf_ctxmodels.core.adapters import register_targets
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.stub import stub_of
 
@@ -75,6 +76,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     # field of the dropout rate before a task head; its value None means `hidden_dropout_prob`
     head_dropout_field: ClassVar[str] = "classifier_dropout"
 
+    # linear maps that PEFT adapts where its configuration names none
+    adapter_targets: ClassVar[tuple[str, ...]] = ()
+
     # fields that the reference lacks; an export omits them
     own_fields: ClassVar[tuple[str, ...]] = ("unpad", "return_logits_with_labels", "tokenizer_digest")
     # reference field -> supported values; another value in a reference config.json is an error
@@ -108,6 +112,11 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             ValueError: A key looks like a misspelt field that the dictionary lacks.
         """
         return super().from_dict({**config_dict, _FROM_FILE: frozenset(config_dict)}, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers. PEFT reads it before it looks up what it adapts, which is told here."""
+        register_targets(self.model_type, self.adapter_targets)
+        return super().to_dict()
 
     @classmethod
     def from_json_file(cls, json_file: str | Path) -> Self:
@@ -229,6 +238,7 @@ class CtxTransformerConfig(CtxConfig):
 
     classifier_pooling: Literal["mean"] | None = None
 
+    adapter_targets: ClassVar[tuple[str, ...]] = ("qkv_proj",)
     own_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.own_fields, "classifier_pooling")
 
     def validate_architecture(self) -> None:

@@ -11,18 +11,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightTransform
 
+from hf_ctxmodels.core.adapters import new_modules, save_with_adapters, untied_from_adapters
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.stub import no_stub
-from hf_ctxmodels.core.weights import hand_over_conversions
+from hf_ctxmodels.core.weights import check_exportable, check_savable, hand_over_conversions
 
 
 class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     """What all families share.
 
     Attributes:
+        new_modules: Names of the modules that the opened checkpoint did not have.
         id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
         id_limit: The configuration's field that every id is below.
         takes_ready_masks: Whether `attention_mask` may be a 4-D mask of the attention function.
@@ -41,6 +43,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
 
+    new_modules: tuple[str, ...] = ()
     id_axes: ClassVar[tuple[str, ...]] = ()  # of a token's own, behind (batch, length)
     id_limit: ClassVar[str] = "vocab_size"
     takes_ready_masks: ClassVar[bool] = False
@@ -87,22 +90,52 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         return False
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Open a directory or Hub id, as every model does. What a module names in `fixed_parameters` stays fixed, where
         transformers would make every weight it reads a parameter to be trained."""
-        opened = super().from_pretrained(*args, **kwargs)
-        model = opened[0] if isinstance(opened, tuple) else opened
+        model, report = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         for module in model.modules():
             for name in getattr(module, "fixed_parameters", ()):
                 getattr(module, name).requires_grad_(False)
-        return opened
+        replaced = {name for name, *_ in report["mismatched_keys"]}  # of another shape, for example other labels
+        model.new_modules = new_modules(model, replaced | set(report["missing_keys"]))
+        return (model, report) if output_loading_info else model
+
+    @property
+    def peft_config(self) -> dict[str, Any]:
+        """PEFT's configurations by adapter; without an adapter there is no such attribute."""
+        if "peft_config" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no adapter.")
+        return self.__dict__["peft_config"]
+
+    @peft_config.setter
+    def peft_config(self, adapters: dict[str, Any]) -> None:
+        """Taken from PEFT once it has adapted the model: modules that the checkpoint lacks are saved with the adapter,
+        and an adapted output layer is untied, see `core.adapters`."""
+        self.__dict__["peft_config"] = adapters
+        save_with_adapters(self, adapters, self.new_modules)
+        if not any(getattr(adapter, "ensure_weight_tying", False) for adapter in adapters.values()):
+            self.untie_adapted()
+
+    @peft_config.deleter
+    def peft_config(self) -> None:
+        self.__dict__.pop("peft_config", None)
+
+    def untie_adapted(self) -> None:
+        """Untie an output layer that is adapted, or whose embeddings are: merging would change both."""
+        untied_from_adapters(self)
 
     def save_pretrained(self, save_directory: str | Path, save_original_format: bool = False, **kwargs: Any) -> None:
         """Save in the native layout.
 
         transformers reverses conversion tables on save by default, and Trainer's resume then finds no native key and
         silently goes on from random weights; `export_reference` is the way to the reference layout.
+
+        Raises:
+            CtxError: The weights are packed by `quantize_dynamic`.
         """
+        if kwargs.get("state_dict") is None:
+            check_savable(self)
         super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
 
     def export_reference(self, save_directory: str | Path) -> None:
@@ -112,10 +145,11 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             save_directory: Folder to write config.json and model.safetensors to; created if needed.
 
         Raises:
-            CtxError: transformers has no such model.
+            CtxError: transformers has no such model, or the weights are quantized, sharded or beside an adapter.
         """
         if self.reference_model_type is None:
             raise CtxError(f"transformers has no peer of {type(self).__name__}.", hint="use save_pretrained.")
+        check_exportable(self)
         config = self.reference_config()  # first: a family may refuse what its reference cannot hold
         loaded_with = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming, WeightTransform
+
+from hf_ctxmodels.core.errors import CtxError
 
 # names of the first releases, for loading only
 LEGACY_NORM_NAMES = [
@@ -74,6 +77,29 @@ POST_NORM_RENAMINGS = [
     WeightRenaming(r"output\.LayerNorm\.", r"feed_forward_norm."),
 ]
 """Names in BERT-like encoders, reference layout -> `hf_ctxmodels.models._shared.transformer_encoder`."""
+
+
+_REPLACED = {"base_layer", "modules_to_save", "original_module", "parametrizations"}  # in names of what wraps a map
+
+
+def check_savable(model: nn.Module) -> None:
+    """Raise CtxError if a file cannot hold the weights, as after `quantize_dynamic`."""
+    if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
+        raise CtxError(
+            "The weights of this quantized model are packed for the machine it runs on, and cannot be saved.",
+            hint="save the model before it is quantized, or quantize by torchao or bitsandbytes.",
+        )
+
+
+def check_exportable(model: nn.Module) -> None:
+    """Raise CtxError if the weights are not the model's own: quantized, sharded, or beside an adapter."""
+    for name, value in model.state_dict().items():
+        own = type(value) in (Tensor, nn.Parameter) and (value.is_floating_point() or value.dtype is torch.long)
+        if not own or not _REPLACED.isdisjoint(name.split(".")):
+            raise CtxError(
+                f"The reference layout holds plain weights, and {name} is none.",
+                hint="merge an adapter (merge_and_unload), gather a sharded model, export before quantizing.",
+            )
 
 
 def decoder_bias(prefix: str) -> WeightConverter:

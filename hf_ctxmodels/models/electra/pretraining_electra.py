@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.adapters import untied_from_adapters
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
@@ -102,6 +103,21 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         super().tie_weights(*args, **kwargs)
         if self.config.freeze_generator:
             self.generator.requires_grad_(False)
+
+    def untie_adapted(self) -> None:
+        """As of every model; and the generator's output layer.
+
+        Raises:
+            CtxError: An adapter stands on a layer that both encoders share: merging would add both adapters to it.
+        """
+        super().untie_adapted()
+        if self.config.tie_generator == "all":
+            raise CtxError(
+                'Adapters cannot be merged into the layers that tie_generator="all" shares.',
+                hint='adapt one of both: self.generator, or a head on the discriminator; or use tie_generator="none".',
+            )
+        if untied_from_adapters(self.generator):
+            self.config.generator_overrides = (self.config.generator_overrides or {}) | {"tie_word_embeddings": False}
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize both vocabularies."""

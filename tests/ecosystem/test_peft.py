@@ -1,0 +1,148 @@
+"""Adapters of PEFT on every Transformer: they act in every path, learn, merge, and are saved with what is new."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from zoo import HEADS, Batch, Case, assert_close, make_batch, make_targets, objective
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.core.config import CtxTransformerConfig
+
+peft = pytest.importorskip("peft", reason="needs PEFT, which the extra `dev` brings")
+
+TRANSFORMERS = [case for case in HEADS if issubclass(case.family.config, CtxTransformerConfig)]
+TASKS = {
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForMultipleChoice": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+    "AutoModelForQuestionAnswering": "QUESTION_ANS",
+}
+WITH_TASK = [case for case in TRANSFORMERS if case.auto_name in TASKS]
+each_transformer = pytest.mark.parametrize("family", list({case.family.name: None for case in TRANSFORMERS}))
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+
+def labelled(case: Case) -> Batch:
+    batch = make_batch(case)
+    return batch | make_targets(case, batch)
+
+
+def on_every_map(model: PreTrainedModel) -> Any:
+    """LoRA on each linear map, those of the heads and the decoders too, with random weights in both factors."""
+    names = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=names, init_lora_weights=False))
+
+
+def open_again(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder)
+
+
+@each_transformer
+def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
+    """The loss by labels, which skips positions, is that of all logits and of the merged weights, also reopened."""
+    for case in (case for case in TRANSFORMERS if case.family.name == family):
+        base, batch = case.model(), labelled(case)
+        folder = tmp_path / str(case)
+        base.save_pretrained(folder / "base")
+        plain = objective(case, base, batch)
+        adapted = on_every_map(base)
+        loss = objective(case, adapted, batch)
+        assert abs(loss - plain) > 1e-3, f"{case}: the adapters do nothing"
+        loss.backward()
+        for name, weight in adapted.named_parameters():
+            if "lora_" in name:
+                rows = weight.grad.any(-1) if "qkv_proj.lora_B" in name else weight.grad.any()
+                assert rows.all(), f"{case}: no gradient for {name}"
+        if hasattr(base.config, "return_logits_with_labels"):
+            base.config.return_logits_with_labels = True
+            assert_close(objective(case, adapted, batch), loss, f"{case}: the loss of all logits")
+            base.config.return_logits_with_labels = None
+        base.config.unpad = False
+        assert_close(objective(case, adapted, batch), loss, f"{case}: the padded path")
+        adapted.save_pretrained(folder / "adapter")
+        fresh = case.model_class.from_pretrained(folder / "base")
+        reloaded = peft.PeftModel.from_pretrained(fresh, folder / "adapter")
+        assert_close(objective(case, reloaded, batch), loss, f"{case}: the reopened adapter")
+        merged = adapted.merge_and_unload()
+        assert_close(objective(case, merged, batch), loss, f"{case}: the merged weights")
+        reopened = open_again(merged, folder / "merged")
+        assert_close(objective(case, reopened, batch), loss, f"{case}: the reopened merged weights")
+
+
+@each_transformer
+def test_a_task_is_enough(family: str, tmp_path: Path) -> None:
+    """The default targets are the attention's projections; what a checkpoint lacks is trained and saved."""
+    for case in (case for case in WITH_TASK if case.family.name == family):
+        folder, batch = tmp_path / str(case), labelled(case)
+        encoder = case.model().base_model
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler = None  # as that of a masked language model
+        encoder.save_pretrained(folder / "base")
+
+        def opened(seed: int, folder: Path = folder, case: Case = case) -> PreTrainedModel:
+            torch.manual_seed(seed)
+            return case.model_class.from_pretrained(folder / "base", num_labels=case.num_labels)
+
+        adapted = peft.get_peft_model(opened(1), peft.LoraConfig(task_type=TASKS[case.auto_name]))
+        targets = {
+            name.split(".lora_A")[0].rpartition(".")[2] for name, _ in adapted.named_parameters() if ".lora_A" in name
+        }
+        assert targets == {"qkv_proj"}, f"{case}: {targets}"
+        optimizer = torch.optim.SGD(adapted.parameters(), 0.1)
+        objective(case, adapted, batch).backward()
+        optimizer.step()
+        adapted.save_pretrained(folder / "adapter")
+        reloaded = peft.PeftModel.from_pretrained(opened(2), folder / "adapter")
+        assert_close(objective(case, reloaded, batch), objective(case, adapted, batch), f"{case}: reopened")
+        scaled = peft.get_peft_model(opened(1), peft.IA3Config(task_type=TASKS[case.auto_name]))
+        objective(case, scaled, batch).backward()
+        scales = [weight.grad for name, weight in scaled.named_parameters() if "ia3_" in name]
+        assert scales, f"{case}: IA3"
+        assert all(gradient.any() for gradient in scales), f"{case}: IA3"
+
+
+BERT, XLNET = (next(case for case in WITH_TASK if case.family.name == name) for name in ("bert", "xlnet"))
+
+
+def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
+    """A pretrained pooler stays as it is; an adapter inside a new module, which would not be saved, is an error."""
+    BERT.model().save_pretrained(tmp_path / "bert")
+    model = BERT.model_class.from_pretrained(tmp_path / "bert")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS"))
+    assert adapted.peft_config["default"].modules_to_save == ["classifier", "score"]
+    with pytest.raises(CtxError, match="merge_and_unload"):
+        adapted.export_reference(tmp_path / "reference")
+    XLNET.model().base_model.save_pretrained(tmp_path / "xlnet")
+    model = XLNET.model_class.from_pretrained(tmp_path / "xlnet")
+    assert model.new_modules == ("summary", "classifier")
+    with pytest.raises(CtxError, match=r"modules_to_save=\['summary'\]"):
+        peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules="all-linear"))
+
+
+def test_adapters_on_shared_encoders_are_refused() -> None:
+    joint = next(case for case in TRANSFORMERS if str(case) == "electra-AutoModelForPreTraining")
+    with pytest.raises(CtxError, match="tie_generator"):
+        peft.get_peft_model(joint.model(tie_generator="all", generator_size=1.0), peft.LoraConfig())
+
+
+IMPORTED_LATER = """
+import sys
+import hf_ctxmodels
+sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
+model = hf_ctxmodels.CtxBertForSequenceClassification(hf_ctxmodels.CtxBertConfig(**sizes))
+assert "peft" not in sys.modules
+from peft import LoraConfig, get_peft_model
+assert any("qkv_proj.lora_A" in name for name in get_peft_model(model, LoraConfig(task_type="SEQ_CLS")).state_dict())
+"""
+
+
+def test_peft_may_be_imported_after_the_model_was_made() -> None:
+    subprocess.run([sys.executable, "-c", IMPORTED_LATER], check=True)
