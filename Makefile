@@ -1,6 +1,7 @@
 # `make demo` and `make test` need Python 3.11 and a package index, nothing else.
 PYTHON ?= python3.11
 VENV ?= .venv
+SITE ?= site
 BIN := $(VENV)/bin
 # Nothing here needs the Hub: a hidden download is a bug.
 export HF_HUB_OFFLINE := 1
@@ -36,8 +37,8 @@ format: $(VENV)/.dev    ## mend style in place
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs     ## the site, into site/; a broken link is an error
-	rm -rf site
-	$(BIN)/python docs/build.py --output site
+	rm -rf $(SITE)
+	$(BIN)/python docs/build.py --output $(SITE)
 
 clean:          ## remove the environment, caches and outputs
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

@@ -17,6 +17,7 @@ from generate import images, pages  # noqa: E402
 from sphinx.cmd.build import build_main  # noqa: E402
 
 SOURCE = HERE.parent / "build" / "docs"
+_STRICT = ("--fail-on-warning", "--quiet", "--jobs", "auto")
 
 
 def lay_out(folder: Path) -> None:
@@ -38,7 +39,7 @@ def lay_out(folder: Path) -> None:
 
 def build(source: Path, output: Path) -> int:
     """Run Sphinx on a folder of pages, and check the links; 0, or another exit code after a warning or an error."""
-    code = build_main(["--fail-on-warning", "--quiet", "-d", str(source / ".doctrees"), str(source), str(output)])
+    code = build_main([*_STRICT, "-d", str(source / ".doctrees"), str(source), str(output)])
     broken = broken_links(output)
     print("\n".join(broken), file=sys.stderr, end="\n" if broken else "")
     return code or bool(broken)

@@ -32,7 +32,7 @@ def broken_links(site: Path) -> list[str]:
     """A line for each link within the site that leads nowhere, and for each file that a page loads from another host."""
     opened = cache(_Page)
     found = []
-    for path in sorted(site.rglob("*.html")):
+    for path in sorted(path for path in site.rglob("*.html") if "_static" not in path.parts):
         page = opened(path)
         found += [f"{path.relative_to(site)} loads {url}" for url in sorted(page.loaded) if urlsplit(url).netloc]
         for link in sorted(page.links):

@@ -15,7 +15,7 @@ release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_parts"]
-templates_path: list[str] = []
+smartquotes = False  # they turn the dashes of flags into others
 
 # Markdown: links and their anchors are checked; the anchor of a heading is the one that code forges make of it.
 myst_heading_anchors = 4
@@ -26,7 +26,6 @@ autodoc_default_options = {"members": True, "show-inheritance": True, "ignore-mo
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False  # those of transformers are in a markup of their own
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 add_module_names = False

@@ -23,7 +23,7 @@ def to_rst(text: str, links: Mapping[str, str]) -> str:
         text: The docstring.
         links: Name as docstrings write it -> full name of the documented object.
     """
-    return "\n".join(_blocks(text.splitlines(), lambda words: _inline(words, links)))
+    return "\n".join(line.rstrip() for line in _blocks(text.splitlines(), lambda words: _inline(words, links)))
 
 
 def _blocks(lines: Lines, inline: Callable[[str], str], nested: bool = False) -> Iterator[str]:
@@ -40,7 +40,7 @@ def _blocks(lines: Lines, inline: Callable[[str], str], nested: bool = False) ->
             yield from block
         elif lines[0].startswith(" "):  # an example of a command line, or what continues a line above it
             block, lines = _split(lines, lambda line: line.startswith(" ") or not line.strip())
-            yield from ["::", "", *(f"    {line}" for line in _dedented(block))]
+            yield from [".. code-block:: text", "", *(f"    {line}" for line in _dedented(block))]
         elif _BULLET.match(lines[0]):
             width = _BULLET.match(lines[0]).end()  # type: ignore[union-attr]
             block, rest = _split(lines[1:], lambda line: line.startswith(" ") or not line.strip())

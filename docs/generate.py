@@ -154,7 +154,11 @@ def _objective_pages() -> Pages:
 
 def _objective_page(objective: type[Objective], uses: list[tuple[str, FamilySpec]]) -> str:
     collator = get_type_hints(objective)["collate"]
-    of = "; ".join(f"``--objective {name}`` of :doc:`/families/{family.name}`" for name, family in uses)
+    names = {name: [family for other, family in uses if other == name] for name, _ in uses}
+    of = "; ".join(
+        f"``--objective {name}`` of " + ", ".join(f":doc:`/families/{family.name}`" for family in families)
+        for name, families in names.items()
+    )
     lines = [*_title(objective.__name__), f"{of}. Its head: ``{objective.auto_class}``.", ""]
     lines += [f".. autoclass:: {_full_name(objective)}", "", *_title("Options", "-")]
     lines += [*_options(objective, uses[0][0]), *_title("Collator", "-")]
