@@ -1,6 +1,7 @@
 # `make demo` and `make test` need Python 3.11 and a package index, nothing else.
 PYTHON ?= python3.11
 VENV ?= .venv
+SITE ?= site
 BIN := $(VENV)/bin
 # Nothing here needs the Hub: a hidden download is a bug.
 export HF_HUB_OFFLINE := 1
@@ -8,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-faults lint format clean
+.PHONY: help demo test test-slow test-faults lint format docs clean
 
 help:           ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,8 +36,12 @@ format: $(VENV)/.dev    ## mend style in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs     ## the site, into site/; a broken link is an error
+	rm -rf $(SITE)
+	$(BIN)/python docs/build.py --output $(SITE)
+
 clean:          ## remove the environment, caches and outputs
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and alone: a resolver that sees it among other requirements may pick another build of it.
@@ -46,6 +51,6 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 # The stamps spare a second call the installation; `dev` contains `demo`.
-$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
 	@touch $@

@@ -1,6 +1,7 @@
-"""Every example of README.md runs, in the order of the page and as a reader would run it, on tiny data.
+"""Every example of README.md and of the site's pages runs, in order and as a reader would run it, on tiny data.
 
-The examples build on each other (what is pretrained is then loaded, fine-tuned, published), so one test runs them all.
+The examples build on each other (what is pretrained is then loaded, fine-tuned, published), so one test runs all of
+README, and one all of the pages.
 """
 
 import os
@@ -16,7 +17,12 @@ from forked import run_forked
 from hub_server import ROOT, TOKEN, HubServer, environment_for
 from transformers import BertConfig, BertForMaskedLM
 
-# The page shows sizes of real use.
+# Of the site: the how-to pages in their order, then the others with examples. Its quickstart is part of README.
+HOW_TO = re.findall(r"^- \[.*\]\((\S+\.md)\)$", (ROOT / "docs/how-to/index.md").read_text("utf-8"), re.M)
+SITE = [*(f"docs/how-to/{name}" for name in HOW_TO), "docs/objectives/index.md", "docs/recipes.md", "docs/layers.md"]
+PAGES = {"README": ["README.md"], "site": SITE}
+
+# The pages show sizes of real use.
 SMALLER = {
     "--vocab_size 8000": "--vocab_size 150",
     "--config mini": "--config tiny",
@@ -35,10 +41,19 @@ SENTENCES = [
 ]
 
 
-def examples() -> list[tuple[str, str]]:
-    """(language, code) of the blocks to run; `make demo` and `make test` are what CI itself calls."""
-    blocks = re.findall(r"^```(python|bash)\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.M)
-    return [(language, code) for language, code in blocks if not code.startswith("make ")]
+def examples(page: str) -> list[tuple[str, str]]:
+    """(language, code) of the programs to run; `make demo` and `make test` are what CI itself calls.
+
+    A Python block that imports nothing goes on from the block above it.
+    """
+    blocks = re.findall(r"^```(python|bash)\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.DOTALL | re.M)
+    programs: list[tuple[str, str]] = []
+    for language, code in blocks:
+        if language == "python" and not code.startswith(("import ", "from ")):
+            code = programs.pop()[1] + code
+        if not code.startswith("make "):
+            programs.append((language, code))
+    return programs
 
 
 def smaller(code: str) -> str:
@@ -65,10 +80,13 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_replacement_is_in_the_page() -> None:
-    page = "".join(code for _, code in examples())
-    assert [text for text in SMALLER if text not in page] == []
-    assert {"python", "bash"} == {language for language, _ in examples()}
+def test_the_pages_with_examples_are_run_with_every_replacement() -> None:
+    for pages in PAGES.values():
+        programs = [program for page in pages for program in examples(page)]
+        assert {"python", "bash"} == {language for language, _ in programs}
+        assert [text for text in SMALLER if text not in "".join(code for _, code in programs)] == []
+    written = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in written if examples(page)} <= set(SITE)
 
 
 def commands(language: str, code: str) -> list[list[str]]:
@@ -80,14 +98,15 @@ def commands(language: str, code: str) -> list[list[str]]:
     return [["-m", "hf_ctxmodels", *line[1:]] for line in lines]
 
 
-def test_examples_run(workspace: Path) -> None:
+@pytest.mark.parametrize("pages", PAGES)
+def test_examples_run(workspace: Path, pages: str) -> None:
     """Those that reach the Hub in interpreters of their own, since its address is read when they start."""
     with HubServer() as hub:
         environment = environment_for(hub, workspace / "cache", TOKEN)
         environment["PATH"] = f"{workspace / 'bin'}{os.pathsep}{environment['PATH']}"
         cache = {"HF_HOME": environment["HF_HOME"]}
-        for language, code in examples():
-            if HUB_NAME in code:
+        for language, code in (program for page in PAGES[pages] for program in examples(page)):
+            if HUB_NAME in code and "--dry_run" not in code:
                 command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
                 options = {"cwd": workspace, "env": environment, "capture_output": True, "text": True}
                 ran = [subprocess.run([*command, smaller(code)], **options, timeout=600)]

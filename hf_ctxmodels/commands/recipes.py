@@ -15,13 +15,13 @@ def main() -> None:
     parse_arguments(description=__doc__)
     recipes, configurations = packaged_folder("recipes"), packaged_folder("accelerate")
     lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
-    lines += [f"  {path.stem:<24}{_first_sentence(path)}" for path in sorted(recipes.glob("*.yaml"))]
+    lines += [f"  {path.stem:<24}{first_sentence(path)}" for path in sorted(recipes.glob("*.yaml"))]
     lines += ["", "Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]
-    lines += [f"  {path}\n      {_first_sentence(path)}" for path in sorted(configurations.glob("*.yaml"))]
+    lines += [f"  {path}\n      {first_sentence(path)}" for path in sorted(configurations.glob("*.yaml"))]
     print("\n".join(lines))
 
 
-def _first_sentence(path: Path) -> str:
+def first_sentence(path: Path) -> str:
     """What the comment at the head of a file says, up to the end of its first sentence or line of text."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -1,0 +1,47 @@
+"""Check that every internal link of the built site leads to a file of it, and to an element of that file."""
+
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_ATTRIBUTES = {"a": "href", "link": "href", "img": "src", "script": "src"}
+
+
+class _Page(HTMLParser):
+    """The targets that a page names, what it loads, and its anchors."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.loaded: set[str] = set()
+        self.anchors = {"", "top"}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        target = values.get(_ATTRIBUTES.get(tag, ""))
+        if target is not None:
+            self.links.add(target)
+            if tag != "a" and values.get("rel") != "canonical":
+                self.loaded.add(target)
+
+
+def broken_links(site: Path) -> list[str]:
+    """A line for each link within the site that leads nowhere, and for each file that a page loads from another host."""
+    opened = cache(_Page)
+    found = []
+    for path in sorted(path for path in site.rglob("*.html") if "_static" not in path.parts):
+        page = opened(path)
+        found += [f"{path.relative_to(site)} loads {url}" for url in sorted(page.loaded) if urlsplit(url).netloc]
+        for link in sorted(page.links):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = path.parent / unquote(parts.path) if parts.path else path
+            if not target.is_file():
+                found.append(f"{path.relative_to(site)} links to {link}: no such file")
+            elif target.suffix == ".html" and unquote(parts.fragment) not in opened(target.resolve()).anchors:
+                found.append(f"{path.relative_to(site)} links to {link}: no such anchor")
+    return found

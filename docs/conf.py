@@ -1,0 +1,62 @@
+"""Sphinx's configuration of the site; `docs/build.py` lays out the pages and runs Sphinx."""
+
+from typing import Any
+
+from docstrings import to_rst
+from generate import links
+from sphinx.application import Sphinx
+
+from hf_ctxmodels import __version__
+
+project = "hf_ctxmodels"
+author = "the authors of hf_ctxmodels"
+copyright = "the authors of hf_ctxmodels; Apache-2.0"
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_parts"]
+smartquotes = False  # they turn the dashes of flags into others
+
+# Markdown: links and their anchors are checked; the anchor of a heading is the one that code forges make of it.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+# The reference: what is described in the code, in its order.
+autodoc_default_options = {"members": True, "show-inheritance": True, "ignore-module-all": True}
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # those of transformers are in a markup of their own
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+toc_object_entries = True
+
+# The page loads nothing from other hosts.
+html_theme = "pydata_sphinx_theme"
+html_title = f"{project} {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "header_links_before_dropdown": 7,
+    "navbar_align": "left",
+    "navigation_with_keys": False,
+    "show_toc_level": 2,
+    "show_prev_next": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": ["sphinx-version"],
+    "back_to_top_button": False,
+}
+
+
+def describe(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
+    """The docstring of an object, as the project writes them, in Sphinx's markup."""
+    lines[:] = to_rst("\n".join(lines), links()).splitlines()
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what `generate` and `docstrings` do to Sphinx."""
+    app.connect("autodoc-process-docstring", describe)

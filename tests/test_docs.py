@@ -1,0 +1,141 @@
+"""The site of `docs/`: nothing of the code is missing in its generated pages, and a broken link fails the build."""
+
+import importlib
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_ctxmodels import cli
+from hf_ctxmodels.registry import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCSTRING = """Pads rows.
+
+Each feature holds:
+    input_ids, labels: (tokens,), see `Thing`; a
+        second line with 2 * 3 | 4_.
+    other (optional): Or a list:
+        - one
+
+| a | b |
+|---|---|
+| `x` | y |
+
+Args: those of `Other`s, and
+    width: A number.
+
+Example:
+    >>> pad([1])
+    1
+"""
+RST = """Pads rows.
+
+:Each feature holds:
+    - ``input_ids``, ``labels``: (tokens,), see :py:obj:`Thing <m.Thing>`; a second line with 2 \\* 3 \\| 4\\_.
+    - ``other`` (optional): Or a list:
+
+      - one
+
+.. list-table::
+    :header-rows: 1
+
+    * - a
+      - b
+    * - ``x``
+      - y
+
+:Args:
+    those of ``Other``\\ s, and
+
+    - ``width``: A number.
+
+:Example:
+    >>> pad([1])
+    1
+"""
+
+
+@pytest.fixture(scope="module")
+def docs():
+    """Imports a module of `docs/`, as its build does."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    yield importlib.import_module
+    sys.path.remove(str(ROOT / "docs"))
+
+
+@pytest.fixture(scope="module")
+def pages(docs) -> dict[str, str]:
+    return docs("generate").pages()
+
+
+def test_docstrings_become_restructured_text(docs):
+    written = docs("docstrings").to_rst(DOCSTRING, {"Thing": "m.Thing"})
+    assert [line for line in written.splitlines() if line] == [line for line in RST.splitlines() if line]
+
+
+def test_every_option_of_every_objective_is_explained(pages):
+    for family in FAMILIES.values():
+        assert f"families/{family.name}.md" in pages and f"api/models/{family.name}.rst" in pages
+        for name, objective in family.objectives.items():
+            page = pages[f"objectives/{objective.__name__}.rst"]
+            assert re.search(rf"``--objective {re.escape(name)}`` of [^;]*:doc:`/families/{family.name}`", page), name
+            options = dict(re.findall(r"^\.\. option:: (\w+)=(.*)\n\n    (?=\S)", page, re.MULTILINE))
+            expected = {each: text.rpartition("Default: ")[2] for each, text in objective.option_help().items()}
+            assert {each: f"{default}." for each, default in options.items()} == expected, objective.__name__
+
+
+def test_every_flag_of_every_command_is_explained(pages, monkeypatch, capsys):
+    for command in cli.COMMANDS:
+        monkeypatch.setattr(sys, "argv", ["hf-ctxmodels", command, "--help"])
+        with pytest.raises(SystemExit):
+            cli.main()
+        shown = set(re.findall(r"^  (?:-h, )?--(\w+)", capsys.readouterr().out, re.MULTILINE)) - {"help", "recipe"}
+        page = pages[f"commands/{command}.rst"]
+        assert set(re.findall(r"^\.\. option:: --(\w+).*\n\n    \S", page, re.MULTILINE)) == shown, command
+
+
+def test_every_recipe_and_module_has_its_place(pages):
+    recipes = [path.read_text("utf-8").rstrip() for path in ROOT.glob("scripts/recipes/*.yaml")]
+    assert recipes and [text for text in recipes if text not in pages["_parts/recipes.md"]] == []
+    reference = "".join(text for name, text in pages.items() if name.startswith("api/"))
+    described = set(re.findall(r"^\.\. automodule:: (\S+)", reference, re.MULTILINE))
+    rooms = ("core", "data", "heads", "hub", "inference", "io", "layers", "models", "objectives", "tokenizers", "training")
+    for room in rooms:
+        for path in (ROOT / "hf_ctxmodels" / room).rglob("*.py"):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            assert module in described or "numba" in path.read_text("utf-8"), module
+
+
+def test_links_of_a_card_lead_to_pages_of_the_site(docs):
+    adapted = docs("generate").adapted
+    text = "[a](glove.md#speed) [b](experiments/bert.md) [c](README.md) [d](template.md) ![e](bert_learning.png) [f](http://g)"
+    assert adapted(text, "model_cards/bert.md", "families/bert.md") == (
+        "[a](../families/glove.md#speed) [b](../families/experiments/bert.md) [c](../families/index.md) d "
+        "![e](../families/bert_learning.png) [f](http://g)"
+    )
+
+
+def test_a_broken_link_fails_the_build(docs, tmp_path, capfd):
+    pytest.importorskip("sphinx", reason="needs the extra `docs`")
+    pytest.importorskip("myst_parser", reason="needs the extra `docs`")
+    pytest.importorskip("pydata_sphinx_theme", reason="needs the extra `docs`")
+    build = docs("build").build
+    pages = {
+        "whole": "# A\n\n[b](index.md#a)\n",
+        "anchor": "# A\n\n[b](index.md#b)\n",
+        "page": "# A\n\n[b](missing.md)\n",
+        "html": '# A\n\n<a href="index.html#b">b</a>\n',
+        "host": '# A\n\n<img src="https://example.com/b.png">\n',
+    }
+    codes = {}
+    for name, text in pages.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for written in ("conf.py", "_static"):
+            (shutil.copytree if written == "_static" else shutil.copy)(ROOT / "docs" / written, folder / written)
+        (folder / "index.md").write_text(text)
+        codes[name] = build(folder, tmp_path / f"{name}-site")
+    assert {name for name, code in codes.items() if code} == set(pages) - {"whole"}, capfd.readouterr().err
