@@ -1,5 +1,7 @@
 """Random batches in the form each side of a comparison takes."""
 
+import inspect
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -46,10 +48,12 @@ def random_batches(model: PreTrainedModel, lengths: Tensor, case: Case) -> dict[
     mask = (torch.arange(case.length) < lengths[:, None]).long()
     ids = torch.randint(vocab_size // 10, vocab_size, mask.shape)
     batch = {
-        "input_ids": ids.where(mask == 1, model.config.pad_token_id),  # by which RoBERTa's peer counts positions
+        "input_ids": ids.where(mask == 1, model.config.pad_token_id or 0),  # by which RoBERTa's peer counts positions
         "attention_mask": mask,
         "token_type_ids": (torch.arange(case.length) >= lengths[:, None] // 2).long() * mask % types,
     }
+    if "token_type_ids" not in inspect.signature(model.forward).parameters:
+        del batch["token_type_ids"]
     if not case.pretrains:
         return {"ours": batch, "peer": batch}
     if case.family == "xlnet":

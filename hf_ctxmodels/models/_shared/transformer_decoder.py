@@ -172,6 +172,13 @@ def default_positions(
     return torch.arange(length, device=words.device)[None] + past
 
 
+def without_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
+    """(batch, length) bool: False at the padding tokens at the end of a row; True in a row of padding tokens only."""
+    others = input_ids != pad_token_id
+    before_the_last = others.flip(1).cumsum(1).flip(1) > 0
+    return before_the_last | ~others.any(1, keepdim=True)
+
+
 def _of_input(attention_mask: Any, given: Any, cache: Cache | None) -> Any:
     """The part of a (batch, past + length) mask that belongs to the input."""
     if cache is None or not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
@@ -189,8 +196,8 @@ def _check_cache(cache: Cache | None, words: Tensor, past: int | Tensor, limit: 
         raise CtxError(
             f"The sequence is too long: {given} above the model's max_sequence_length={limit} (see "
             "max_position_embeddings).",
-            hint=f"truncate it (tokenizer(..., truncation=True, max_length={limit})), ask for fewer new tokens, or split "
-            "it into windows.",
+            hint=f"truncate it (tokenizer(..., truncation=True, max_length={limit})), generate fewer new tokens, or "
+            "split it into windows.",
         )
     rows = _batch_size(cache) if past else None
     if rows is not None and rows != words.shape[0]:

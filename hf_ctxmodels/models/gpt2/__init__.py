@@ -13,7 +13,7 @@ from hf_ctxmodels.models.gpt2.modeling_gpt2 import (
 )
 from hf_ctxmodels.models.gpt2.tokenization_gpt2 import CtxGpt2Tokenizer
 from hf_ctxmodels.objectives import DocumentLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, encoder_size
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
 
 # base, medium, large, xl: the released models (Radford et al. 2019, table 2, with the sizes of the model card)
 SIZES: dict[str, dict[str, Any]] = {
@@ -54,6 +54,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     conversion=GPT2_CONVERSION,
+    traits=Traits(tiny={"embedding_dropout_prob": 0.0}),
 )
 
 __all__ = [

@@ -3,7 +3,7 @@ layers, pretrained by language modelling."""
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 
@@ -12,7 +12,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.models._shared.transformer_decoder import Decoder
+from hf_ctxmodels.models._shared.transformer_decoder import Decoder, without_trailing_padding
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
 
@@ -42,6 +42,8 @@ class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
 class CtxGpt2Model(Decoder, CtxGpt2PreTrainedModel):
     """The decoder, without the output layer."""
 
+    reference_architecture = "GPT2Model"
+
 
 class CtxGpt2HeadModel(heads.HeadModel, CtxGpt2PreTrainedModel):
     """Binds the generic heads to GPT-2."""
@@ -66,7 +68,10 @@ class CtxGpt2ForCausalLM(CtxGpt2HeadModel, heads.ForCausalLM, GenerationMixin):
 
 
 class CtxGpt2ForSequenceClassification(heads.ForSequenceClassification, CtxGpt2HeadModel):
-    """GPT-2 with a classifier or regressor on the last token's state, whatever the padding."""
+    """GPT-2 with a classifier or regressor on the last token's state, whatever the padding.
+
+    Without an `attention_mask`, padding tokens at the end of a row are padding, as in transformers.
+    """
 
     reference_architecture = "GPT2ForSequenceClassification"
     export_conversion = GPT2_SEQUENCE_EXPORT
@@ -75,6 +80,13 @@ class CtxGpt2ForSequenceClassification(heads.ForSequenceClassification, CtxGpt2H
     def pooling(self) -> Pooling:
         """Pooling of the tokens' states."""
         return super().pooling or "last"
+
+    def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """Run the decoder; `pooler_output` is the last token's state."""
+        input_ids, padding = kwargs.get("input_ids"), self.config.pad_token_id
+        if attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2 and padding is not None:
+            attention_mask = without_trailing_padding(input_ids, padding)
+        return super().encode(attention_mask=attention_mask, **kwargs)
 
     def build_head(self, config: CtxGpt2Config) -> None:
         """Dropout and the classifier, which has no bias."""
