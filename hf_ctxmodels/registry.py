@@ -22,6 +22,7 @@ _FOLDERS = (
     "albert",
     "electra",
     "xlnet",
+    "gpt2",
     "word2vec",
     "glove",
     "elmo",

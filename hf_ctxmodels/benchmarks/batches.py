@@ -1,5 +1,7 @@
 """Random batches in the form each side of a comparison takes."""
 
+import inspect
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -46,15 +48,20 @@ def random_batches(model: PreTrainedModel, lengths: Tensor, case: Case) -> dict[
     mask = (torch.arange(case.length) < lengths[:, None]).long()
     ids = torch.randint(vocab_size // 10, vocab_size, mask.shape)
     batch = {
-        "input_ids": ids.where(mask == 1, model.config.pad_token_id),  # by which RoBERTa's peer counts positions
+        "input_ids": ids.where(mask == 1, model.config.pad_token_id or 0),  # by which RoBERTa's peer counts positions
         "attention_mask": mask,
         "token_type_ids": (torch.arange(case.length) >= lengths[:, None] // 2).long() * mask % types,
     }
+    if "token_type_ids" not in inspect.signature(model.forward).parameters:
+        del batch["token_type_ids"]
     if not case.pretrains:
         return {"ours": batch, "peer": batch}
     if case.family == "xlnet":
         compact, expanded = _permutation_targets(batch["input_ids"])
         return {"ours": batch | compact, "peer": batch | expanded}
+    if getattr(model, "shifts_labels", False):
+        batch["labels"] = batch["input_ids"].where(mask == 1, -100)
+        return {"ours": batch, "peer": batch}
     masked = torch.rand(mask.shape).masked_fill(mask == 0, 2).argsort(1).argsort(1)
     batch["labels"] = batch["input_ids"].where(masked < (lengths[:, None] * _MASKED_SHARE).round(), -100)
     for target in model.loss_targets[1:]:

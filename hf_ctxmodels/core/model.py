@@ -72,6 +72,11 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         hand_over_conversions()
         super().post_init()
 
+    def _initialize_weights(self, module: torch.nn.Module, is_custom_code: bool = False) -> None:
+        # For code outside of transformers it passes over modules without parameters of their own, whose `_init_weights`
+        # may set those of their children. All of ours use `transformers.initialization`, which keeps loaded weights.
+        super()._initialize_weights(module)
+
     def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
         """Copy what the configuration takes from other models, for example word vectors: for families that take any.
 

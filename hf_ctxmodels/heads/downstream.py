@@ -48,7 +48,7 @@ class SequenceHead(HeadModel):
 
     def reference_config(self) -> dict[str, Any]:
         """The reference class's configuration; raises CtxError if its head has no such pooling."""
-        if self.pooling is not None:
+        if getattr(self.config, "classifier_pooling", None) is not None:
             raise CtxError(
                 f"transformers' peer of {type(self).__name__} does not support classifier_pooling.",
                 hint="use save_pretrained, or fine-tune with classifier_pooling=None.",

@@ -15,6 +15,7 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
+from hf_ctxmodels.objectives.common.features import padded_columns
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.rates import target_rates
@@ -30,10 +31,12 @@ class DataCollatorForRunningText(PaddingCollator):
 
     Each feature holds:
         input_ids: (words,).
-        following: The id of the word that the model reads after the row; -100 for none.
+        following: Optional, the id of the word that the model reads after the row; -100 for none.
+        sequence_ids: (words,), optional: a run of equal numbers is one sequence, whose last word has no target.
 
     Returns, padded on the tokenizer's side:
         input_ids, attention_mask: (batch, words).
+        sequence_ids: Likewise, if the features hold them.
         labels: (batch, words + 1) the row's words and the following one, which is on the left for a backward model;
             -100 for the first word in reading order and for a missing following word.
 
@@ -48,12 +51,12 @@ class DataCollatorForRunningText(PaddingCollator):
         """Collate features; see the class for what they hold and what is returned."""
         rows = [np.asarray(feature["input_ids"]) for feature in features]
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
-        following = [int(feature["following"]) for feature in features]
-        targets = [self._targets(row.astype(np.int64), word) for row, word in zip(rows, following, strict=True)]
+        targets = [self._targets(row.astype(np.int64), feature) for row, feature in zip(rows, features, strict=True)]
         return {
             "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
             "labels": torch.nn.functional.pad(padder.pad(targets, IGNORED), self._read_first, value=IGNORED),
+            **padded_columns(features, ("sequence_ids",), padder, self.tokenizer),
         }
 
     @property
@@ -61,9 +64,14 @@ class DataCollatorForRunningText(PaddingCollator):
         """Columns without a target on the left and on the right of a row: the first word in reading order."""
         return (0, 1) if self.backward else (1, 0)
 
-    def _targets(self, row: np.ndarray, following: int) -> np.ndarray:
+    def _targets(self, row: np.ndarray, feature: dict[str, Any]) -> np.ndarray:
         """(words,) ids -> (words,) the next word of each in reading order."""
-        return np.append(following, row[:-1]) if self.backward else np.append(row[1:], following)
+        following = int(feature.get("following", IGNORED))
+        targets = np.append(following, row[:-1]) if self.backward else np.append(row[1:], following)
+        if (sequences := feature.get("sequence_ids")) is not None:
+            ends = np.flatnonzero(np.diff(np.asarray(sequences)))
+            targets[ends + 1 if self.backward else ends] = IGNORED
+        return targets
 
 
 @dataclass(frozen=True)

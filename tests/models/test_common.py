@@ -227,7 +227,8 @@ class TestInitialisation:
         model, report = head.model_class.from_pretrained(tmp_path, output_loading_info=True)
         parameters = dict(model.named_parameters())
         fresh = set(report["missing_keys"]) & set(parameters)
-        assert fresh
+        prefix = model.base_model_prefix + "."
+        assert bool(fresh) == any(not name.startswith(prefix) for name in parameters)  # else the head is tied
         torch.manual_seed(1)
         expected = dict(head.model_class(head.config(initializer_range=0.02)).named_parameters())
         for name in fresh:
@@ -274,7 +275,8 @@ class TestResizing:
         if model.get_output_embeddings() is not None:
             is_table = bool(case.id_axes or case.model_class._tied_weights_keys)
             assert (model.get_output_embeddings().weight is new) == is_table
-            assert model.get_output_embeddings().bias.shape == (size,)
+            bias = model.get_output_embeddings().bias
+            assert bias is None or bias.shape == (size,)
         batch = make_batch(case)
         if not case.id_axes:
             batch["input_ids"] = batch["input_ids"].clamp(max=size - 1)

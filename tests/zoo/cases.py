@@ -230,6 +230,11 @@ class Case:
         """Whether a word's label is the target of the word before it."""
         return getattr(self.model_class, "shifts_labels", False)
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether attention sees earlier tokens only."""
+        return hasattr(self.family.models["AutoModel"], "masks")
+
     def ahead(self, targets: Tensor) -> Tensor:
         """(batch, length) the target of each word -> labels as the head takes them."""
         return torch.nn.functional.pad(targets, (1, 0), value=-100) if self.shifts_labels else targets

@@ -1,0 +1,68 @@
+"""GPT-2 (Radford et al. 2019): a causal Transformer with pre-norm layers, pretrained by language modelling."""
+
+from typing import Any
+
+from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
+from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CONVERSION
+from hf_ctxmodels.models.gpt2.modeling_gpt2 import (
+    CtxGpt2ForCausalLM,
+    CtxGpt2ForQuestionAnswering,
+    CtxGpt2ForSequenceClassification,
+    CtxGpt2ForTokenClassification,
+    CtxGpt2Model,
+)
+from hf_ctxmodels.models.gpt2.tokenization_gpt2 import CtxGpt2Tokenizer
+from hf_ctxmodels.objectives import DocumentLM
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
+
+# base, medium, large, xl: the released models (Radford et al. 2019, table 2, with the sizes of the model card)
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": encoder_size(128, 2, 2),
+    "mini": encoder_size(256, 4, 4),
+    "small": encoder_size(512, 4, 8),
+    "base": encoder_size(768, 12, 12),
+    "medium": encoder_size(1024, 24, 16),
+    "large": encoder_size(1280, 36, 20),
+    "xl": encoder_size(1600, 48, 25),
+}
+
+# Counted with the reference classes of transformers 5.23.
+PUBLISHED = {
+    size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
+    for size, count in {
+        "base": 124_439_808,
+        "medium": 354_823_168,
+        "large": 774_030_080,
+        "xl": 1_557_611_200,
+    }.items()
+}
+
+SPEC = FamilySpec(
+    name="gpt2",
+    paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",
+    config=CtxGpt2Config,
+    tokenizer=CtxGpt2Tokenizer,
+    models={
+        "AutoModel": CtxGpt2Model,
+        "AutoModelForPreTraining": CtxGpt2ForCausalLM,
+        "AutoModelForCausalLM": CtxGpt2ForCausalLM,
+        "AutoModelForSequenceClassification": CtxGpt2ForSequenceClassification,
+        "AutoModelForTokenClassification": CtxGpt2ForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxGpt2ForQuestionAnswering,
+    },
+    objectives={"clm": DocumentLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=GPT2_CONVERSION,
+    traits=Traits(tiny={"embedding_dropout_prob": 0.0}),
+)
+
+__all__ = [
+    "CtxGpt2Config",
+    "CtxGpt2ForCausalLM",
+    "CtxGpt2ForQuestionAnswering",
+    "CtxGpt2ForSequenceClassification",
+    "CtxGpt2ForTokenClassification",
+    "CtxGpt2Model",
+    "CtxGpt2Tokenizer",
+]
