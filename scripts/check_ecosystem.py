@@ -78,7 +78,7 @@ class Workplace:
             self.tokenizer.save_pretrained(directory)
         return str(directory)
 
-    def classifier(self) -> nn.Module:
+    def classifier(self) -> Any:
         """A classifier of two classes, in evaluation mode."""
         directory = self.save(AutoModelForSequenceClassification)
         return AutoModelForSequenceClassification.from_pretrained(directory).eval()
