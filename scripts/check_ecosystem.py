@@ -78,7 +78,7 @@ class Workplace:
             self.tokenizer.save_pretrained(directory)
         return str(directory)
 
-    def classifier(self) -> nn.Module:
+    def classifier(self) -> Any:
         """A classifier of two classes, in evaluation mode."""
         directory = self.save(AutoModelForSequenceClassification)
         return AutoModelForSequenceClassification.from_pretrained(directory).eval()
@@ -163,7 +163,7 @@ def peft(place: Workplace) -> str:
         optimizer.step()
     model.eval()
     expected = model(**place.batch()).logits
-    model.save_pretrained(place.folder / "adapter")
+    model.save_pretrained(str(place.folder / "adapter"))
     again = PeftModel.from_pretrained(place.classifier(), place.folder / "adapter").eval()
     assert_close(again(**place.batch()).logits, expected)
     assert_close(again.merge_and_unload()(**place.batch()).logits, expected)
@@ -173,11 +173,12 @@ def peft(place: Workplace) -> str:
 @check("sentence-transformers", "sentence-transformers")
 def sentence_transformers(place: Workplace) -> str:
     """Encoding of sentences by a saved encoder."""
-    from sentence_transformers import SentenceTransformer, models
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     directory = place.save(AutoModel)
-    word = models.Transformer(directory)
-    encoder = SentenceTransformer(modules=[word, models.Pooling(word.get_embedding_dimension())], device="cpu")
+    word = Transformer(directory)
+    encoder = SentenceTransformer(modules=[word, Pooling(word.get_embedding_dimension())], device="cpu")
     vectors = torch.from_numpy(encoder.encode(TEXTS))
     batch = place.batch()
     with torch.no_grad():
@@ -231,7 +232,8 @@ def exported(place: Workplace) -> str:
     model, batch, other = place.classifier(), place.batch(), place.batch(["a boat", "the old dog saw the rain"])
     with torch.no_grad():
         program = torch.export.export(model, (), kwargs=batch, dynamic_shapes=_dynamic(batch))
-        assert_close(program.module()(**other).logits, model(**other).logits)
+        run: Any = program.module()
+        assert_close(run(**other).logits, model(**other).logits)
     return "dynamic batch and length"
 
 
