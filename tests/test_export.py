@@ -49,7 +49,7 @@ def test_onnxruntime_computes_the_same_on_other_shapes(family: str, tmp_path: Pa
 
 def test_a_program_with_plain_outputs_needs_torch_alone(tmp_path: Path) -> None:
     model = SCRIPT["tiny_model"](FAMILIES["elmo"], SEQUENCES)
-    batch, (other, _) = SCRIPT["batches"](model)
+    batch, _ = SCRIPT["batches"](model)
     program = torch.export.export(model, (), kwargs=batch | {"return_dict": False})
     torch.export.save(program, tmp_path / "model.pt2")
     torch.save({"batch": batch, "logits": model(**batch).logits}, tmp_path / "batch.pt")
