@@ -28,7 +28,6 @@ HEADS = (
     "AutoModel",
     "AutoModelForSequenceClassification",
     "AutoModelForTokenClassification",
-    "AutoModelForQuestionAnswering",
     "AutoModelForMaskedLM",
     "AutoModelForCausalLM",
 )

@@ -137,7 +137,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             check_tensors(attention_mask=attention_mask)
             check_padding_mask(attention_mask)
         decoder_input_ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
-        self._check_languages(len(decoder_input_ids), target_languages)
+        self._check_languages(decoder_input_ids.shape[0], target_languages)
         before = self.start(encoder_outputs) if past_key_values is None else past_key_values
         recorded = self.config.recorded_outputs(kwargs)
         given = DecoderInputs(encoder_outputs, attention_mask, before, target_languages, any(recorded.values()))
@@ -179,13 +179,13 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         Raises:
             CtxError: Neither is given, or their shapes do not match each other or the source.
         """
-        rows = len(encoded.last_hidden_state)
+        rows = encoded.last_hidden_state.shape[0]
         if ids is None and labels is None:
             raise CtxError("Give decoder_input_ids, or labels, or call generate.")
         given = {"decoder_input_ids": ids, "labels": labels}
         check_tensors(**given)
         for name, tensor in given.items():
-            if tensor is not None and (tensor.dim() != 2 or len(tensor) != rows or not tensor.shape[1]):
+            if tensor is not None and (tensor.dim() != 2 or tensor.shape[0] != rows or not tensor.shape[1]):
                 raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
         if ids is not None and labels is not None and ids.shape != labels.shape:
             raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(ids.shape)}.")

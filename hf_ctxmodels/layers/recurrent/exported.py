@@ -76,6 +76,7 @@ def _scanned(step: Step, start: State, gates: Tensor, present: Tensor, restarts:
     Returns:
         (directions, tokens, width) outputs, and the parts of the last state.
     """
+
     def guarded(state: State, given: tuple[Tensor, ...]) -> tuple[State, Tensor]:
         step_gates, there, *restarted = given
         before = tuple(part * ~restarted[0] for part in state) if restarted else state

@@ -1,7 +1,7 @@
 """GRU layers over packed rows, with one or two directions."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ class GRU(nn.Module):
             weights = (self.state_weight.to(dtype), self.state_bias[:, gated:].to(dtype))
             given = (gates, start.to(dtype), *weights)
             if torch.compiler.is_compiling():
-                recurrence = exported_gru if torch.compiler.is_exporting() else recurrence_in_a_graph
+                recurrence: Any = exported_gru if torch.compiler.is_exporting() else recurrence_in_a_graph
                 outputs, hidden = recurrence(*given, rows.present, rows.restarts)
             else:
                 steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]

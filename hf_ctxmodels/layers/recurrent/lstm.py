@@ -5,7 +5,7 @@ positions are not computed.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +122,7 @@ class LSTM(nn.Module):
             if not torch.compiler.is_compiling():
                 return self._recur(gates, start, state_weight, projection, rows, truncation)
             given = (gates, *start, state_weight, projection, rows.present, rows.restarts)
-            recurrence = exported_lstm if torch.compiler.is_exporting() else recurrence_in_a_graph
+            recurrence: Any = exported_lstm if torch.compiler.is_exporting() else recurrence_in_a_graph
             outputs, hidden, cell = recurrence(*given, self.cell_clip, self.projection_clip)
         return outputs, LSTMState(hidden, cell)
 

@@ -125,14 +125,14 @@ class CtxGenSenForPreTraining(
         found: list[tuple[Tensor, ...]] = []
         positions = []
         for number, decoder in self._numbered():
-            rows = (numbers == number).nonzero()[:, 0] if unpad else torch.arange(len(ids), device=ids.device)
+            rows = (numbers == number).nonzero()[:, 0] if unpad else torch.arange(ids.shape[0], device=ids.device)
             if unpad and not len(rows):
                 continue
             part = decoder(ids[rows], vectors[rows], cache.select(rows), unpad=unpad, record=given.record)
             layers = part.hidden_states or ()
             found.append((decoder.prediction(part.states), part.states, *part.cache.states[0], *layers))
-            positions.append(rows + (0 if unpad else number * len(ids)))
-        order = torch.cat(positions).argsort() if unpad else numbers * len(ids) + positions[0]
+            positions.append(rows + (0 if unpad else number * ids.shape[0]))
+        order = torch.cat(positions).argsort() if unpad else numbers * ids.shape[0] + positions[0]
         logits, states, hidden, *recorded = (torch.cat(parts)[order] for parts in zip(*found, strict=True))
         after = RecurrentCache([(hidden,)], cache.seen_tokens + ids.shape[1])
         return logits, Decoded(states, after, tuple(recorded) if given.record else None)
@@ -159,7 +159,7 @@ class CtxGenSenForPreTraining(
         return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders.values()))
 
     def _decoder_numbers(self, ids: Tensor, languages: Tensor | None) -> Tensor:
-        return ids.new_zeros(len(ids)) if languages is None else languages
+        return ids.new_zeros(ids.shape[0]) if languages is None else languages
 
     def _selects_rows(self, ids: Tensor) -> bool:
         """Whether a decoder runs on its own rows only; else on all, and other rows' results are dropped."""

@@ -62,7 +62,7 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         """See `ForConditionalGeneration.decode`."""
         languages = given.languages
         if languages is None:
-            languages = ids.new_zeros(len(ids))
+            languages = ids.new_zeros(ids.shape[0])
         vectors = self.decoder.step_vectors(given.encoded.pooler_output, languages)
         if target_mask is None:
             unpad = self.config.unpad and not is_traced(ids)

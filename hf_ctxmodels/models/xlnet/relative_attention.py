@@ -166,6 +166,8 @@ def _dense_rows(
     context = F.scaled_dot_product_attention(
         query, key, value, attn_mask=bias.to(query.dtype), dropout_p=dropout, scale=scaling
     ).transpose(1, 2)
+    if torch.compiler.is_exporting():  # the kernels, of which one is chosen later, differ in the strides they return
+        context = context.clone(memory_format=torch.contiguous_format)
     if places.visible is not None:
         context = context * places.visible.any(-1)[..., None, None]
     return context
