@@ -27,6 +27,18 @@ def weight_only(model: PreTrainedModel) -> Any:
     return model
 
 
+def eight_bit(model: PreTrainedModel) -> Any:
+    """As transformers replaces maps for `BitsAndBytesConfig(load_in_8bit=True)`, but all of them."""
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes, which the extra `ecosystem` brings")
+    for name, each in list(model.named_modules()):
+        if type(each) is torch.nn.Linear:
+            sizes = {"bias": each.bias is not None, "has_fp16_weights": False}
+            replaced = bitsandbytes.nn.Linear8bitLt(each.in_features, each.out_features, **sizes)
+            replaced.load_state_dict(each.state_dict())
+            model.set_submodule(name, replaced)
+    return model.to("cpu")
+
+
 def count_quantized(model: PreTrainedModel) -> int:
     maps = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
     packed = sum(isinstance(each, DynamicLinear) for each in model.modules())
@@ -34,7 +46,7 @@ def count_quantized(model: PreTrainedModel) -> int:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch and torchao announce their next versions
-@pytest.mark.parametrize(("quantize", "tolerance"), [(dynamic, 0.3), (weight_only, 0.15)])
+@pytest.mark.parametrize(("quantize", "tolerance"), [(dynamic, 0.3), (weight_only, 0.15), (eight_bit, 0.15)])
 @torch.no_grad()
 def test_every_map_acts(quantize: Callable[[PreTrainedModel], Any], tolerance: float) -> None:
     """On the pretraining head of every family, and on each other kind of head."""
