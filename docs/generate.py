@@ -32,6 +32,8 @@ PACKAGE = hf_ctxmodels.__name__
 _NOT_API = ("commands", "benchmarks", "cli", "__main__")
 # Modules of compiled loops; to import one takes the extra `words`.
 _COMPILED = ("window_kernels", "sgd_kernel", "prefetch", "adagrad_kernel")
+# How-to pages that go on from one another.
+_IN_ORDER = ("pretrain", "finetune", "publish", "convert")
 
 Pages = dict[str, str]
 
@@ -115,7 +117,16 @@ def _repository_pages() -> Pages:
         if tried in made:
             made[f"families/{family.name}.md"] += f"\n```{{toctree}}\n:hidden:\n\nexperiments/{family.name}\n```\n"
     made["families/index.md"] += "\n" + _toctree(family.name for family in FAMILIES.values())
+    made["_parts/how-to.md"] = _how_to_list()
     return made
+
+
+def _how_to_list() -> str:
+    """The how-to pages with their titles: those that go on from one another, then the others."""
+    found = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "docs" / "how-to").glob("*.md"))}
+    names = [*_IN_ORDER, *(name for name in found if name not in (*_IN_ORDER, "index"))]
+    titles = [f"- [{found[name].splitlines()[0].removeprefix('# ')}]({name}.md)" for name in names]
+    return "\n".join([*titles, "", _toctree(names)])
 
 
 def _toctree(names: Iterable[str]) -> str:
