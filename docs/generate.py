@@ -112,7 +112,9 @@ def _repository_pages() -> Pages:
         if source != "README.md":
             made[place] = adapted(_read(source), source, place)
     for family in FAMILIES.values():
-        made[f"families/{family.name}.md"] += f"\n## API\n\n[Classes, fields and sizes](../api/models/{family.name}.rst)\n"
+        made[f"families/{family.name}.md"] += (
+            f"\n## API\n\n[Classes, fields and sizes](../api/models/{family.name}.rst)\n"
+        )
         tried = f"families/experiments/{family.name}.md"
         if tried in made:
             made[f"families/{family.name}.md"] += f"\n```{{toctree}}\n:hidden:\n\nexperiments/{family.name}\n```\n"
@@ -274,7 +276,7 @@ def _flag(action: Any) -> list[str]:
 
 def _recipe_page() -> Pages:
     lines = []
-    for title, folder in (("Recipes", "recipes"), ("Configurations of accelerate", "accelerate")):
+    for title, folder in (("Recipes of the package", "recipes"), ("Configurations of accelerate", "accelerate")):
         paths = sorted(packaged_folder(folder).glob("*.yaml"))
         lines += [f"## {title}", "", *(f"- [{path.stem}](#{path.stem}): {first_sentence(path)}" for path in paths), ""]
         for path in paths:
@@ -327,14 +329,23 @@ def _package_page(name: str, modules: list[str]) -> str:
     inner = [other for other in api_packages() if other.rpartition(".")[0] == name]
     if inner:
         here = name.rpartition(".")[2]
-        lines += [".. toctree::", "    :maxdepth: 1", "", *(f"    {here}/{each.rpartition('.')[2]}" for each in inner), ""]
+        lines += [
+            ".. toctree::",
+            "    :maxdepth: 1",
+            "",
+            *(f"    {here}/{each.rpartition('.')[2]}" for each in inner),
+            "",
+        ]
     if family:
         lines += _family_facts(family)
     for module in modules:
         if len(modules) > 1 or name not in modules:
             lines += _title(module.removeprefix(f"{name}."), "-")
         elsewhere = sorted(_on_objective_pages() & _own_names(import_module(module)))
-        lines += [f".. automodule:: {module}", *([f"    :exclude-members: {', '.join(elsewhere)}"] if elsewhere else [])]
+        lines += [
+            f".. automodule:: {module}",
+            *([f"    :exclude-members: {', '.join(elsewhere)}"] if elsewhere else []),
+        ]
         lines.append("")
     return "\n".join(lines)
 
