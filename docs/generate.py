@@ -32,6 +32,8 @@ PACKAGE = hf_ctxmodels.__name__
 _NOT_API = ("commands", "benchmarks", "cli", "__main__")
 # Modules of compiled loops; to import one takes the extra `words`.
 _COMPILED = ("window_kernels", "sgd_kernel", "prefetch", "adagrad_kernel")
+# How-to pages that go on from one another.
+_IN_ORDER = ("pretrain", "finetune", "publish", "convert")
 
 Pages = dict[str, str]
 
@@ -110,12 +112,23 @@ def _repository_pages() -> Pages:
         if source != "README.md":
             made[place] = adapted(_read(source), source, place)
     for family in FAMILIES.values():
-        made[f"families/{family.name}.md"] += f"\n## API\n\n[Classes, fields and sizes](../api/models/{family.name}.rst)\n"
+        made[f"families/{family.name}.md"] += (
+            f"\n## API\n\n[Classes, fields and sizes](../api/models/{family.name}.rst)\n"
+        )
         tried = f"families/experiments/{family.name}.md"
         if tried in made:
             made[f"families/{family.name}.md"] += f"\n```{{toctree}}\n:hidden:\n\nexperiments/{family.name}\n```\n"
     made["families/index.md"] += "\n" + _toctree(family.name for family in FAMILIES.values())
+    made["_parts/how-to.md"] = _how_to_list()
     return made
+
+
+def _how_to_list() -> str:
+    """The how-to pages with their titles: those that go on from one another, then the others."""
+    found = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "docs" / "how-to").glob("*.md"))}
+    names = [*_IN_ORDER, *(name for name in found if name not in (*_IN_ORDER, "index"))]
+    titles = [f"- [{found[name].splitlines()[0].removeprefix('# ')}]({name}.md)" for name in names]
+    return "\n".join([*titles, "", _toctree(names)])
 
 
 def _toctree(names: Iterable[str]) -> str:
@@ -263,7 +276,7 @@ def _flag(action: Any) -> list[str]:
 
 def _recipe_page() -> Pages:
     lines = []
-    for title, folder in (("Recipes", "recipes"), ("Configurations of accelerate", "accelerate")):
+    for title, folder in (("Recipes of the package", "recipes"), ("Configurations of accelerate", "accelerate")):
         paths = sorted(packaged_folder(folder).glob("*.yaml"))
         lines += [f"## {title}", "", *(f"- [{path.stem}](#{path.stem}): {first_sentence(path)}" for path in paths), ""]
         for path in paths:
@@ -316,14 +329,23 @@ def _package_page(name: str, modules: list[str]) -> str:
     inner = [other for other in api_packages() if other.rpartition(".")[0] == name]
     if inner:
         here = name.rpartition(".")[2]
-        lines += [".. toctree::", "    :maxdepth: 1", "", *(f"    {here}/{each.rpartition('.')[2]}" for each in inner), ""]
+        lines += [
+            ".. toctree::",
+            "    :maxdepth: 1",
+            "",
+            *(f"    {here}/{each.rpartition('.')[2]}" for each in inner),
+            "",
+        ]
     if family:
         lines += _family_facts(family)
     for module in modules:
         if len(modules) > 1 or name not in modules:
             lines += _title(module.removeprefix(f"{name}."), "-")
         elsewhere = sorted(_on_objective_pages() & _own_names(import_module(module)))
-        lines += [f".. automodule:: {module}", *([f"    :exclude-members: {', '.join(elsewhere)}"] if elsewhere else [])]
+        lines += [
+            f".. automodule:: {module}",
+            *([f"    :exclude-members: {', '.join(elsewhere)}"] if elsewhere else []),
+        ]
         lines.append("")
     return "\n".join(lines)
 

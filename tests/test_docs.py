@@ -102,7 +102,19 @@ def test_every_recipe_and_module_has_its_place(pages):
     assert recipes and [text for text in recipes if text not in pages["_parts/recipes.md"]] == []
     reference = "".join(text for name, text in pages.items() if name.startswith("api/"))
     described = set(re.findall(r"^\.\. automodule:: (\S+)", reference, re.MULTILINE))
-    rooms = ("core", "data", "heads", "hub", "inference", "io", "layers", "models", "objectives", "tokenizers", "training")
+    rooms = (
+        "core",
+        "data",
+        "heads",
+        "hub",
+        "inference",
+        "io",
+        "layers",
+        "models",
+        "objectives",
+        "tokenizers",
+        "training",
+    )
     for room in rooms:
         for path in (ROOT / "hf_ctxmodels" / room).rglob("*.py"):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -17,9 +17,11 @@ from forked import run_forked
 from hub_server import ROOT, TOKEN, HubServer, environment_for
 from transformers import BertConfig, BertForMaskedLM
 
-# Of the site: the how-to pages in their order, then the others with examples. Its quickstart is part of README.
-HOW_TO = re.findall(r"^- \[.*\]\((\S+\.md)\)$", (ROOT / "docs/how-to/index.md").read_text("utf-8"), re.M)
-SITE = [*(f"docs/how-to/{name}" for name in HOW_TO), "docs/objectives/index.md", "docs/recipes.md", "docs/layers.md"]
+# Of the site: the pages with examples. Its quickstart is part of README; all others open what the first one pretrains.
+FIRST = "docs/how-to/pretrain.md"
+TESTED_ELSEWHERE = {"docs/how-to/export.md"}  # it takes packages of its own
+WRITTEN = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")} - TESTED_ELSEWHERE
+SITE = [FIRST, *sorted(WRITTEN - {FIRST})]
 PAGES = {"README": ["README.md"], "site": SITE}
 
 # The pages show sizes of real use.
@@ -30,6 +32,8 @@ SMALLER = {
     "--max_length 128": "--max_length 32",
     "--per_device_batch_size 32": "--per_device_batch_size 4",
     "num_train_epochs=3": "num_train_epochs=1",
+    "--num_train_epochs 3": "--num_train_epochs 1",
+    "--validation_fraction 0.05": "--validation_fraction 0.3",  # of the twenty documents of the workspace
 }
 HUB_NAME = "my-org/my-bert"
 SENTENCES = [
@@ -80,13 +84,10 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_pages_with_examples_are_run_with_every_replacement() -> None:
-    for pages in PAGES.values():
-        programs = [program for page in pages for program in examples(page)]
-        assert {"python", "bash"} == {language for language, _ in programs}
-        assert [text for text in SMALLER if text not in "".join(code for _, code in programs)] == []
-    written = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert {page for page in written if examples(page)} <= set(SITE)
+def test_every_replacement_is_in_the_pages() -> None:
+    programs = [program for pages in PAGES.values() for page in pages for program in examples(page)]
+    assert {"python", "bash"} == {language for language, _ in programs}
+    assert [text for text in SMALLER if text not in "".join(code for _, code in programs)] == []
 
 
 def commands(language: str, code: str) -> list[list[str]]:
