@@ -132,27 +132,29 @@ CASES = sorted(
     key=lambda case: ENCODERS.index(case.family),
 )
 
+_SHAPES: list[tuple[Work, int, int, float, float | None, float | None]] = [
+    ("inference", 4, 256, FILL, 3.5, None),
+    ("inference", 4, 256, 1.0, 1.6, None),
+    ("inference", 12, 768, FILL, 3.5, None),
+    ("inference", 12, 768, 1.0, 1.6, None),
+    ("pretraining", 4, 256, FILL, 4.0, 0.4),
+    ("pretraining", 4, 256, 1.0, 1.7, 0.35),
+    ("pretraining", 12, 768, FILL, 3.0, None),
+    ("pretraining", 12, 768, 1.0, 1.4, None),
+]
+_PROMPTS: list[tuple[Work, int, int, float | None]] = [
+    ("greedy generation", 4, 256, 1.25),
+    ("greedy generation", 12, 768, None),
+    ("generation with 4 beams", 4, 256, 1.5),
+    ("generation with 4 beams", 12, 768, 2.5),
+]
 LANGUAGE_MODEL_CASES = [
     Case(family, work, layers, width, 128, 32, fill, speed, memory)
     for family in DECODERS
-    for work, layers, width, fill, speed, memory in (
-        ("inference", 4, 256, FILL, 3.5, None),
-        ("inference", 4, 256, 1.0, 1.6, None),
-        ("inference", 12, 768, FILL, 3.5, None),
-        ("inference", 12, 768, 1.0, 1.6, None),
-        ("pretraining", 4, 256, FILL, 4.0, 0.4),
-        ("pretraining", 4, 256, 1.0, 1.7, 0.35),
-        ("pretraining", 12, 768, FILL, 3.0, None),
-        ("pretraining", 12, 768, 1.0, 1.4, None),
-    )
+    for work, layers, width, fill, speed, memory in _SHAPES
 ]
 GENERATION_CASES = [
     Case(family, work, layers, width, 32, 8, 1.0, speed, None)
     for family in DECODERS
-    for work, layers, width, speed in (
-        ("greedy generation", 4, 256, 1.25),
-        ("greedy generation", 12, 768, None),
-        ("generation with 4 beams", 4, 256, 1.5),
-        ("generation with 4 beams", 12, 768, 2.5),
-    )
+    for work, layers, width, speed in _PROMPTS
 ]
