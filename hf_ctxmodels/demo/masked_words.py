@@ -19,10 +19,10 @@ from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 PICTURE = "learning_curve.png"
 HELD_OUT = 0.05  # of the documents
-LENGTH = 32
+LENGTH = 32  # of a row, as in the recipe
 VOCABULARY = 2000
+RECIPE = "bert_tiny_demo"
 _ROWS = 64
-_EVALUATIONS = 10
 SENTENCES = (
     "He was born in [MASK] and died in 1955.",
     "The United [MASK] of America",
@@ -40,15 +40,7 @@ def start_pretraining(screen: Screen, shop: Workshop, steps: int) -> Stage | Non
         *("--validation_fraction", HELD_OUT),
         output=tokenizer,
     )
-    command = (
-        *("pretrain", "--family", "bert", "--config", "tiny", "--tokenizer", tokenizer, "--dataset", "demo"),
-        *("--validation_fraction", HELD_OUT, "--objective", "mlm", "--packing", "true", "--max_length", LENGTH),
-        *("--config_options", f"max_position_embeddings={LENGTH}", "num_attention_heads=4", "initializer_range=0.05"),
-        *("hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0", "--max_steps", steps),
-        *("--per_device_batch_size", 32, "--learning_rate", 3e-3, "--warmup_steps", 0.05, "--adam_beta2", 0.98),
-        *("--logging_steps", max(1, steps // 50), "--eval_steps", max(1, steps // _EVALUATIONS), "--save_steps", 500),
-        *("--seed", 0, "--dataloader_workers", 0),
-    )
+    command = ("pretrain", "--recipe", RECIPE, "--tokenizer", tokenizer, "--max_steps", steps)
     screen.command(*command, "--output_dir", shop.folder / "bert")
     return shop.start("bert", *command, output=shop.folder / "bert", threads=1)
 
@@ -69,9 +61,8 @@ def show_masked_words(screen: Screen, shop: Workshop, stage: Stage | None, steps
     loss, baselines = losses(model, tokenizer)
     screen.result(
         Result("loss of masked words, held-out text", loss, baselines, lower=True),
-        "nats per masked word piece, less is better; by frequency: each is as likely as it is frequent in the training "
-        "text; bigrams: guessed from the piece before it, or after it, by Kneser-Ney; these are given the true neighbour, "
-        "which BERT may find masked",
+        "nats per masked word piece, less is better; by frequency: how often each piece is in the training text; by "
+        "bigrams: from the piece before it or after it (Kneser-Ney), the true one, which BERT may find masked too",
     )
     title = f"Masked words: a BERT of {summary.parameters / 1e6:.1f} million parameters on 440,000 words of text"
     draw_learning_curve(summary.curve, baselines, title, shop.folder / PICTURE)

@@ -6,9 +6,11 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 WIDTH = 100
 _NAME = 44
+_WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}  # words stay whole
 
 
 @dataclass(frozen=True)
@@ -68,19 +70,20 @@ class Screen:
 
     def text(self, text: str) -> None:
         """Show a paragraph."""
-        for line in textwrap.wrap(text, WIDTH - 2):
+        for line in textwrap.wrap(text, WIDTH - 2, **_WHOLE):
             self.line(line)
 
     def command(self, *parts: object) -> None:
         """Show a command of the package as a user would type it."""
-        for number, line in enumerate(textwrap.wrap(shlex.join(map(str, parts)), WIDTH - 20)):
-            self.line(f"$ hf-ctxmodels {line}" if number == 0 else f"      {line}")
+        line = f"$ hf-ctxmodels {shlex.join(map(str, parts))}"
+        lines = textwrap.wrap(line, WIDTH - 6, subsequent_indent="      ", **_WHOLE)
+        self.line(" \\\n  ".join(lines))
 
     def result(self, result: Result, meaning: str) -> None:
         """Show a number beside its baselines, and what it means."""
         self.results.append(result)
         self.line(str(result))
-        for line in textwrap.wrap(meaning, WIDTH - 6):
+        for line in textwrap.wrap(meaning, WIDTH - 6, **_WHOLE):
             self.line(line, indent="      ")
 
     def rows(self, rows: Sequence[tuple[str, str]]) -> None:

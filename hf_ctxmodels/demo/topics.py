@@ -49,7 +49,7 @@ def write_sentences(folder: Path) -> dict[str, list[dict[str, str]]]:
 
 
 def show_topics(screen: Screen, shop: Workshop, epochs: int) -> None:
-    """Save the real BERT in this package's layout, fine-tune it, and hold it against a bag of words and the majority."""
+    """Save the real BERT in our layout, fine-tune it, and compare it with a bag of words and the majority."""
     folder, start = shop.folder / "topics", shop.folder / "real-bert"
     parts = write_sentences(folder)
     CtxBertModel.from_pretrained(checkpoint()).save_pretrained(start)
@@ -72,8 +72,8 @@ def show_topics(screen: Screen, shop: Workshop, epochs: int) -> None:
     baselines = {"bag of words": bag_of_words(**parts), "majority": metrics["baseline_accuracy"]}
     screen.result(
         Result("accuracy on held-out sentences", metrics["eval_accuracy"], baselines),
-        "share of the held-out sentences whose article is named; bag of words: logistic regression on TF-IDF of the same "
-        "labelled sentences; majority: one article for all",
+        "share of the held-out sentences whose article is named; bag of words: logistic regression on TF-IDF of the "
+        "same labelled sentences; majority: one article for all",
     )
 
 

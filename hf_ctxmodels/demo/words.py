@@ -13,6 +13,7 @@ from hf_ctxmodels.demo.workshop import Workshop
 from hf_ctxmodels.io.word_vectors import WordVectors
 
 PICTURE = "word_map.png"
+RECIPE = "word2vec_demo"
 LOOKED_UP = ("war", "chemistry", "president", "island")
 NEIGHBOURS = 6
 MAP = {
@@ -37,8 +38,7 @@ def show_words(screen: Screen, shop: Workshop, epochs: int) -> None:
     )
     shop.run(
         screen,
-        *("word2vec", "pretrain", "--recipe", "word2vec_skipgram", "--tokenizer", tokenizer, "--dataset", "demo"),
-        *("--per_device_batch_size", 16, "--num_train_epochs", epochs, "--save_steps", 0, "--seed", 0),
+        *("word2vec", "pretrain", "--recipe", RECIPE, "--tokenizer", tokenizer, "--num_train_epochs", epochs),
         output=model,
     )
     vectors = WordVectors.of_model(AutoModel.from_pretrained(model), AutoTokenizer.from_pretrained(model))
