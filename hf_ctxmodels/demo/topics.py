@@ -15,6 +15,7 @@ from hf_ctxmodels.demo.workshop import Workshop
 from hf_ctxmodels.models.bert import CtxBertModel, CtxBertTokenizer
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
+RECIPE = "topics_demo"
 ARTICLES, LABELS = 12, 5  # articles, and labelled sentences of each
 _HELD_OUT = 5  # every fifth paragraph
 _WORDS = 6  # of the shortest sentence
@@ -54,18 +55,16 @@ def show_topics(screen: Screen, shop: Workshop, epochs: int) -> None:
     parts = write_sentences(folder)
     CtxBertModel.from_pretrained(checkpoint()).save_pretrained(start)
     CtxBertTokenizer.from_pretrained(checkpoint()).save_pretrained(start)
-    example = parts["test"][0]
+    example = next(row for row in parts["test"] if row["label"] not in row["text"])
     screen.text(
         f"Which article is a sentence from? {ARTICLES} Wikipedia articles, {LABELS} labelled sentences of each, "
         f'{len(parts["test"])} held-out sentences, such as "{example["text"]}" ({example["label"]}).'
     )
     shop.run(
         screen,
-        *("topics", "finetune", "--model", start, "--task", "sequence-classification"),
+        *("topics", "finetune", "--recipe", RECIPE, "--model", start, "--num_train_epochs", epochs),
         *("--train_file", folder / "train.jsonl", "--validation_file", folder / "test.jsonl"),
-        *("--config_options", "classifier_pooling=mean", "--max_length", 64, "--per_device_batch_size", 16),
-        *("--num_train_epochs", epochs, "--learning_rate", 3e-4, "--save_steps", 0, "--seed", 0),
-        *("--dataloader_workers", 0, "--predictions_file", folder / "predictions.jsonl"),
+        *("--predictions_file", folder / "predictions.jsonl"),
         output=folder / "model",
     )
     metrics = TrainingSummary.load(folder / "model").metrics
