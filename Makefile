@@ -14,8 +14,8 @@ INPUTS := pyproject.toml constraints.txt
 help:           ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo     ## text -> tokenizer -> pretrained BERT -> fine-tuned -> reloaded
-	$(BIN)/python -m hf_ctxmodels demo --output_dir demo --overwrite
+demo: $(VENV)/.demo     ## what works, each number beside its baseline, in minutes; goes on from an earlier demo
+	$(BIN)/python -m hf_ctxmodels demo --output_dir demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev      ## the test-suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)

@@ -1,179 +1,109 @@
-"""From raw text to a reloaded classifier in a few minutes, on text that comes with an installed package.
+r"""Show what works, in a few minutes, on text and weights that come with installed packages; no network is needed.
 
-Trains a tokenizer, pretrains a tiny BERT, fine-tunes it on film-review polarity, reloads everything through the Auto
-classes and prints a table, by the commands as you would run them. The seed was fixed in advance. Fine-tuning takes the
-settings of Turc et al. 2019 (arXiv 1908.08962) for models of this size, 4 epochs at 3e-4. Before that, rates from 3e-4
-to 3e-3 for 5 to 30 epochs had been tried on these same sentences; none was told apart from chance, pretrained or not:
-200 labelled sentences are too few to learn or to measure polarity with, they show that the machinery works.
+    hf-ctxmodels demo --output_dir demo
+
+A real BERT is opened unchanged, word2vec and a tiny BERT are trained on the demo text, a classifier is fine-tuned from
+few labels, published to a directory and opened by clean processes. Every number is of this run, beside its baseline.
+What is finished is used again by the next demo in the same directory, and an interrupted pretraining is continued;
+--overwrite starts anew. The seeds and settings were fixed before (model_cards/experiments/demo.md).
 """
 
 import json
-import math
-import shutil
-import time
-from concurrent.futures import ThreadPoolExecutor
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    pipeline,
-)
+from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks.stages import run_stage
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.outputs import check_new_directory
-from hf_ctxmodels.data.tasks.demo import demo_rows
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.core.screen import next_commands
+from hf_ctxmodels.demo import masked_words, words
+from hf_ctxmodels.demo.masked_words import show_masked_words, start_pretraining
+from hf_ctxmodels.demo.real_bert import checkpoint, show_real_bert
+from hf_ctxmodels.demo.screen import Screen
+from hf_ctxmodels.demo.topics import show_publishing, show_topics
+from hf_ctxmodels.demo.words import show_words
+from hf_ctxmodels.demo.workshop import Workshop, foreground_threads
 from hf_ctxmodels.training.recipe import parse_arguments
 
-FAMILY = "bert"
-SEED = 0
-MAX_LENGTH = 64
-HELD_OUT = 0.05  # of the documents
-FOLDS = 5
-SENTENCE = "The government said it would [MASK] the new law."
+RESULTS = "results.json"
+MADE = (
+    *("tokenizer", "bert", "words-tokenizer", "word2vec", "real-bert", "topics", "published", "logs"),
+    *(masked_words.PICTURE, words.PICTURE, RESULTS),
+)
 
 
 @dataclass
 class DemoArguments:
     """Where, and how long."""
 
-    output_dir: str = field(default="demo", metadata={"help": "Directory for everything the demo makes."})
+    output_dir: str = field(default="demo", metadata={"help": "Directory for everything that the demo makes."})
     overwrite: bool = field(default=False, metadata={"help": "Delete what an earlier demo has made there."})
-    max_steps: int = field(default=1200, metadata={"help": "Pretraining steps of 16 rows."})
-
-
-def pretrain(output: Path, max_steps: int) -> TrainingSummary:
-    """Text -> tokenizer -> pretrained model."""
-    run_stage(
-        "train-tokenizer",
-        *("--family", FAMILY, "--dataset", "demo", "--vocab_size", 2000),
-        *("--validation_fraction", HELD_OUT, "--output_dir", output / "tokenizer"),
-    )
-    run_stage(
-        "pretrain",
-        *("--family", FAMILY, "--config", "tiny", "--tokenizer", output / "tokenizer"),
-        *("--dataset", "demo", "--validation_fraction", HELD_OUT, "--max_length", MAX_LENGTH),
-        *("--max_steps", max_steps, "--per_device_batch_size", 16, "--learning_rate", 2e-3, "--warmup_steps", 0.1),
-        *("--logging_steps", max(1, max_steps // 12), "--save_steps", 0, "--seed", SEED),
-        *("--output_dir", output / "bert"),
-    )
-    return TrainingSummary.load(output / "bert")
-
-
-def write_folds(folder: Path) -> None:
-    """The 200 labelled sentences as `FOLDS` pairs of files; every fold is balanced, every sentence is tested once."""
-    rows = sorted((row.values for row in [*demo_rows("train"), *demo_rows("validation")]), key=lambda row: row["label"])
-    folder.mkdir(parents=True)
-    for fold in range(FOLDS):
-        parts: dict[str, list[str]] = {"train": [], "validation": []}
-        for number, row in enumerate(rows):
-            parts["validation" if number % FOLDS == fold else "train"].append(json.dumps(row))
-        for name, lines in parts.items():
-            (folder / f"{name}-{fold}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def finetune(output: Path) -> list[float]:
-    """Accuracy of every fold. Two runs at a time, one thread each."""
-    folder = output / "polarity"
-    write_folds(folder)
-
-    def run(fold: int) -> float:
-        run_stage(
-            "finetune",
-            *("--model", output / "bert", "--task", "sequence-classification"),
-            *("--train_file", folder / f"train-{fold}.jsonl", "--validation_file", folder / f"validation-{fold}.jsonl"),
-            *("--max_length", MAX_LENGTH, "--per_device_batch_size", 16, "--num_train_epochs", 4),
-            *("--learning_rate", 3e-4, "--save_steps", 0, "--seed", SEED, "--dataloader_workers", 0),
-            *("--output_dir", folder / f"bert-{fold}", "--predictions_file", folder / f"bert-{fold}.jsonl"),
-            quiet=fold != 0,
-            threads=1,
-        )
-        return TrainingSummary.load(folder / f"bert-{fold}").metrics["eval_accuracy"]
-
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        return list(pool.map(run, range(FOLDS)))
-
-
-def reload(output: Path) -> str:
-    """Open what was saved through the Auto classes; what the masked-LM head fills in.
-
-    Raises:
-        CtxError: the reloaded classifier predicts something else than the command that saved it.
-    """
-    directory = output / "polarity" / "bert-0"
-    saved = [json.loads(line)["prediction"] for line in directory.with_suffix(".jsonl").read_text().splitlines()]
-    texts = [json.loads(line)["text"] for line in (output / "polarity" / "validation-0.jsonl").read_text().splitlines()]
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-    batch = tokenizer(texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
-    with torch.no_grad():
-        predicted = [model.config.id2label[index] for index in model(**batch).logits.argmax(-1).tolist()]
-    if predicted != saved:
-        raise CtxError("The reloaded classifier does not predict what it predicted before.", location=str(directory))
-    filled = pipeline("fill-mask", str(output / "bert"))(SENTENCE, top_k=3)
-    return ", ".join(guess["token_str"] for guess in filled)
-
-
-def interval(accuracy: float, count: int) -> str:
-    """An accuracy with its 95% interval (Wilson 1927) over `count` sentences."""
-    z = 1.96
-    middle = (accuracy + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(accuracy * (1 - accuracy) / count + z * z / (4 * count * count))
-    return f"{accuracy:.3f} ({middle - half:.2f} to {middle + half:.2f})"
-
-
-def table(summary: TrainingSummary, accuracies: list[float], filled: str) -> str:
-    """What came of it, each number beside what it should be compared with."""
-    rates, metrics, sentences = summary.rates, summary.metrics, len(demo_rows("train")) + len(demo_rows("validation"))
-    accuracy = sum(accuracies) / len(accuracies)
-    treatment = " / ".join(
-        f"{rates[name]:.1%}" for name in ("mask_token_share", "random_token_share", "kept_token_share")
-    )
-    rows = [
-        ("", "value", "compare with"),
-        (
-            "masked-word loss, held-out text",
-            f"{metrics['eval_mlm_loss']:.3f}",
-            f"{metrics['baseline_mlm_loss']:.3f} by word frequency",
-        ),
-        (
-            "next-sentence loss, held-out text",
-            f"{metrics['eval_next_sentence_loss']:.3f}",
-            f"{metrics['baseline_next_sentence_loss']:.3f} by frequency",
-        ),
-        ("tokens predicted", f"{rates['selected_share']:.1%}", "15%"),
-        ("  [MASK] / random / kept", treatment, "80% / 10% / 10%"),
-        ("random second segments", f"{rates['random_next_share']:.1%}", "50%, more where a document ends"),
-        ("polarity accuracy, 5 folds", interval(accuracy, sentences), "0.500 for one label always"),
-        ("pretraining tokens/s", f"{summary.tokens_per_second or 0:,.0f}", f"{summary.tokens:,} tokens"),
-        (SENTENCE, filled, "best three, reloaded model"),
-    ]
-    return "\n".join(f"{name:<50}{value:<26}{other}" for name, value, other in rows)
+    max_steps: int = field(default=4000, metadata={"help": "Pretraining steps of the tiny BERT, of 32 rows."})
+    word_epochs: int = field(default=10, metadata={"help": "Passes of word2vec over the text."})
+    label_epochs: int = field(default=10, metadata={"help": "Passes of the classifier over its labelled sentences."})
 
 
 def main() -> None:
-    """Run every stage and print the table."""
+    """Run every section, and sum up."""
     (arguments,) = parse_arguments(DemoArguments, description=__doc__)
-    begin, output = time.perf_counter(), Path(arguments.output_dir)
-    made_before = ("tokenizer", "bert", "polarity")
-    check_new_directory(output, made_before, flag="--output_dir", overwrite=arguments.overwrite)
-    for made in made_before:
-        shutil.rmtree(output / made, ignore_errors=True)
-    summary = pretrain(output, arguments.max_steps)
-    accuracies = finetune(output)
-    filled = reload(output)
-    print(f"\n{table(summary, accuracies, filled)}\n")
-    print("Losses are in nats per prediction. Accuracy, with its 95% interval, is over the 200 labelled sentences that")
-    print(f"come with the text, in {FOLDS} folds: too few for a tiny model to beat chance reliably, but it all works.")
-    print(f"Seed {SEED}, fixed in advance.\n")
-    for what, where in (
-        ("pretrained model, tokenizer, log", "bert"),
-        ("loss curve", "bert/training_curve.png"),
-        ("classifiers and their predictions", "polarity"),
-    ):
-        print(f"{what:<36}{output / where}")
-    print(f"\n{time.perf_counter() - begin:.0f} seconds")
+    checkpoint()  # first: without the extra there is no demo
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("output_dir", "overwrite")}
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(foreground_threads())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # as an interruption at the keyboard: the stages are stopped
+    screen = Screen(sections=6)
+    folder = Path(arguments.output_dir)
+    try:
+        with Workshop(folder, settings, MADE, overwrite=arguments.overwrite) as shop:
+            run(screen, shop, arguments)
+    except KeyboardInterrupt:
+        screen.line(f"\nStopped. What is finished is kept in {folder}; the same command goes on from there.", indent="")
+        raise
+    sum_up(screen, folder)
+
+
+def run(screen: Screen, shop: Workshop, arguments: DemoArguments) -> None:
+    """Every section in turn."""
+    if shop.resumed:
+        screen.line(f"An earlier demo in {shop.folder} is continued; --overwrite starts anew.", indent="")
+    screen.section("A tiny BERT begins to learn")
+    pretraining = start_pretraining(screen, shop, arguments.max_steps)
+    screen.section("A real BERT, opened unchanged")
+    show_real_bert(screen)
+    screen.section("word2vec, trained on the demo text")
+    show_words(screen, shop, arguments.word_epochs)
+    screen.section("A classifier from 60 labelled sentences")
+    show_topics(screen, shop, arguments.label_epochs)
+    screen.section("Published to a directory, opened by clean processes")
+    show_publishing(screen, shop)
+    screen.section("What the tiny BERT has learned")
+    show_masked_words(screen, shop, pretraining, arguments.max_steps)
+
+
+def sum_up(screen: Screen, folder: Path) -> None:
+    """All numbers once more, what is where, and what to do next."""
+    screen.line(f"\n{'All of it':<92}{screen.elapsed:>8}", indent="")
+    for result in screen.results:
+        screen.line(str(result))
+    rows = [{"name": each.name, "value": each.value, "baselines": dict(each.baselines)} for each in screen.results]
+    with writing(folder):
+        (folder / RESULTS).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    screen.line("\nwhat is where", indent="")
+    screen.rows(
+        [
+            (str(folder / "bert"), "the tiny BERT, its tokenizer, log and summary"),
+            (str(folder / "word2vec"), "the word vectors"),
+            (str(folder / "topics"), "labelled sentences, the classifier and its predictions"),
+            (str(folder / "published"), "the classifier as a Hub repository, with its card"),
+            (str(folder / masked_words.PICTURE), "the losses by step"),
+            (str(folder / words.PICTURE), "words on the plane"),
+            (str(folder / RESULTS), "the numbers above"),
+        ]
+    )
+    screen.line()
+    print(next_commands(("evaluate-words", "--model", folder / "word2vec", "--near", "king"), ("recipes",)))
+    print("  python -c 'import hf_ctxmodels; help(hf_ctxmodels)'")

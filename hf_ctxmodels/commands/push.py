@@ -1,12 +1,14 @@
 """Publish a trained model: `hf-ctxmodels push --model runs/bert --repo_id org/name`.
 
-The files are listed before they are pushed; with --dry_run they are only listed.
+The files are listed before they are pushed; with --dry_run they are only listed, and with --output_dir they are written
+to a directory, which the Auto classes open as they open the repository.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_ctxmodels.hub.files import describe_files, repository_files
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.hub.files import describe_files, repository_files, write_files
 from hf_ctxmodels.hub.publish import push_files
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -24,6 +26,8 @@ class PushArguments:
         default=None, metadata={"help": "Token that may write. Default: HF_TOKEN, or what `hf auth login` stored."}
     )
     dry_run: bool = field(default=False, metadata={"help": "List the files that would be pushed, and stop."})
+    output_dir: str | None = flag(None, "Write the files to this directory, and push nothing.")
+    overwrite: bool = flag(False, "Replace files of the same names in --output_dir.")
 
 
 def main() -> None:
@@ -33,6 +37,10 @@ def main() -> None:
     print(describe_files(files))
     if arguments.dry_run:
         print(f"{len(files)} files; nothing was pushed (--dry_run)")
+        return
+    if arguments.output_dir is not None:
+        write_files(files, arguments.output_dir, arguments.model, overwrite=arguments.overwrite)
+        print(f"{len(files)} files written to {arguments.output_dir}; nothing was pushed (--output_dir)")
         return
     commit = push_files(
         files,

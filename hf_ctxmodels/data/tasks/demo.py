@@ -1,10 +1,9 @@
 """The demo classification data of the package gensim: 200 film-review sentences, half of them positive."""
 
-import importlib.util
-from pathlib import Path
-
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.demo import demo_file
 from hf_ctxmodels.data.tasks.readers import Row
+
+POLARITY = "pang_lee_polarity.cor"
 
 VALIDATION_EVERY = 5  # the file is sorted by label, so the fifths are balanced
 
@@ -14,12 +13,7 @@ def demo_rows(split: str) -> list[Row]:
 
     The sentences are from Pang & Lee's polarity data. Raises CtxError when gensim is not installed.
     """
-    package = importlib.util.find_spec("gensim")  # gensim itself is slow to import, and not needed
-    if package is None or package.origin is None:
-        raise CtxError(
-            "The demo data are part of gensim, which is not installed.", hint="pip install hf_ctxmodels[demo]"
-        )
-    path = Path(package.origin).parent / "test" / "test_data" / "pang_lee_polarity.cor"
+    path = demo_file(POLARITY)
     rows = []
     for number, line in enumerate(path.read_text(encoding="windows-1252").splitlines()):
         label, _, text = line.partition(" ")

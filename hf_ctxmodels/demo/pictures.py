@@ -1,0 +1,80 @@
+"""The demo's pictures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_INK, _MUTED, _BLUE, _ORANGE = "#222222", "#767676", "#1f6fb4", "#d1620f"
+
+
+def draw_learning_curve(
+    curve: Sequence[Mapping[str, float]], baselines: Mapping[str, float], title: str, file: Path
+) -> None:
+    """The masked-word loss by training step, on training and held-out text, with baselines as horizontal lines.
+
+    Args:
+        curve: Records of a training log with "step", and "loss" or "eval_loss".
+        baselines: Name -> loss on held-out text.
+        title: Above the picture.
+        file: The PNG.
+    """
+    figure, axes = _figure(8, 4.5, title)
+    for name, label, style in (
+        ("loss", "training text", {"color": _BLUE, "alpha": 0.55}),
+        ("eval_loss", "held-out text", {"color": _BLUE, "marker": "o", "linestyle": "--"}),
+    ):
+        points = [(record["step"], record[name]) for record in curve if name in record]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label, **style)
+    for name, value in baselines.items():
+        axes.axhline(value, color=_ORANGE, linewidth=1)
+        axes.annotate(
+            f"{name} {value:.2f}", (1, value), (-4, 3), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="right", color=_ORANGE,
+        )  # fmt: skip
+    axes.set(xlabel="training step", ylabel="loss of masked words (nats per word piece)")
+    axes.set_xlim(left=0)
+    axes.legend(loc="lower left", frameon=False)
+    figure.savefig(file, dpi=150)
+
+
+def draw_word_map(vectors: np.ndarray, words: Sequence[str], groups: Sequence[str], title: str, file: Path) -> None:
+    """Words on the plane of their vectors' two main directions.
+
+    Args:
+        vectors: (words, width).
+        words: What is written at each point.
+        groups: The group of each word, which has one colour.
+        title: Above the picture.
+        file: The PNG.
+    """
+    centred = vectors - vectors.mean(0)
+    _, spread, directions = np.linalg.svd(centred, full_matrices=False)
+    places = centred @ directions[:2].T
+    shares = spread**2 / (spread**2).sum()
+    figure, axes = _figure(8, 6, title)
+    for number, group in enumerate(dict.fromkeys(groups)):
+        chosen = [each == group for each in groups]
+        axes.scatter(*places[chosen].T, s=14, color=f"C{number}", label=group)
+    for word, (x, y) in zip(words, places, strict=True):
+        axes.annotate(word, (x, y), (3, 3), textcoords="offset points", fontsize=8, color=_INK)
+    axes.set(
+        xlabel=f"first principal component ({shares[0]:.0%} of the variance)",
+        ylabel=f"second principal component ({shares[1]:.0%})",
+    )
+    axes.legend(frameon=False)
+    figure.savefig(file, dpi=150)
+
+
+def _figure(width: float, height: float, title: str) -> tuple[Any, Any]:
+    """A figure with one plot and its title."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=11, color=_INK)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes

