@@ -63,7 +63,8 @@ class CtxByteBPETokenizer(CtxTokenizer):
         kwargs.pop("tokenizer_file", None)  # already read
         file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
         table, pairs = _read(type(self), vocab, merges, kwargs)
-        named = [str(token) for name, token in kwargs.items() if name.endswith("_token") and token is not None]
+        special = {name: kwargs.get(name) for name in self.SPECIAL_TOKENS_ATTRIBUTES}
+        named = [str(token) for token in special.values() if token is not None]
         require_tokens(table, named, kwargs, file)
         self._tokenizer = _build_backend(table, pairs, str(kwargs["unk_token"]), add_prefix_space, file)
         super().__init__(errors=errors, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets, **kwargs)

@@ -48,7 +48,7 @@ class _ConfigurationTest:
 
     def test_config(self) -> None:
         """`ConfigTester.run_common_tests`."""
-        given = {"hidden_size": 36} if self.case.has_field("hidden_size") else {}
+        given = {"hidden_size": 960}  # a multiple of every default number of heads
         properties = ["hidden_size", "num_hidden_layers"]
         properties += ["num_attention_heads"] if self.case.attends else []
         tester = CONFIGURATION.ConfigTester(self, self.case.family.config, common_properties=properties, **given)
