@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -76,7 +77,8 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         return super().save_pretrained(save_directory, *args, **kwargs)
 
     def set_template(self, single: str, pair: str) -> None:
-        """Set the special tokens around texts, as "token:segment": "{cls}:0 $A:0 {sep}:0".
+        """Set the special tokens around texts, as "token:segment": "{cls}:0 $A:0 {sep}:0". Those that this tokenizer was
+        given as None are left out.
 
         Args:
             single: For one text, `$A`.
@@ -84,9 +86,13 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         """
         names = {name.removesuffix("_token"): str(token) for name, token in self.special_tokens_map.items()}
         used = [token for name, token in names.items() if f"{{{name}}}" in single + pair]
+        single, pair = (
+            " ".join(part.format(**names) for part in template.split() if part[0] == "$" or part[1:].split("}")[0] in names)
+            for template in (single, pair)
+        )
         self._tokenizer.post_processor = processors.TemplateProcessing(
-            single=single.format(**names),
-            pair=pair.format(**names),
+            single=single,
+            pair=pair,
             special_tokens=[(token, self.convert_tokens_to_ids(token)) for token in used],
         )
 
@@ -94,6 +100,11 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
 def word_like(token: str | AddedToken) -> AddedToken:
     """A mask token that absorbs the space before it, as a word does; an `AddedToken` is returned unchanged."""
     return token if isinstance(token, AddedToken) else AddedToken(token, lstrip=True, special=True)
+
+
+def given_tokens(kwargs: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """The special tokens of these names among a tokenizer's arguments, without those that are None."""
+    return [str(kwargs[name]) for name in names if kwargs.get(name) is not None]
 
 
 def require_tokens(

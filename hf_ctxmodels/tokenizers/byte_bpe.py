@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, read_text, require_tokens
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, given_tokens, no_text, no_vocabulary, read_text, require_tokens
 
 Merges = list[tuple[str, str]]
 
@@ -63,8 +63,7 @@ class CtxByteBPETokenizer(CtxTokenizer):
         kwargs.pop("tokenizer_file", None)  # already read
         file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
         table, pairs = _read(type(self), vocab, merges, kwargs)
-        named = [str(token) for name, token in kwargs.items() if name.endswith("_token") and token is not None]
-        require_tokens(table, named, kwargs, file)
+        require_tokens(table, given_tokens(kwargs, self.SPECIAL_TOKENS_ATTRIBUTES), kwargs, file)
         self._tokenizer = _build_backend(table, pairs, str(kwargs["unk_token"]), add_prefix_space, file)
         super().__init__(errors=errors, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets, **kwargs)
         self.trim_offsets = trim_offsets

@@ -79,6 +79,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             self.bos_token_id: _filled([BEGINS_SENTENCE], max_characters),
             self.eos_token_id: _filled([ENDS_SENTENCE], max_characters),
         }
+        self._special_characters.pop(None, None)  # of a token that there is none of
         self._language_of = np.zeros(len(self), dtype=np.int64)  # a mark's language number; 0 for other words
         for number, mark in enumerate(marks, start=1):
             place = self.convert_tokens_to_ids(mark)

@@ -10,7 +10,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, given_tokens, no_text, no_vocabulary, require_tokens
 from hf_ctxmodels.tokenizers.parallel import BETWEEN
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the released models' order
@@ -59,12 +59,15 @@ class SubwordTokenizer(CtxTokenizer):
         split_punctuation: bool = True,
         **kwargs: Any,
     ) -> None:
+        if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
+            learned = json.loads(kwargs["tokenizer_object"].to_str())["model"]
+            vocab, merges = learned["vocab"], learned["merges"]
         if vocab is None:
             raise no_vocabulary(type(self), kwargs)
         kwargs = {**self.defaults, **kwargs}
         self.languages = list(languages)
         rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
-        tokens = [*(str(kwargs[name]) for name in self.defaults), *self.languages]
+        tokens = [*given_tokens(kwargs, self.defaults), *self.languages]
         require_tokens(vocab, tokens, kwargs, kwargs.get("name_or_path") or None)
         pairs = [(first, second) for first, second in merges or ()]
         model = BPE(vocab, pairs, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)

@@ -13,7 +13,7 @@ from tokenizers.models import Unigram
 from transformers.convert_slow_tokenizer import SentencePieceExtractor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, given_tokens, no_text, no_vocabulary, require_tokens
 
 Pieces = list[tuple[str, float]]
 """Pieces with their log probabilities, in the order of the ids."""
@@ -63,9 +63,9 @@ class CtxUnigramTokenizer(CtxTokenizer):
         if vocab is None:
             raise no_vocabulary(type(self), kwargs)
         pieces = [piece for piece, _ in vocab]
-        named = [str(kwargs[f"{name}_token"]) for name in ("unk", "pad", "cls", "sep", "mask")]
+        named = given_tokens(kwargs, [f"{name}_token" for name in ("unk", "pad", "cls", "sep", "mask")])
         require_tokens(pieces, named, kwargs, kwargs.get("name_or_path") or None)
-        kwargs["unk_id"] = pieces.index(named[0])
+        kwargs["unk_id"] = pieces.index(str(kwargs["unk_token"]))
         self.do_lower_case, self.keep_accents = kwargs["do_lower_case"], kwargs["keep_accents"]
         self._tokenizer = Tokenizer(Unigram(vocab, unk_id=kwargs["unk_id"], byte_fallback=False))
         self._tokenizer.normalizer = _normalizer(

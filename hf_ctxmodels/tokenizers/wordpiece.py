@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainer
 from tokenizers.models import WordPiece
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, read_text, require_tokens
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, given_tokens, no_text, no_vocabulary, read_text, require_tokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -55,7 +55,7 @@ class WordPieceTokenizer(CtxTokenizer):
         self.do_lower_case = do_lower_case
         self.tokenize_chinese_chars = tokenize_chinese_chars
         self.strip_accents = strip_accents
-        special_tokens = [str(kwargs[name]) for name in self.defaults]
+        special_tokens = given_tokens(kwargs, self.defaults)
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
         self._vocab = _checked_vocabulary(type(self), vocab, special_tokens, kwargs)

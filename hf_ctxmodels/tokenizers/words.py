@@ -48,7 +48,7 @@ class CtxWordTokenizer(CtxTokenizer):
         kwargs = {**self.defaults, **kwargs}
         unk_token, pad_token = str(kwargs["unk_token"]), str(kwargs["pad_token"])
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
-            vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
+            vocab, counts = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False), None  # not the old words'
         if vocab is None:
             raise no_vocabulary(type(self), kwargs)
         require_tokens(vocab, [pad_token, unk_token], kwargs, kwargs.get("name_or_path") or None)

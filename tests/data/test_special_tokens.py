@@ -34,3 +34,33 @@ def test_a_token_that_is_given_is_added(saved: tuple[Path, PreTrainedTokenizerBa
 def test_the_vocabulary_itself_gives_the_unknown_token(saved: tuple[Path, PreTrainedTokenizerBase]) -> None:
     with pytest.raises(CtxError, match=r"lacks \[FILL\]"):
         AutoTokenizer.from_pretrained(saved[0], unk_token="[FILL]")
+
+
+def test_a_token_of_none_is_left_out(tmp_path: Path) -> None:
+    """Of the special tokens around a text."""
+    for name, family in FAMILIES.items():
+        plain = family.tokenizer.train(TEXTS * 5, vocab_size=300)
+        plain.save_pretrained(tmp_path / name)
+        for attribute in ("cls_token", "bos_token", "eos_token"):
+            token = getattr(plain, attribute)
+            opened = AutoTokenizer.from_pretrained(tmp_path / name, **{attribute: None})
+            if not plain.templates or f"{{{attribute.removesuffix('_token')}}}" not in plain.templates[0]:
+                continue
+            assert getattr(opened, attribute) is None
+            kept = [each for each in plain("the cat").tokens() if each != token]
+            assert opened("the cat").tokens() == kept, (name, attribute)
+            assert opened.decode(opened("the cat").input_ids, skip_special_tokens=True).strip() == "the cat"
+
+
+def test_trained_anew(tmp_path: Path) -> None:
+    """`train_new_from_iterator` gives a tokenizer of the family with other words and the same special tokens."""
+    for name, family in FAMILIES.items():
+        plain = family.tokenizer.train(TEXTS * 5, vocab_size=300)
+        other = plain.train_new_from_iterator(["seven old sailors sang"] * 9, 290, show_progress=False)
+        other.save_pretrained(tmp_path / name)
+        for tokenizer in (other, AutoTokenizer.from_pretrained(tmp_path / name)):
+            assert type(tokenizer) is family.tokenizer
+            assert tokenizer.special_tokens_map == plain.special_tokens_map, name
+            text = tokenizer.decode(tokenizer("seven sailors sang").input_ids, skip_special_tokens=True)
+            assert text.strip() == "seven sailors sang", name
+            assert tokenizer.get_vocab() != plain.get_vocab(), name

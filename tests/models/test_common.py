@@ -13,6 +13,7 @@ from zoo import (
     PEERED,
     TIED_HEADS,
     Case,
+    assert_close,
     assert_same_outputs,
     each_forward,
     make_batch,
@@ -272,6 +273,8 @@ class TestResizing:
         assert model.config.vocab_size == size == new.shape[0]
         kept = min(size, len(old))
         assert torch.equal(new[:kept], old[:kept])
+        if change > 0:  # as in transformers, where `mean_resizing` is not turned off
+            assert_close(new[kept:].mean(0), old.mean(0), "mean of the new rows", tolerance=1e-3)
         if model.get_output_embeddings() is not None:
             is_table = bool(case.id_axes or case.model_class._tied_weights_keys)
             assert (model.get_output_embeddings().weight is new) == is_table

@@ -265,6 +265,20 @@ class TestRecordedOutputs:
         outputs = base.model()(**make_batch(base), output_hidden_states=True)
         assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
 
+    def test_output_is_computed_from_them(self) -> None:
+        """Attribution methods differentiate with respect to hidden states: also where padding is not computed, they
+        are no copies beside the way to the output."""
+        beside = {}
+        for base in [case for case in BASES if case.config().num_hidden_layers > 1]:
+            outputs = base.model()(**make_batch(base), output_hidden_states=True)
+            pooled = outputs.get("pooler_output")
+            target = outputs.last_hidden_state.square().sum() if pooled is None else pooled.square().sum()
+            states = [each for each in outputs.hidden_states if each.requires_grad]
+            found = torch.autograd.grad(target, states, allow_unused=True)
+            beside[str(base)] = [number for number, each in enumerate(found) if each is None or not each.any()]
+        assert len(beside) > 10
+        assert not any(beside.values()), beside
+
     def test_hidden_states_by_configuration(self, base: Case) -> None:
         model = base.model()
         batch = make_batch(base)

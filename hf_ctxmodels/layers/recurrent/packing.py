@@ -100,6 +100,11 @@ class PackedRows:
         places = self.places[..., None].expand_as(packed)
         return padded.scatter(1, places, packed).unflatten(1, (rows, length))
 
+    def repack(self, padded: Tensor) -> Tensor:
+        """(directions, rows, length, width) from `unpack` -> (directions, tokens, width)."""
+        places = self.places[..., None].expand(-1, -1, padded.shape[-1])
+        return padded.flatten(1, 2).gather(1, places)
+
     @property
     def numbers(self) -> Tensor:
         """(tokens,) index of each packed token's packed row; the same in both directions."""

@@ -28,7 +28,8 @@ class StackOutput:
         rows: (..., hidden) all computed rows.
         layout: Where these lie: `layout.first(rows)` is what a pooler reads.
         hidden_states: The input of every block, (batch, length, hidden), and `last_hidden_state`, None in place of
-            those not chosen; None if none were asked for.
+            those not chosen; None if none were asked for. What follows is computed from them, so that gradients with
+            respect to them can be taken.
         attentions: (batch, heads, queries, keys) of every block; None if they were not asked for.
         cross_attentions: Likewise; empty without cross-attention.
     """
@@ -83,6 +84,8 @@ def run_stack(
     cross: list[Tensor | None] = []
     for number, (block, view) in enumerate(zip(chain, views, strict=True)):
         recorded.append(layout.unpack(hidden_states) if number in kept else None)
+        if recorded[-1] is not None:  # gradients with respect to what is recorded pass through it
+            hidden_states = layout.pack(recorded[-1])
         hidden_states, probabilities, cross_probabilities = block(
             hidden_states, view.layout, view.mask, view.memory, past_key_values=past_key_values, layer_index=number
         )
@@ -93,6 +96,8 @@ def run_stack(
     if final_norm is not None:
         hidden_states = final_norm(hidden_states)
     output = final.output(hidden_states)
+    if len(chain) in kept and output_mask is None:
+        hidden_states = final.pack(output)
     return StackOutput(
         last_hidden_state=output,
         rows=hidden_states,

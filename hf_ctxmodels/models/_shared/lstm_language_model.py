@@ -4,6 +4,7 @@ A family defines its dropout (`embed`, `layer_dropout`, `output_dropout`), its l
 its loss.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -125,31 +126,39 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         rows = inputs.pack(2).backward_only() if self.is_backward else inputs.pack(1)
         packed = rows.pack(inputs.words)
         packed = self.embed(packed) if inputs.are_ids else packed
-        outputs, final = self._run(packed, rows, past_key_values, truncation, layers)
-        last = rows.unpack(outputs[-1])[0]
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        recorded, last, final = self._run(packed, rows, past_key_values, truncation, self.layers[:layers], wants)
         return LSTMLanguageModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
             pooler_output=None if self.pooling is None else pool_rows(last, inputs.tokens, self.pooling),
-            hidden_states=(*(rows.unpack(each)[0] for each in outputs[:-1]), last) if wants else None,
+            hidden_states=(*recorded, last) if wants else None,
             past_key_values=final if (self.config.stateful if use_cache is None else use_cache) else None,
         )
 
     def _run(
-        self, packed: Tensor, rows: PackedRows, cache: RecurrentCache | None, truncation: int | None, layers: int | None
-    ) -> tuple[list[Tensor], RecurrentCache]:
-        """The packed embeddings and outputs of every layer, and the state after the last token."""
+        self,
+        packed: Tensor,
+        rows: PackedRows,
+        cache: RecurrentCache | None,
+        truncation: int | None,
+        layers: Iterable[nn.Module],
+        records: bool,
+    ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
+        """Each layer's input, if it is to be recorded, and the last one's output, (batch, length, width) each; and the
+        state after the last token."""
         seen, length = 0, rows.shape[1]
         before: list[tuple[Tensor, ...] | None] = [None] * len(self.layers)
         if cache is not None:
             check_cache(cache, [[(rows.shape[0], 1, size)] * 2 for size in self.config.layer_sizes[1:]])
             seen, before = cache.seen_tokens, [rows.pack_state(state) for state in cache.states]
-        outputs, after = [packed], []
-        for depth, layer in enumerate(self.layers[:layers]):
+        recorded, after = [], []
+        for depth, layer in enumerate(layers):
+            if records:
+                recorded.append(rows.unpack(packed)[0])
+                packed = rows.repack(recorded[-1][None])  # gradients with respect to what is recorded pass through it
             packed, state = layer(self.layer_dropout(packed, rows, depth), rows, before[depth], truncation)
-            outputs.append(packed)
             after.append(rows.unpack_state(state))
-        return outputs, RecurrentCache(after, seen + length)
+        return recorded, rows.unpack(packed)[0], RecurrentCache(after, seen + length)
 
 
 class LSTMForCausalLM(heads.ForCausalLM):

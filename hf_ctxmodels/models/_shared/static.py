@@ -97,7 +97,8 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
     def _resize_token_embeddings(
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Resize every table; new rows are initialised."""
+        """Resize every table. As in transformers, new rows are near the mean of the old ones with `mean_resizing`, else
+        initialised."""
         if new_num_tokens is None and pad_to_multiple_of is None:
             return self.get_input_embeddings()
         new_num_tokens = new_num_tokens or self.config.vocab_size
@@ -110,6 +111,8 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
             kept = min(new_num_tokens, old.num_embeddings)
             with torch.no_grad():
                 new.weight[:kept] = old.weight[:kept]
+            if mean_resizing and new_num_tokens > kept:
+                self._init_added_embeddings_weights_with_mean(old, new, kept, new_num_tokens - kept)
             new.sparse = old.sparse
             new.requires_grad_(old.weight.requires_grad)
             setattr(parent, name, new)

@@ -94,31 +94,34 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         else:  # each word's characters are encoded once for both directions
             packed = rows.add_directions(self.encode_words(input_ids.flatten(0, 1)[rows.places[0]]))
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        layers, final = self._run(packed, rows, past_key_values)
-        recorded = [concat_directions(rows.unpack(layer)) for layer in (layers if wants else layers[-1:])]
+        recorded, last, final = self._run(packed, rows, past_key_values, wants)
         return CtxElmoModelOutput(
-            last_hidden_state=recorded[-1] if output_mask is None else recorded[-1][output_mask],
-            hidden_states=tuple(recorded) if wants else None,
+            last_hidden_state=last if output_mask is None else last[output_mask],
+            hidden_states=(*recorded, last) if wants else None,
             past_key_values=final if (self.config.stateful if use_cache is None else use_cache) else None,
         )
 
     def _run(
-        self, packed: Tensor, rows: PackedRows, cache: RecurrentCache | None
-    ) -> tuple[list[Tensor], RecurrentCache]:
-        """The packed token layer and outputs of every layer, and the state after the last word."""
+        self, packed: Tensor, rows: PackedRows, cache: RecurrentCache | None, records: bool
+    ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
+        """Each layer's input, if it is to be recorded, and the last one's output, (batch, words, hidden) each; and the
+        state after the last word."""
         config, seen, length = self.config, 0, rows.shape[1]
         before: list[tuple[Tensor, ...] | None] = [None] * config.num_hidden_layers
         if cache is not None:
             shapes = [(rows.shape[0], 2, width) for width in (config.projection_size, config.cell_size)]
             check_cache(cache, [shapes] * config.num_hidden_layers)
             seen, before = cache.seen_tokens, [rows.pack_state(state) for state in cache.states]
-        outputs, after = [packed], []
+        recorded, after = [], []
         for depth, layer in enumerate(self.layers):
+            if records:
+                recorded.append(concat_directions(rows.unpack(packed)))
+                # gradients with respect to what is recorded pass through it
+                packed = rows.repack(torch.stack(recorded[-1].chunk(2, -1)))
             out, state = layer(self.dropout(packed), rows, before[depth])
             packed = out + packed if depth and config.residual else out
-            outputs.append(packed)
             after.append(rows.unpack_state(state))
-        return outputs, RecurrentCache(after, seen + length)
+        return recorded, concat_directions(rows.unpack(packed)), RecurrentCache(after, seen + length)
 
 
 class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):

@@ -166,7 +166,10 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         nothing = (None,) * (1 if inputs.target_positions is None else 2)
         for number, layer in enumerate(self.layers):
             memory = None if inputs.memory is None else inputs.memory[number]
-            recorded.extend(streams.unpack(hidden_states) if number in chosen else nothing)
+            states = streams.unpack(hidden_states) if number in chosen else nothing
+            recorded.extend(states)
+            if number in chosen:  # gradients with respect to what is recorded pass through it
+                hidden_states = streams.repack(states)
             if use_mems:
                 mems.append(updated_memory(streams.content(hidden_states), memory, config.mem_len, config.reuse_len))
             hidden_states, probabilities = layer(hidden_states, last if number + 1 == count else streams, memory)

@@ -8,7 +8,7 @@ over all of them. States of earlier segments (the memory) are further keys befor
 end, without padding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
@@ -156,6 +156,10 @@ class PaddedStreams:
             return None, rows
         return rows[:, : self.inputs.length], rows[:, self.inputs.length :]
 
+    def repack(self, states: Sequence[Tensor]) -> Tensor:
+        """What `unpack` made of all rows -> these rows."""
+        return torch.cat(list(states), 1) if len(states) > 1 else states[0]
+
     def content(self, rows: Tensor) -> Tensor:
         """(batch, length, hidden) of the content stream, zeros at padding: what the memory keeps."""
         states = self.key_rows(rows)
@@ -261,6 +265,10 @@ class PackedStreams:
     def unpack(self, rows: Tensor) -> tuple[Tensor]:
         """Computed rows -> (batch, length, hidden), zeros at padding; or (outputs, hidden) with an output mask."""
         return (self.layout.output(rows),)
+
+    def repack(self, states: Sequence[Tensor]) -> Tensor:
+        """What `unpack` made of all rows -> these rows."""
+        return self.layout.pack(states[0])
 
     def content(self, rows: Tensor) -> Tensor:
         """(batch, length, hidden), zeros at padding: what the memory keeps."""

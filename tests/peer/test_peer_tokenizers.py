@@ -1,0 +1,51 @@
+"""`TokenizerTesterMixin` and `TokenizersBackendTesterMixin` of transformers over every family's tokenizer."""
+
+import tempfile
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest import TestCase
+
+from suite import peer_module
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.data.demo import demo_documents
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
+
+COMMON = peer_module("test_tokenization_common")
+BACKEND = peer_module("test_tokenizers_backend_mixin")
+STORIES, VOCABULARY = 150, 1000
+
+
+@cache
+def _trained(tokenizer_class: type[PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+    stories = [" ".join(paragraphs) for paragraphs in islice(demo_documents(), STORIES)]
+    return tokenizer_class.train(stories, VOCABULARY)
+
+
+class _Generic(BACKEND.TokenizersBackendTesterMixin, COMMON.TokenizerTesterMixin):
+    """The mixins, which otherwise open a tokenizer of the Hub, with one that is trained here."""
+
+    family: FamilySpec
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.tmpdirname = tempfile.mkdtemp()  # the mixin removes it
+        _trained(cls.tokenizer_class).save_pretrained(cls.tmpdirname)
+        cls.from_pretrained_id = [cls.tmpdirname]
+        cls.tokenizers_list = [(cls.tokenizer_class, cls.tmpdirname, {})]
+
+
+def _tokenizer_test(family: FamilySpec) -> type[TestCase]:
+    content: dict[str, Any] = {
+        "family": family,
+        "tokenizer_class": family.tokenizer,
+        "rust_tokenizer_class": family.tokenizer,
+        "__module__": __name__,
+    }
+    return type(f"{family.name}-tokenizer", (_Generic, TestCase), content)
+
+
+globals().update({f"{family.name}-tokenizer": _tokenizer_test(family) for family in FAMILIES.values()})
