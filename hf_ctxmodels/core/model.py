@@ -118,7 +118,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """Taken from PEFT once it has adapted the model: modules that the checkpoint lacks are saved with the adapter,
         and an adapted output layer is untied, see `core.adapters`."""
         self.__dict__["peft_config"] = adapters
-        save_with_adapters(self, adapters, self.new_modules)
+        if not self._hf_peft_config_loaded:  # `add_adapter` of transformers saves no head
+            save_with_adapters(self, adapters, self.new_modules)
         if not any(getattr(adapter, "ensure_weight_tying", False) for adapter in adapters.values()):
             self.untie_adapted()
 

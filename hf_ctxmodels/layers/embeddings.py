@@ -1,5 +1,6 @@
 """Input embeddings of absolute-position encoders."""
 
+import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.layers.dropout import Dropout
@@ -55,8 +56,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
         embedded = words if words.is_floating_point() else self.word_embeddings(words)
         embedded = embedded + self.position_embeddings(position_ids)
         if token_type_ids is None:
-            embedded = embedded + self.token_type_embeddings.weight[0]
-        else:
-            embedded = embedded + self.token_type_embeddings(token_type_ids)
+            token_type_ids = torch.zeros_like(position_ids)
+        embedded = embedded + self.token_type_embeddings(token_type_ids)
         embedded = self.dropout(self.norm(embedded))
         return embedded if self.projection is None else apply_linear(self.projection, embedded)

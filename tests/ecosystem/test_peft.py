@@ -34,8 +34,9 @@ def labelled(case: Case) -> Batch:
 
 
 def on_every_map(model: PreTrainedModel) -> Any:
-    """LoRA on each linear map, those of the heads and the decoders too, with random weights in both factors."""
-    names = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+    """LoRA on each linear map and table, of the heads and decoders too, with random weights in both factors."""
+    kinds = [torch.nn.Linear] if hasattr(model, "generator") else [torch.nn.Linear, torch.nn.Embedding]
+    names = [name for name, module in model.named_modules() if type(module) in kinds]
     torch.manual_seed(1)
     return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=names, init_lora_weights=False))
 
@@ -127,10 +128,12 @@ def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
         peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules="all-linear"))
 
 
-def test_adapters_on_shared_encoders_are_refused() -> None:
+@pytest.mark.parametrize(("tied", "targets"), [("all", None), ("embeddings", ["word_embeddings"])])
+def test_adapters_on_shared_encoders_are_refused(tied: str, targets: list[str] | None) -> None:
     joint = next(case for case in TRANSFORMERS if str(case) == "electra-AutoModelForPreTraining")
+    model = joint.model(tie_generator=tied, generator_size=1.0)
     with pytest.raises(CtxError, match="tie_generator"):
-        peft.get_peft_model(joint.model(tie_generator="all", generator_size=1.0), peft.LoraConfig())
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=targets))
 
 
 IMPORTED_LATER = """

@@ -108,16 +108,18 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         """As of every model; and the generator's output layer.
 
         Raises:
-            CtxError: An adapter stands on a layer that both encoders share: merging would add both adapters to it.
+            CtxError: An adapter stands on a weight that both encoders share: merging would change the other one too.
         """
         super().untie_adapted()
-        if self.config.tie_generator == "all":
-            raise CtxError(
-                'Adapters cannot be merged into the layers that tie_generator="all" shares.',
-                hint='adapt one of both: self.generator, or a head on the discriminator; or use tie_generator="none".',
-            )
         if untied_from_adapters(self.generator):
             self.config.generator_overrides = (self.config.generator_overrides or {}) | {"tie_word_embeddings": False}
+        shared = {id(each) for each in self.electra.parameters()} & {id(each) for each in self.generator.parameters()}
+        if any(id(each.base_layer.weight) in shared for each in self.modules() if hasattr(each, "base_layer")):
+            raise CtxError(
+                f"An adapter stands on weights that tie_generator={self.config.tie_generator!r} shares: merging it "
+                "would change both encoders.",
+                hint='adapt other modules, or one of both encoders by itself; or train with tie_generator="none".',
+            )
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize both vocabularies."""
