@@ -3,7 +3,7 @@
 from typing import Any
 
 from docstrings import to_rst
-from generate import links
+from reference import links
 from sphinx.application import Sphinx
 
 from hf_ctxmodels import __version__
