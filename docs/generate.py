@@ -255,9 +255,14 @@ def _flag(action: Any) -> list[str]:
 
 def _recipe_page() -> Pages:
     lines = []
-    for title, folder in (("Recipes of the package", "recipes"), ("Configurations of accelerate", "accelerate")):
+    for heading, folder in (("Recipes of the package", "recipes"), ("Configurations of accelerate", "accelerate")):
         paths = sorted(packaged_folder(folder).glob("*.yaml"))
-        lines += [f"## {title}", "", *(f"- [{path.stem}](#{path.stem}): {first_sentence(path)}" for path in paths), ""]
+        lines += [
+            f"## {heading}",
+            "",
+            *(f"- [{path.stem}](#{path.stem}): {first_sentence(path)}" for path in paths),
+            "",
+        ]
         for path in paths:
             lines += [f"({path.stem})=", f"### {path.stem}", "", "```yaml", path.read_text("utf-8").rstrip(), "```", ""]
     return {"_parts/recipes.md": "\n".join(lines)}
