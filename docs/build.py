@@ -1,4 +1,6 @@
-"""Build the site: `python docs/build.py` writes it to `site/`. A warning of Sphinx is an error, and so is a broken link.
+"""Build the site: `python docs/build.py` writes it to `site/`.
+
+A warning of Sphinx is an error, and so is a broken link.
 
 The pages written by hand and those that `generate` makes are laid out in `build/docs` first; Sphinx's messages name
 the files there.

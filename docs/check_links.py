@@ -29,7 +29,7 @@ class _Page(HTMLParser):
 
 
 def broken_links(site: Path) -> list[str]:
-    """A line for each link within the site that leads nowhere, and for each file that a page loads from another host."""
+    """A line for each link within the site that leads nowhere, and for each file that is loaded from another host."""
     opened = cache(_Page)
     found = []
     for path in sorted(path for path in site.rglob("*.html") if "_static" not in path.parts):

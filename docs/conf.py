@@ -3,7 +3,7 @@
 from typing import Any
 
 from docstrings import to_rst
-from generate import links
+from reference import links
 from sphinx.application import Sphinx
 
 from hf_ctxmodels import __version__
@@ -22,7 +22,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
 # The reference: what is described in the code, in its order.
-autodoc_default_options = {"members": True, "show-inheritance": True, "ignore-module-all": True}
+autodoc_default_options = {"members": True, "ignore-module-all": True}
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False  # those of transformers are in a markup of their own
 autodoc_typehints_format = "short"
@@ -53,8 +53,12 @@ html_theme_options = {
 
 
 def describe(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
-    """The docstring of an object, as the project writes them, in Sphinx's markup."""
-    lines[:] = to_rst("\n".join(lines), links()).splitlines()
+    """The docstring of an object, as the project writes them, in Sphinx's markup; a class's bases come before it."""
+    text = "\n".join(lines)
+    bases = [base.__qualname__ for base in obj.__bases__ if base is not object] if isinstance(obj, type) else []
+    if bases:
+        text = f"Bases: {', '.join(f'`{base}`' for base in bases)}.\n\n{text}"
+    lines[:] = to_rst(text, links()).splitlines()
 
 
 def setup(app: Sphinx) -> None:

@@ -1,7 +1,7 @@
 """Docstrings of the package as reStructuredText: sections, lists, tables and inline code as they are written there.
 
-A docstring is Markdown with sections of indented items (`Args:`, `Returns:`, `Each feature holds:`). Inline code that is
-the name of something documented becomes a link to it.
+A docstring is Markdown with sections of indented items (`Args:`, `Returns:`, `Each feature holds:`). Inline code that
+is the name of something documented becomes a link to it.
 """
 
 import re

@@ -4,21 +4,18 @@ Nothing of them is stored: `pages` gives every text for one build. Pages written
 """
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
-from inspect import formatannotation, getdoc, isclass, isfunction
+from inspect import formatannotation, getdoc
 from pathlib import Path, PurePosixPath
-from pkgutil import walk_packages
-from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
-from docstrings import list_table, to_rst
-from transformers import HfArgumentParser, PreTrainedConfig
+from docstrings import to_rst
+from reference import PACKAGE, api_pages, full_name, links, objectives, title, toctree
+from transformers import HfArgumentParser
 
-import hf_ctxmodels
 from hf_ctxmodels.cli import COMMANDS, PROGRAM
 from hf_ctxmodels.commands.recipes import first_sentence
 from hf_ctxmodels.objectives import Objective
@@ -27,11 +24,6 @@ from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.recipe import packaged_folder
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = hf_ctxmodels.__name__
-# Rooms without an API: a command is documented by its flags, and benchmarks by their command.
-_NOT_API = ("commands", "benchmarks", "cli", "__main__")
-# Modules of compiled loops; to import one takes the extra `words`.
-_COMPILED = ("window_kernels", "sgd_kernel", "prefetch", "adagrad_kernel")
 # How-to pages that go on from one another.
 _IN_ORDER = ("pretrain", "finetune", "publish", "convert")
 
@@ -40,7 +32,7 @@ Pages = dict[str, str]
 
 def pages() -> Pages:
     """Path of a page (or of a part that a page includes) -> its text."""
-    return {**_repository_pages(), **_objective_pages(), **_command_pages(), **_recipe_page(), **_api_pages()}
+    return {**_repository_pages(), **_objective_pages(), **_command_pages(), **_recipe_page(), **api_pages()}
 
 
 # Pages of the repository
@@ -118,7 +110,7 @@ def _repository_pages() -> Pages:
         tried = f"families/experiments/{family.name}.md"
         if tried in made:
             made[f"families/{family.name}.md"] += f"\n```{{toctree}}\n:hidden:\n\nexperiments/{family.name}\n```\n"
-    made["families/index.md"] += "\n" + _toctree(family.name for family in FAMILIES.values())
+    made["families/index.md"] += "\n" + toctree(family.name for family in FAMILIES.values())
     made["_parts/how-to.md"] = _how_to_list()
     return made
 
@@ -128,11 +120,7 @@ def _how_to_list() -> str:
     found = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "docs" / "how-to").glob("*.md"))}
     names = [*_IN_ORDER, *(name for name in found if name not in (*_IN_ORDER, "index"))]
     titles = [f"- [{found[name].splitlines()[0].removeprefix('# ')}]({name}.md)" for name in names]
-    return "\n".join([*titles, "", _toctree(names)])
-
-
-def _toctree(names: Iterable[str]) -> str:
-    return "\n".join(["```{toctree}", ":hidden:", "", *names, "```", ""])
+    return "\n".join([*titles, "", toctree(names)])
 
 
 def family_title(family: FamilySpec) -> str:
@@ -141,15 +129,6 @@ def family_title(family: FamilySpec) -> str:
 
 
 # Objectives
-
-
-def objectives() -> dict[type[Objective], list[tuple[str, FamilySpec]]]:
-    """Objective -> the names by which families know it."""
-    found: dict[type[Objective], list[tuple[str, FamilySpec]]] = {}
-    for family in FAMILIES.values():
-        for name, objective in family.objectives.items():
-            found.setdefault(objective, []).append((name, family))
-    return found
 
 
 def _objective_pages() -> Pages:
@@ -161,7 +140,7 @@ def _objective_pages() -> Pages:
         rows.append([f"[{each.__name__}]({each.__name__}.rst)", names, families])
     table = [f"| {' | '.join(row)} |" for row in rows]
     table.insert(1, "|---|---|---|")
-    made["_parts/objectives.md"] = "\n".join([*table, "", _toctree(each.__name__ for each in objectives())])
+    made["_parts/objectives.md"] = "\n".join([*table, "", toctree(each.__name__ for each in objectives())])
     return made
 
 
@@ -172,13 +151,13 @@ def _objective_page(objective: type[Objective], uses: list[tuple[str, FamilySpec
         f"``--objective {name}`` of " + ", ".join(f":doc:`/families/{family.name}`" for family in families)
         for name, families in names.items()
     )
-    lines = [*_title(objective.__name__), f"{of}. Its head: ``{objective.auto_class}``.", ""]
-    lines += [f".. autoclass:: {_full_name(objective)}", "", *_title("Options", "-")]
-    lines += [*_options(objective, uses[0][0]), *_title("Collator", "-")]
+    lines = [*title(objective.__name__), f"{of}. Its head: ``{objective.auto_class}``.", ""]
+    lines += [f".. autoclass:: {full_name(objective)}", "", *title("Options", "-")]
+    lines += [*_options(objective, uses[0][0]), *title("Collator", "-")]
     if first_owner(collator) is objective:
-        lines += [f".. autoclass:: {_full_name(collator)}", ""]
+        lines += [f".. autoclass:: {full_name(collator)}", ""]
     else:
-        lines += [f"The collator is :py:class:`~{_full_name(collator)}`.", ""]
+        lines += [f"The collator is :py:class:`~{full_name(collator)}`.", ""]
     return "\n".join(lines)
 
 
@@ -220,7 +199,7 @@ def _command_pages() -> Pages:
     for command in COMMANDS:
         made[f"commands/{command}.rst"] = _command_page(command)
     lines = [f"- [`{PROGRAM} {command}`]({command}.rst): {what}" for command, what in COMMANDS.items()]
-    made["_parts/commands.md"] = "\n".join([*lines, "", _toctree(COMMANDS)])
+    made["_parts/commands.md"] = "\n".join([*lines, "", toctree(COMMANDS)])
     return made
 
 
@@ -241,10 +220,10 @@ def command_arguments(command: str) -> tuple[type, ...]:
 
 def _command_page(command: str) -> str:
     module = import_module(f"{PACKAGE}.commands.{command.replace('-', '_')}")
-    lines = [*_title(f"{PROGRAM} {command}"), to_rst(getdoc(module) or "", links()), ""]
+    lines = [*title(f"{PROGRAM} {command}"), to_rst(getdoc(module) or "", links()), ""]
     lines += [f".. program:: {PROGRAM} {command}", ""]
     for kind in command_arguments(command):
-        lines += [*_title(kind.__name__, "-"), to_rst(getdoc(kind) or "", links()), ""]
+        lines += [*title(kind.__name__, "-"), to_rst(getdoc(kind) or "", links()), ""]
         for action in HfArgumentParser(kind)._actions:
             if action.dest != "help":
                 lines += _flag(action)
@@ -276,145 +255,14 @@ def _flag(action: Any) -> list[str]:
 
 def _recipe_page() -> Pages:
     lines = []
-    for title, folder in (("Recipes of the package", "recipes"), ("Configurations of accelerate", "accelerate")):
+    for heading, folder in (("Recipes of the package", "recipes"), ("Configurations of accelerate", "accelerate")):
         paths = sorted(packaged_folder(folder).glob("*.yaml"))
-        lines += [f"## {title}", "", *(f"- [{path.stem}](#{path.stem}): {first_sentence(path)}" for path in paths), ""]
+        lines += [
+            f"## {heading}",
+            "",
+            *(f"- [{path.stem}](#{path.stem}): {first_sentence(path)}" for path in paths),
+            "",
+        ]
         for path in paths:
             lines += [f"({path.stem})=", f"### {path.stem}", "", "```yaml", path.read_text("utf-8").rstrip(), "```", ""]
     return {"_parts/recipes.md": "\n".join(lines)}
-
-
-# Reference of the classes and functions
-
-
-def _api_pages() -> Pages:
-    made, below = {}, {}
-    for name, modules in api_packages().items():
-        path = name.removeprefix(f"{PACKAGE}.").replace(".", "/")
-        made[f"api/{path}.rst"] = _package_page(name, modules)
-        below[name] = path
-    top = [path for name, path in below.items() if name.count(".") == 1]
-    made["_parts/api.md"] = "\n".join(
-        [*(f"- [{path}]({path}.rst): {_summary(f'{PACKAGE}.{path}')}" for path in top), "", _toctree(top)]
-    )
-    return made
-
-
-@cache
-def api_packages() -> dict[str, list[str]]:
-    """Package, or module directly in the package -> its public modules, all in order of their names."""
-    found: dict[str, list[str]] = {}
-    for info in walk_packages(hf_ctxmodels.__path__, f"{PACKAGE}."):
-        parts = info.name.split(".")
-        if parts[1] in _NOT_API or parts[-1] in _COMPILED:
-            continue
-        if info.ispkg:
-            found.setdefault(info.name, [])
-        elif len(parts) == 2:
-            found[info.name] = [info.name]
-        else:
-            found.setdefault(info.name.rpartition(".")[0], []).append(info.name)
-    return found
-
-
-def _summary(name: str) -> str:
-    return (getdoc(import_module(name)) or "").partition("\n\n")[0].replace("\n", " ")
-
-
-def _package_page(name: str, modules: list[str]) -> str:
-    lines = [*_title(name.removeprefix(f"{PACKAGE}."))]
-    family = next((each for each in FAMILIES.values() if each.config.__module__.startswith(f"{name}.")), None)
-    if name not in modules:
-        lines += [f".. automodule:: {name}", "    :no-members:", ""]
-    inner = [other for other in api_packages() if other.rpartition(".")[0] == name]
-    if inner:
-        here = name.rpartition(".")[2]
-        lines += [
-            ".. toctree::",
-            "    :maxdepth: 1",
-            "",
-            *(f"    {here}/{each.rpartition('.')[2]}" for each in inner),
-            "",
-        ]
-    if family:
-        lines += _family_facts(family)
-    for module in modules:
-        if len(modules) > 1 or name not in modules:
-            lines += _title(module.removeprefix(f"{name}."), "-")
-        elsewhere = sorted(_on_objective_pages() & _own_names(import_module(module)))
-        lines += [
-            f".. automodule:: {module}",
-            *([f"    :exclude-members: {', '.join(elsewhere)}"] if elsewhere else []),
-        ]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _on_objective_pages() -> set[str]:
-    collators = {get_type_hints(each)["collate"] for each in objectives()}
-    return {each.__name__ for each in (*objectives(), *collators)}
-
-
-def _family_facts(family: FamilySpec) -> list[str]:
-    """The card, and tables of the sizes and of the configuration's fields."""
-    known = {entry.name for entry in fields(PreTrainedConfig)}  # type: ignore[arg-type]
-    own = [entry for entry in fields(family.config) if entry.name not in known]  # type: ignore[arg-type]
-    chosen = [["size", "fields"]]
-    for size, changed in family.sizes.items():
-        chosen.append([f"`{size}`", ", ".join(f"`{key}={value}`" for key, value in changed.items()) or "the defaults"])
-    defaults = [["field", "default"], *([f"`{entry.name}`", f"`{_default(entry)!r}`"] for entry in own)]
-    lines = [f":doc:`Card of the family </families/{family.name}>`.", ""]
-    lines += [*_title("Sizes", "-"), f"Values of ``{PROGRAM} pretrain --family {family.name} --config``.", ""]
-    lines += [*list_table(chosen, _plain), "", *_title("Fields of the configuration", "-")]
-    lines += [f"What each means is said in :py:class:`~{_full_name(family.config)}` and its bases.", ""]
-    return [*lines, *list_table(defaults, _plain), ""]
-
-
-def _default(entry: Any) -> Any:
-    return entry.default_factory() if callable(entry.default_factory) else entry.default
-
-
-def _plain(text: str) -> str:
-    return text.replace("`", "``")
-
-
-def _own_names(module: ModuleType) -> set[str]:
-    """Public classes and functions that the module defines and describes."""
-    return {
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and (isclass(value) or isfunction(value)) and value.__module__ == module.__name__
-        if value.__doc__
-    }
-
-
-@cache
-def links() -> dict[str, str]:
-    """Name as docstrings write it -> full name, of everything in the reference whose short name is unique."""
-    found: dict[str, set[str]] = {}
-    for modules in api_packages().values():
-        for module_name in modules:
-            module = import_module(module_name)
-            found.setdefault(module_name, set()).add(module_name)
-            for name, full in _names_within(module):
-                found.setdefault(name, set()).add(full)
-                found.setdefault(full, set()).add(full)
-    return {name: full.pop() for name, full in found.items() if len(full) == 1}
-
-
-def _names_within(module: ModuleType) -> Iterator[tuple[str, str]]:
-    for name in _own_names(module):
-        full = f"{module.__name__}.{name}"
-        yield name, full
-        for member, value in vars(getattr(module, name)).items():
-            described = isfunction(value) or isinstance(value, classmethod | staticmethod | property)
-            if isclass(getattr(module, name)) and described and not member.startswith("_") and value.__doc__:
-                yield f"{name}.{member}", f"{full}.{member}"
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _title(text: str, line: str = "=") -> list[str]:
-    return [text, line * len(text), ""]

@@ -78,7 +78,7 @@ def test_docstrings_become_restructured_text(docs):
 
 def test_every_option_of_every_objective_is_explained(pages):
     for family in FAMILIES.values():
-        assert f"families/{family.name}.md" in pages and f"api/models/{family.name}.rst" in pages
+        assert {f"families/{family.name}.md", f"api/models/{family.name}.rst"} <= pages.keys()
         for name, objective in family.objectives.items():
             page = pages[f"objectives/{objective.__name__}.rst"]
             assert re.search(rf"``--objective {re.escape(name)}`` of [^;]*:doc:`/families/{family.name}`", page), name
@@ -99,24 +99,13 @@ def test_every_flag_of_every_command_is_explained(pages, monkeypatch, capsys):
 
 def test_every_recipe_and_module_has_its_place(pages):
     recipes = [path.read_text("utf-8").rstrip() for path in ROOT.glob("scripts/recipes/*.yaml")]
-    assert recipes and [text for text in recipes if text not in pages["_parts/recipes.md"]] == []
+    assert len(recipes) > 40
+    assert [text for text in recipes if text not in pages["_parts/recipes.md"]] == []
     reference = "".join(text for name, text in pages.items() if name.startswith("api/"))
     described = set(re.findall(r"^\.\. automodule:: (\S+)", reference, re.MULTILINE))
-    rooms = (
-        "core",
-        "data",
-        "heads",
-        "hub",
-        "inference",
-        "io",
-        "layers",
-        "models",
-        "objectives",
-        "tokenizers",
-        "training",
-    )
-    for room in rooms:
-        for path in (ROOT / "hf_ctxmodels" / room).rglob("*.py"):
+    folders = [path for path in (ROOT / "hf_ctxmodels").iterdir() if (path / "__init__.py").is_file()]
+    for folder in folders:
+        for path in folder.rglob("*.py") if folder.name not in ("benchmarks", "commands") else ():
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             assert module in described or "numba" in path.read_text("utf-8"), module
 

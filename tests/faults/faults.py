@@ -1,6 +1,7 @@
 """The faults of all rooms."""
 
 from data_faults import DATA_FAULTS
+from docs_faults import DOCS_FAULTS
 from fault import Fault
 from layers_faults import LAYERS_FAULTS
 from models_faults import MODELS_FAULTS
@@ -8,4 +9,4 @@ from training_faults import TRAINING_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*LAYERS_FAULTS, *MODELS_FAULTS, *DATA_FAULTS, *TRAINING_FAULTS]
+FAULTS = [*LAYERS_FAULTS, *MODELS_FAULTS, *DATA_FAULTS, *TRAINING_FAULTS, *DOCS_FAULTS]
