@@ -105,5 +105,11 @@ def sum_up(screen: Screen, folder: Path) -> None:
         ]
     )
     screen.line()
-    print(next_commands(("evaluate-words", "--model", folder / "word2vec", "--near", "king"), ("recipes",)))
-    print("  python -c 'import hf_ctxmodels; help(hf_ctxmodels)'")
+    text = ("--dataset", "YOUR.txt", "--output_dir", "runs/tokenizer")
+    print(
+        next_commands(
+            ("evaluate-words", "--model", folder / "word2vec", "--near", "king"),
+            ("train-tokenizer", "--family", "bert", "--vocab_size", 8000, *text),
+            ("pretrain", "--help"),
+        )
+    )

@@ -62,7 +62,7 @@ def show_masked_words(screen: Screen, shop: Workshop, stage: Stage | None, steps
     screen.result(
         Result("loss of masked words, held-out text", loss, baselines, lower=True),
         "nats per masked word piece, less is better; by frequency: how often each piece is in the training text; by "
-        "bigrams: from the piece before it or after it (Kneser-Ney), the true one, which BERT may find masked too",
+        "bigrams: from the piece beside it (Kneser-Ney; the better of before and after), where BERT may find a gap",
     )
     title = f"Masked words: a BERT of {summary.parameters / 1e6:.1f} million parameters on 440,000 words of text"
     draw_learning_curve(summary.curve, baselines, title, shop.folder / PICTURE)
@@ -96,7 +96,7 @@ def losses(model: PreTrainedModel, tokenizer: object) -> tuple[float, dict[str, 
     before, after = (BigramModel(rows, size, special, left=left) for left in (True, False))
     frequencies = np.bincount(np.concatenate(rows), minlength=size) + 0.5
     frequencies[special] = 0
-    nats: dict[str, list[np.ndarray]] = {"by frequency": [], "by bigrams, before": [], "by bigrams, after": []}
+    nats: tuple[list[np.ndarray], ...] = ([], [], [])
     total = 0.0
     for start in range(0, len(held_out), _ROWS):
         batch = objective.collate([held_out[0, place] for place in range(start, min(start + _ROWS, len(held_out)))])
@@ -104,7 +104,7 @@ def losses(model: PreTrainedModel, tokenizer: object) -> tuple[float, dict[str, 
         tokens = np.where(labels == IGNORED, batch["input_ids"].numpy(), labels)
         row, place = np.nonzero(labels != IGNORED)
         targets = labels[row, place]
-        for found, name in zip(
+        for found, each in zip(
             (
                 frequencies[targets] / frequencies.sum(),
                 before.probabilities(tokens[row, place - 1], targets),
@@ -113,11 +113,10 @@ def losses(model: PreTrainedModel, tokenizer: object) -> tuple[float, dict[str, 
             nats,
             strict=True,
         ):
-            nats[name].append(-np.log(found))
+            each.append(-np.log(found))
         total += float(model(**batch).loss) * len(targets)
-    means = {name: float(np.concatenate(each).mean()) for name, each in nats.items()}
-    count = sum(map(len, nats["by frequency"]))
-    return total / count, means
+    frequency, *bigrams = (float(np.concatenate(each).mean()) for each in nats)
+    return total / sum(map(len, nats[0])), {"by frequency": frequency, "by bigrams": min(bigrams)}
 
 
 @torch.no_grad()

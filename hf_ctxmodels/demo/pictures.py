@@ -64,7 +64,8 @@ def draw_word_map(vectors: np.ndarray, words: Sequence[str], groups: Sequence[st
         xlabel=f"first principal component ({shares[0]:.0%} of the variance)",
         ylabel=f"second principal component ({shares[1]:.0%})",
     )
-    axes.legend(frameon=False)
+    axes.margins(0.1)
+    axes.legend(frameon=False, loc="best")
     figure.savefig(file, dpi=150)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
 
-# Both read texts from standard input and write the label of each; the second does not import this package.
+# Both read texts from standard input, 64 tokens of each as in training, and write their labels; the second does not
+# import this package.
 _CLASSIFY = """
 import json, sys
 {imports}
@@ -19,7 +20,7 @@ from transformers.utils import logging
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 classify = pipeline("text-classification", sys.argv[1]{options})
-labels = [row["label"] for row in classify(json.load(sys.stdin), truncation=True)]
+labels = [row["label"] for row in classify(json.load(sys.stdin), truncation=True, max_length=64)]
 print(json.dumps(labels))
 """
 WITH_IMPORT = _CLASSIFY.format(imports="import hf_ctxmodels", options="")

@@ -55,7 +55,9 @@ def show_real_bert(screen: Screen) -> None:
     difference, seconds = compare(ours, theirs, batch)
     screen.line(f"largest difference from the outputs of transformers' BertModel: {difference:.0e} (rounding)")
     screen.result(
-        Result(f"encoding {_TIMED} news stories, seconds", seconds[0], {"transformers": seconds[1]}, lower=True, form=".2f"),
+        Result(
+            f"encoding {_TIMED} news stories, seconds", seconds[0], {"transformers": seconds[1]}, lower=True, form=".2f"
+        ),
         f"one thread, median of {_ROUNDS} runs in turn; ours skips the padding",
     )
     vectors = encode_sentences(ours, tokenizer, stories, pooling="mean", normalize=True)

@@ -20,10 +20,11 @@ ARTICLES, LABELS = 12, 5  # articles, and labelled sentences of each
 _HELD_OUT = 5  # every fifth paragraph
 _WORDS = 6  # of the shortest sentence
 _REOPENED = 40  # sentences
+_EXAMPLE = 90  # characters at most
 OWN_SENTENCES = (
     "Two men walked on the Moon while a third stayed in orbit.",
-    "Frogs lay their eggs in water.",
-    "Sodium burns when it touches water.",
+    "The colonies wanted to be free of the British king.",
+    "Nothing moves faster than light.",
     "The president was shot in a theatre.",
 )
 
@@ -55,7 +56,7 @@ def show_topics(screen: Screen, shop: Workshop, epochs: int) -> None:
     parts = write_sentences(folder)
     CtxBertModel.from_pretrained(checkpoint()).save_pretrained(start)
     CtxBertTokenizer.from_pretrained(checkpoint()).save_pretrained(start)
-    example = next(row for row in parts["test"] if row["label"] not in row["text"])
+    example = next(row for row in parts["test"] if row["label"] not in row["text"] and len(row["text"]) < _EXAMPLE)
     screen.text(
         f"Which article is a sentence from? {ARTICLES} Wikipedia articles, {LABELS} labelled sentences of each, "
         f'{len(parts["test"])} held-out sentences, such as "{example["text"]}" ({example["label"]}).'
@@ -93,23 +94,27 @@ def show_publishing(screen: Screen, shop: Workshop) -> None:
     Raises:
         CtxError: A process gives other labels than the training run did.
     """
-    published, predictions = shop.folder / "published", shop.folder / "topics" / "predictions.jsonl"
+    published, folder = shop.folder / "published", shop.folder / "topics"
     shop.run(
         screen,
-        *("published", "push", "--model", shop.folder / "topics" / "model", "--repo_id", "your-name/topics"),
+        *("published", "push", "--model", folder / "model", "--repo_id", "your-name/topics"),
         output=published,
     )
-    screen.line(f"{published}: {', '.join(sorted(path.name for path in published.iterdir()))}")
-    rows = [json.loads(line) for line in predictions.read_text(encoding="utf-8").splitlines()][:_REOPENED]
-    texts = [row["text"] for row in rows]
+    screen.text(f"{published}: {', '.join(sorted(path.name for path in published.iterdir()))}")
+    before = [row["prediction"] for row in _rows(folder / "predictions.jsonl")[:_REOPENED]]
+    texts = [row["text"] for row in _rows(folder / "test.jsonl")[:_REOPENED]]
     for name, program in (
         ("import hf_ctxmodels", WITH_IMPORT),
         ("trust_remote_code=True, no import", WITH_REMOTE_CODE),
     ):
         labels = labels_from(program, published, [*texts, *OWN_SENTENCES])
-        same = sum(row["prediction"] == label for row, label in zip(rows, labels))
-        screen.line(f"opened in a clean process by {name + ':':<35}{same} of {len(rows)} labels as before")
-        if same < len(rows):
+        same = sum(label == earlier for earlier, label in zip(before, labels))
+        screen.line(f"opened in a clean process by {name + ':':<35}{same} of {len(before)} labels as before")
+        if same < len(before):
             raise CtxError("The published model gives other labels.", location=str(published), hint="report this.")
     screen.line("what it says of sentences that are in no article:")
-    screen.rows([(f"  {text}", label) for text, label in zip(OWN_SENTENCES, labels[len(rows) :])])
+    screen.rows([(f"  {text}", label) for text, label in zip(OWN_SENTENCES, labels[len(before) :])])
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

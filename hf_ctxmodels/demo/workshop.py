@@ -35,7 +35,7 @@ class Stage:
 
     def __init__(self, line: list[str], log: Path, threads: int, done: Callable[[float], None]) -> None:
         self.line, self.log = line, log
-        self._done, self._start = done, time.perf_counter()
+        self._done, self._start = done, time.time()
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as output:
             # In a session of its own: an interruption at the keyboard reaches it through `stop` alone, and so once.
@@ -67,7 +67,7 @@ class Stage:
                 location=str(self.log),
                 hint="see its message above; the same command goes on from here.",
             )
-        self._done(time.perf_counter() - self._start)
+        self._done(max(0.0, self.log.stat().st_mtime - self._start))  # it may have ended some time ago
 
     def said(self) -> str:
         """The last line that it has printed."""
