@@ -87,7 +87,9 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         names = {name.removesuffix("_token"): str(token) for name, token in self.special_tokens_map.items()}
         used = [token for name, token in names.items() if f"{{{name}}}" in single + pair]
         single, pair = (
-            " ".join(part.format(**names) for part in template.split() if part[0] == "$" or part[1:].split("}")[0] in names)
+            " ".join(
+                part.format(**names) for part in template.split() if part[0] == "$" or part[1:].split("}")[0] in names
+            )
             for template in (single, pair)
         )
         self._tokenizer.post_processor = processors.TemplateProcessing(
