@@ -77,8 +77,8 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         return super().save_pretrained(save_directory, *args, **kwargs)
 
     def set_template(self, single: str, pair: str) -> None:
-        """Set the special tokens around texts, as "token:segment": "{cls}:0 $A:0 {sep}:0". Those that this tokenizer was
-        given as None are left out.
+        """Set the special tokens around texts, as "token:segment": "{cls}:0 $A:0 {sep}:0". Those that are None are left
+        out.
 
         Args:
             single: For one text, `$A`.
