@@ -36,8 +36,7 @@ def test_expected_failures_are_strict() -> None:
             [peer.Expected(["test_a*"], ["bert-*"], "shapes", "why"), peer.Expected(["x"], ["y"], "", "")]
         )
         items = [
-            SimpleNamespace(name=name, nodeid=name, parent=SimpleNamespace(name="bert-x"))
-            for name in ["test_ab", "b"]
+            SimpleNamespace(name=name, nodeid=name, parent=SimpleNamespace(name="bert-x")) for name in ["test_ab", "b"]
         ]
         assert made.learn(items) == made.entries[1:], "entries without a test"
         return made
