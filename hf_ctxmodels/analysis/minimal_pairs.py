@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import log
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -47,15 +47,15 @@ def read_pairs(path: str | Path) -> list[MinimalPair]:
     pairs = []
     for number, line in enumerate(read_lines(Path(path)), start=1):
         location = f"{path}, line {number}"
-        found = parse_json(line, location=location)
-        sentences = [found.get(key) if isinstance(found, dict) else None for key in ("sentence_good", "sentence_bad")]
+        found: Any = parse_json(line, location=location)
+        sentences = [found.get(key) for key in ("sentence_good", "sentence_bad")] if isinstance(found, dict) else [None]
         if not all(isinstance(each, str) and each.strip() for each in sentences):
             raise CtxError(
                 "Not an object with the texts sentence_good and sentence_bad.",
                 location=location,
                 hint="give files in the format of BLiMP.",
             )
-        pairs.append(MinimalPair(sentences[0], sentences[1], str(found.get("linguistics_term") or name)))
+        pairs.append(MinimalPair(*map(str, sentences), str(found.get("linguistics_term") or name)))
     if not pairs:
         raise CtxError("No pair in the file.", location=str(path), hint="give files in the format of BLiMP.")
     return pairs

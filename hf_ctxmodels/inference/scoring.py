@@ -35,12 +35,12 @@ def score(
 ) -> list[TextScore]:
     """Score every text by itself: the higher, the more likely the model holds it to be.
 
-    | model | score |
-    |---|---|
-    | causal language model | log-likelihood: each token given those before it (after it, for a backward model) |
-    | masked language model, ELECTRA's generator | pseudo-log-likelihood (Salazar et al. 2020, arXiv 1910.14659): each token given all others, masked one at a time |
-    | XLNet | pseudo-log-likelihood without a mask token: each token is the only target of an order in which all others come before it |
-    | ELMo | the sum of both directions' log-likelihoods |
+    - Causal language models: the log-likelihood, each token given those before it (after it, for a backward model).
+    - Masked language models and ELECTRA's generator: the pseudo-log-likelihood (Salazar et al. 2020, arXiv 1910.14659),
+      each token given all others, masked one at a time.
+    - XLNet: the pseudo-log-likelihood without a mask token; each token is the only target of an order in which all
+      others come before it.
+    - ELMo: the sum of both directions' log-likelihoods.
 
     Special tokens are no predictions of a pseudo-log-likelihood. A log-likelihood has every prediction that training
     has: the end of a text where the tokenizer marks it, and the first word after a token that begins it (or ends the
