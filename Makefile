@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-faults lint format docs clean
+.PHONY: help demo test test-slow test-faults test-peer lint format docs clean
 
 help:           ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,11 @@ test-slow: $(VENV)/.dev ## the tests that take long
 
 test-faults: $(VENV)/.dev ## plant one-line faults, and see that the tests catch each
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/plant.py
+
+# transformers' own tests of every model and tokenizer, as they are; two processes, whatever the machine has
+test-peer: $(VENV)/.peer ## run the common tests of transformers over all our models and tokenizers
+	$(BIN)/python tests/peer/fetch.py $(VENV)/peer
+	OMP_NUM_THREADS=1 PEER_TESTS=$(VENV)/peer $(BIN)/python -m pytest tests/peer -n 2 --dist worksteal -r fE $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev      ## style, types and the direction of imports, as CI checks them
 	$(BIN)/ruff check .
@@ -50,7 +55,7 @@ $(VENV)/.torch: constraints.txt
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
 	@touch $@
 
-# The stamps spare a second call the installation; `dev` contains `demo`.
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
+# The stamps spare a second call the installation; `dev` contains `demo`, and `peer` contains `dev`.
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.peer: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
 	@touch $@

@@ -1,5 +1,13 @@
 """Evaluation of the vectors of words and sentences."""
 
+from hf_ctxmodels.analysis.minimal_pairs import (
+    MinimalPair,
+    PairResult,
+    evaluate_pairs,
+    read_pairs,
+    total,
+    unigram_scorer,
+)
 from hf_ctxmodels.analysis.sentence_tests import (
     Criterion,
     Encode,
@@ -25,17 +33,23 @@ __all__ = [
     "AnalogyResult",
     "Criterion",
     "Encode",
+    "MinimalPair",
+    "PairResult",
     "Probe",
     "SentenceSimilarity",
     "SimilarityResult",
     "WordSpace",
     "classification",
     "evaluate_analogies",
+    "evaluate_pairs",
     "evaluate_similarity",
     "probe",
     "read_analogies",
+    "read_pairs",
     "read_similarities",
     "relatedness",
     "retrieval",
     "similarity",
+    "total",
+    "unigram_scorer",
 ]

@@ -2,6 +2,7 @@
 
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
 from hf_ctxmodels.inference.question_answering import answer_questions
+from hf_ctxmodels.inference.scoring import TextScore, score
 from hf_ctxmodels.inference.token_classification import WordTaggingPipeline
 from hf_ctxmodels.inference.translation import Score, score_translations, translate
 from hf_ctxmodels.models._shared.sentence_encoder import encode_sentences
@@ -9,9 +10,11 @@ from hf_ctxmodels.models._shared.sentence_encoder import encode_sentences
 __all__ = [
     "EnsembleScores",
     "Score",
+    "TextScore",
     "WordTaggingPipeline",
     "answer_questions",
     "encode_sentences",
+    "score",
     "score_ensemble",
     "score_translations",
     "translate",

@@ -77,8 +77,8 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         return super().save_pretrained(save_directory, *args, **kwargs)
 
     def set_template(self, single: str, pair: str) -> None:
-        """Set the special tokens around texts, as "token:segment": "{cls}:0 $A:0 {sep}:0". Those that this tokenizer was
-        given as None are left out.
+        """Set the special tokens around texts, as "token:segment": "{cls}:0 $A:0 {sep}:0". Those that are None are left
+        out.
 
         Args:
             single: For one text, `$A`.
@@ -87,7 +87,9 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         names = {name.removesuffix("_token"): str(token) for name, token in self.special_tokens_map.items()}
         used = [token for name, token in names.items() if f"{{{name}}}" in single + pair]
         single, pair = (
-            " ".join(part.format(**names) for part in template.split() if part[0] == "$" or part[1:].split("}")[0] in names)
+            " ".join(
+                part.format(**names) for part in template.split() if part[0] == "$" or part[1:].split("}")[0] in names
+            )
             for template in (single, pair)
         )
         self._tokenizer.post_processor = processors.TemplateProcessing(

@@ -4,6 +4,30 @@ from fault import Fault
 
 MODELS_FAULTS = [
     Fault(
+        "a scored token stands in its own context",
+        "hf_ctxmodels/inference/scoring.py",
+        'ids = batch["input_ids"].scatter(1, places, self.tokenizer.mask_token_id)',
+        'ids = batch["input_ids"]',
+        ("tests/models/test_scoring.py",),
+        "masked and bert",
+    ),
+    Fault(
+        "a scored text of a language model has no beginning",
+        "hf_ctxmodels/inference/scoring.py",
+        "ids = [ends, *ids]",
+        "pass",
+        ("tests/models/test_scoring.py",),
+        "seqae",
+    ),
+    Fault(
+        "new rows of word tables are not near the mean of the old ones",
+        "hf_ctxmodels/models/_shared/static.py",
+        "if not mean_resizing and",
+        "if",
+        ("tests/models/test_common.py",),
+        "TestResizing and (glove or word2vec)",
+    ),
+    Fault(
         "ignored targets are counted",
         "hf_ctxmodels/heads/base.py",
         "count = (targets != IGNORED).sum().clamp(min=1) if",
@@ -116,10 +140,10 @@ MODELS_FAULTS = [
         "not module",
     ),
     Fault(
-        "a larger vocabulary forgets its words",
+        "word tables keep their size",
         "hf_ctxmodels/models/_shared/static.py",
-        "                new.weight[:kept] = old.weight[:kept]\n",
-        "                new.weight[kept:] = old.weight[kept:]\n",
+        "(table, new_num_tokens, pad_to_multiple_of, mean_resizing)",
+        "(table, None, pad_to_multiple_of, mean_resizing)",
         ("tests/models/test_common.py",),
         "TestResizing and (glove or word2vec)",
     ),

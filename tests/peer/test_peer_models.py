@@ -24,6 +24,11 @@ class _Generic(COMMON.ModelTesterMixin):
     def _prepare_for_class(self, inputs_dict: dict[str, Any], model_class: type, return_labels: bool = False) -> Any:
         return self.model_tester.prepare_for_class(inputs_dict, return_labels)
 
+    def test_encoder_decoder_loss_no_double_shift(self) -> None:
+        """It differentiates the loss with respect to the logits, which otherwise are not computed beside a loss."""
+        self.model_tester.logits_beside_loss = True
+        super().test_encoder_decoder_loss_no_double_shift()
+
 
 def _model_test(case: Case) -> type[TestCase]:
     bases = (_Generic, *([NoGenerationTests] if case.model_class.can_generate() else []), TestCase)

@@ -3,7 +3,6 @@
 import tempfile
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 from unittest import TestCase
 

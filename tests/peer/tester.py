@@ -28,6 +28,7 @@ class ModelTester:
     decoder_seq_length = STEPS
     num_hidden_layers = LAYERS
     num_choices = CHOICES
+    logits_beside_loss: bool | None = None
 
     def __init__(self, parent: TestCase, case: Case) -> None:
         self.parent, self.case = parent, case
@@ -40,6 +41,7 @@ class ModelTester:
     def get_config(self) -> PreTrainedConfig:
         """A configuration. The mixins expect one vocabulary, and hidden states of one width."""
         changes = {"num_hidden_layers": LAYERS, "target_vocab_size": TINY["vocab_size"]}
+        changes["return_logits_with_labels"] = self.logits_beside_loss
         if not self.case.attends:
             changes["embedding_size"] = TINY["hidden_size"]
         return self.case.config(**changes)

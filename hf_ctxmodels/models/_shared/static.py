@@ -97,25 +97,14 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
     def _resize_token_embeddings(
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Resize every table. As in transformers, new rows are near the mean of the old ones with `mean_resizing`, else
-        initialised."""
-        if new_num_tokens is None and pad_to_multiple_of is None:
-            return self.get_input_embeddings()
-        new_num_tokens = new_num_tokens or self.config.vocab_size
-        if pad_to_multiple_of:
-            new_num_tokens = -(-new_num_tokens // pad_to_multiple_of) * pad_to_multiple_of
+        """Resize every table, as transformers does with one; without `mean_resizing`, new rows are initialised."""
         for parent, name in self.word_tables():
-            old: WordTable = getattr(parent, name)
-            new = WordTable(new_num_tokens, old.embedding_dim, old.spread, old.padding_idx)
-            new.to(old.weight.device, old.weight.dtype)
-            kept = min(new_num_tokens, old.num_embeddings)
-            with torch.no_grad():
-                new.weight[:kept] = old.weight[:kept]
-            if mean_resizing and new_num_tokens > kept:
-                self._init_added_embeddings_weights_with_mean(old, new, kept, new_num_tokens - kept)
-            new.sparse = old.sparse
-            new.requires_grad_(old.weight.requires_grad)
-            setattr(parent, name, new)
+            table: WordTable = getattr(parent, name)
+            kept = table.num_embeddings
+            self._get_resized_embeddings(table, new_num_tokens, pad_to_multiple_of, mean_resizing)
+            if not mean_resizing and table.num_embeddings > kept:
+                fresh = WordTable(table.num_embeddings - kept, table.embedding_dim, table.spread)
+                table.weight.data[kept:] = fresh.weight.data.to(table.weight)
         return self.get_input_embeddings()
 
     def set_sparse_gradients(self, sparse: bool) -> None:

@@ -169,7 +169,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             states = streams.unpack(hidden_states) if number in chosen else nothing
             recorded.extend(states)
             if number in chosen:  # gradients with respect to what is recorded pass through it
-                hidden_states = streams.repack(states)
+                hidden_states = streams.repack([each for each in states if each is not None])
             if use_mems:
                 mems.append(updated_memory(streams.content(hidden_states), memory, config.mem_len, config.reuse_len))
             hidden_states, probabilities = layer(hidden_states, last if number + 1 == count else streams, memory)

@@ -116,6 +116,9 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
 
     The decoder is tied to the word embeddings. For generation every prompt is followed by one unknown token, whose
     query row is decoded; earlier text comes from the memory.
+
+    Logits without targets are no left-to-right predictions, though the Auto class is `AutoModelForCausalLM`: a row of
+    the content stream sees the whole text, itself too. `hf_ctxmodels.inference.score` scores a text by targets.
     """
 
     reference_architecture = "XLNetLMHeadModel"
