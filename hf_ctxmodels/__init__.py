@@ -10,6 +10,7 @@ from hf_ctxmodels.models.electra import *
 from hf_ctxmodels.models.elmo import *
 from hf_ctxmodels.models.gensen import *
 from hf_ctxmodels.models.glove import *
+from hf_ctxmodels.models.gpt import *
 from hf_ctxmodels.models.gpt2 import *
 from hf_ctxmodels.models.infersent import *
 from hf_ctxmodels.models.laser import *
@@ -53,6 +54,7 @@ __all__ += models.electra.__all__
 __all__ += models.elmo.__all__
 __all__ += models.gensen.__all__
 __all__ += models.glove.__all__
+__all__ += models.gpt.__all__
 __all__ += models.gpt2.__all__
 __all__ += models.infersent.__all__
 __all__ += models.laser.__all__

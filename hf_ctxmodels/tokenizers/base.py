@@ -63,6 +63,10 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
                 hint="copy the files again from their source, or train the tokenizer again.",
             ) from error
 
+    def prepare_for_tasks(self) -> None:
+        """Add the special tokens that the inputs of downstream tasks have, and those of pretraining have not: for
+        families with such. Fine-tuning calls it; the model needs embeddings of what is new."""
+
     @property
     def _auto_map(self) -> dict[str, list[str | None]] | None:
         """What `save_pretrained` of transformers writes as `auto_map`."""

@@ -60,7 +60,7 @@ def random_batch(case: Case, seed: int, *, side: str | None = None, masked: bool
 
 def pair(case: Case, seed: int, folder: Any, **changes: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A random reference model, and ours opened from its checkpoint."""
-    reference = case.reference_model(seed, **case.known(random_changes(seed)), **changes)
+    reference = case.reference_model(seed, **case.shared(random_changes(seed)), **changes)
     reference.save_pretrained(folder)
     return reference, case.model_class.from_pretrained(folder).eval()
 

@@ -1,9 +1,7 @@
 """GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): a causal Transformer with pre-norm
 layers, pretrained by language modelling."""
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 
@@ -11,8 +9,8 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.models._shared.transformer_decoder import Decoder, without_trailing_padding
+from hf_ctxmodels.models._shared.decoder_heads import LastTokenHead
+from hf_ctxmodels.models._shared.transformer_decoder import Decoder
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
 
@@ -67,26 +65,11 @@ class CtxGpt2ForCausalLM(CtxGpt2HeadModel, heads.ForCausalLM, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
-class CtxGpt2ForSequenceClassification(heads.ForSequenceClassification, CtxGpt2HeadModel):
-    """GPT-2 with a classifier or regressor on the last token's state, whatever the padding.
-
-    Without an `attention_mask`, padding tokens at the end of a row are padding, as in transformers.
-    """
+class CtxGpt2ForSequenceClassification(LastTokenHead, heads.ForSequenceClassification, CtxGpt2HeadModel):
+    """GPT-2 with a classifier or regressor on the last token's state."""
 
     reference_architecture = "GPT2ForSequenceClassification"
     export_conversion = GPT2_SEQUENCE_EXPORT
-
-    @property
-    def pooling(self) -> Pooling:
-        """Pooling of the tokens' states."""
-        return super().pooling or "last"
-
-    def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the decoder; `pooler_output` is the last token's state."""
-        input_ids, padding = kwargs.get("input_ids"), self.config.pad_token_id
-        if attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2 and padding is not None:
-            attention_mask = without_trailing_padding(input_ids, padding)
-        return super().encode(attention_mask=attention_mask, **kwargs)
 
     def build_head(self, config: CtxGpt2Config) -> None:
         """Dropout and the classifier, which has no bias."""
