@@ -64,10 +64,12 @@ class ForSequenceClassification(SequenceHead):
 
     Attributes:
         classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
+        takes_both_orders: Whether inputs may be (batch, orders, length), a pair in both its orders.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     classifier_activation: ClassVar[str | None] = None
+    takes_both_orders: ClassVar[bool] = False
 
     def build_head(self, config: Any) -> None:
         """Dropout and the classifier; a family may replace either."""

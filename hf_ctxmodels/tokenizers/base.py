@@ -176,19 +176,24 @@ def check_fit(
             "embeddings: model.resize_token_embeddings(len(tokenizer)).",
         )
     _check_vocabulary(tokenizer, config, location)
-    special = tokenizer.num_special_tokens_to_add()
-    if 0 < max_length <= special:
-        raise CtxError(
-            f"Inputs of {max_length} tokens leave no room for text beside the {special} special tokens.",
-            location=f"--max_length {max_length}",
-            hint=f"use --max_length {special + 1} or more.",
-        )
+    check_room(tokenizer, max_length)
     limit = getattr(config, "max_sequence_length", None)
     if limit is not None and limit < max_length:
         raise CtxError(
             f"Inputs of {max_length} tokens are over the model's limit of {limit} positions (max_position_embeddings).",
             location=f"--max_length {max_length}",
             hint=f"use --max_length {limit} or less, or a configuration with more positions.",
+        )
+
+
+def check_room(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Raise CtxError if inputs of this length (0 for any) are too short for any text."""
+    special = tokenizer.num_special_tokens_to_add()
+    if 0 < max_length <= special:
+        raise CtxError(
+            f"Inputs of {max_length} tokens leave no room for text beside the {special} special tokens.",
+            location=f"--max_length {max_length}",
+            hint=f"use --max_length {special + 1} or more.",
         )
 
 

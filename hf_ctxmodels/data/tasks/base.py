@@ -10,6 +10,7 @@ import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.tasks.readers import Row
 
 Feature = dict[str, Any]
@@ -41,6 +42,11 @@ class TaskArguments:
     )
     max_length: int = field(
         default=128, metadata={"help": "Longest input in tokens; longer texts are truncated or split into windows."}
+    )
+    both_orders: bool = flag(
+        False,
+        "Pairs only: the model reads each pair in both orders and sums their states, for similarity (Radford et al. "
+        "2018, section 3.3); for heads that take them, GPT's.",
     )
     doc_stride: int | None = field(
         default=None,

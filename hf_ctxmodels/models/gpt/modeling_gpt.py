@@ -91,6 +91,7 @@ class CtxGptForSequenceClassification(
     classified.
     """
 
+    takes_both_orders = True
     reference_architecture = "OpenAIGPTForSequenceClassification"
     export_conversion = GPT_SEQUENCE_EXPORT
 
@@ -115,6 +116,20 @@ class CtxGptForTokenClassification(heads.ForTokenClassification, heads.WithLangu
     reference_model_type = None
 
 
+class ChoiceDropout(nn.Module):
+    """Dropout with one mask for all choices of an example, as in the released code."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, pooled: Tensor, choices: int) -> Tensor:
+        """(batch * choices, hidden) -> the same."""
+        batch = len(pooled) // choices
+        examples = torch.arange(batch, device=pooled.device).repeat_interleave(choices)
+        return shared_dropout(pooled, examples, batch, self.p, self.training, whole=False)
+
+
 class CtxGptForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.WithLanguageModeling, CtxGptHeadModel):
     """GPT that chooses among continuations or answers by a linear map of the last token's state (section 3.3)."""
 
@@ -124,16 +139,14 @@ class CtxGptForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.With
     output_layer = "lm_head"
 
     def build_head(self, config: CtxGptConfig) -> None:
-        """The classifier, and the output layer of the language model."""
+        """Dropout, the classifier, and the output layer of the language model."""
         super().build_head(config)
+        self.dropout = ChoiceDropout(config.head_dropout)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def score(self, pooled: Tensor, choices: int) -> Tensor:
-        """(batch * choices, hidden) -> (batch * choices, 1) logits; the choices of a row share their dropout."""
-        batch = len(pooled) // choices
-        rows = torch.arange(batch, device=pooled.device).repeat_interleave(choices)
-        rate = self.config.head_dropout
-        return self.classifier(shared_dropout(pooled, rows, batch, rate, self.training, whole=False))
+        """(batch * choices, hidden) -> (batch * choices, 1) logits."""
+        return self.classifier(self.dropout(pooled, choices))
 
 
 def _orders(
