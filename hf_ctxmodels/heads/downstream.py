@@ -223,7 +223,7 @@ class ForMultipleChoice(SequenceHead):
 
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output to one logit."""
-        self.dropout = Dropout(config.head_dropout)
+        self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.pooled_size, 1)
 
     def score(self, pooled: Tensor, choices: int) -> Tensor:

@@ -43,11 +43,6 @@ class TaskArguments:
     max_length: int = field(
         default=128, metadata={"help": "Longest input in tokens; longer texts are truncated or split into windows."}
     )
-    both_orders: bool = flag(
-        False,
-        "Pairs only: the model reads each pair in both orders and sums their states, for similarity (Radford et al. "
-        "2018, section 3.3); for heads that take them, GPT's.",
-    )
     doc_stride: int | None = field(
         default=None,
         metadata={
@@ -57,6 +52,11 @@ class TaskArguments:
     )
     max_answer_length: int = field(
         default=30, metadata={"help": "question-answering only: longest predicted answer, in tokens."}
+    )
+    both_orders: bool = flag(
+        False,
+        "Pairs only: the model reads each pair in both orders and sums their states, for similarity (Radford et al. "
+        "2018, section 3.3); for heads that take them, GPT's.",
     )
 
 

@@ -60,7 +60,9 @@ class _SequenceTask(Task[SequenceExample]):
             )
         if self.arguments.both_orders and len(columns) != 2:
             raise CtxError(
-                "Single texts have one order.", location="--both_orders", hint="give two --text_columns, or leave it out."
+                "Single texts have one order.",
+                location="--both_orders",
+                hint="give two --text_columns, or leave it out.",
             )
         return columns
 

@@ -1,5 +1,5 @@
-"""GPT (Radford et al. 2018): a causal Transformer with post-norm layers, pretrained by language modelling and fine-tuned
-with it."""
+"""GPT (Radford et al. 2018): a causal Transformer with post-norm layers, pretrained and fine-tuned with language
+modelling."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """GPT (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training): a causal Transformer with
 post-norm layers, pretrained by language modelling and fine-tuned with it."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.dropout import shared_dropout
-from hf_ctxmodels.models._shared.decoder_heads import LastTokenHead
+from hf_ctxmodels.models._shared.decoder_heads import GeneratesAfterAnyPadding, LastTokenHead
 from hf_ctxmodels.models._shared.transformer_decoder import Decoder, build_layer
 from hf_ctxmodels.models.gpt.configuration_gpt import ACTIVATIONS, CtxGptConfig
 from hf_ctxmodels.models.gpt.conversion_gpt import GPT_CHOICE_EXPORT, GPT_EXPORT, GPT_SEQUENCE_EXPORT
@@ -22,7 +22,7 @@ class CtxGptPreTrainedModel(CtxPreTrainedModel):
 
     config: CtxGptConfig
     base_model_prefix = "gpt"
-    reference_model_type = "openai-gpt"
+    reference_model_type: ClassVar[str | None] = "openai-gpt"
     export_conversion = GPT_EXPORT
     _no_split_modules = ["TransformerBlock"]
     # The output layer, and buffers of old checkpoints.
@@ -70,7 +70,7 @@ class CtxGptHeadModel(heads.HeadModel, CtxGptPreTrainedModel):
         return CtxGptModel(config)
 
 
-class CtxGptForCausalLM(CtxGptHeadModel, heads.ForCausalLM, GenerationMixin):
+class CtxGptForCausalLM(GeneratesAfterAnyPadding, CtxGptHeadModel, heads.ForCausalLM, GenerationMixin):
     """The language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt.word_embeddings.weight"}
@@ -149,9 +149,7 @@ class CtxGptForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.With
         return self.classifier(self.dropout(pooled, choices))
 
 
-def _orders(
-    *, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **kwargs: Any
-) -> int | None:
+def _orders(*, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **kwargs: Any) -> int | None:
     """The number of orders of each pair; None for one text or pair in a row."""
     if isinstance(input_ids, Tensor) and input_ids.dim() == 3:
         return input_ids.shape[1]

@@ -9,10 +9,10 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.models._shared.decoder_heads import LastTokenHead
+from hf_ctxmodels.models._shared.decoder_heads import GeneratesAfterAnyPadding, LastTokenHead
 from hf_ctxmodels.models._shared.transformer_decoder import Decoder
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
-from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
+from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CHOICE_EXPORT, GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
 
 
 class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
@@ -53,7 +53,7 @@ class CtxGpt2HeadModel(heads.HeadModel, CtxGpt2PreTrainedModel):
         return CtxGpt2Model(config)
 
 
-class CtxGpt2ForCausalLM(CtxGpt2HeadModel, heads.ForCausalLM, GenerationMixin):
+class CtxGpt2ForCausalLM(GeneratesAfterAnyPadding, CtxGpt2HeadModel, heads.ForCausalLM, GenerationMixin):
     """The language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}
@@ -75,6 +75,21 @@ class CtxGpt2ForSequenceClassification(LastTokenHead, heads.ForSequenceClassific
         """Dropout and the classifier, which has no bias."""
         super().build_head(config)
         self.classifier = nn.Linear(config.pooled_size, config.num_labels, bias=False)
+
+
+class CtxGpt2ForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.WithLanguageModeling, CtxGpt2HeadModel):
+    """GPT-2 that chooses among continuations or answers by a linear map of the last token's state, fine-tuned with
+    language modelling as GPT is (Radford et al. 2018, section 3)."""
+
+    _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}
+    reference_architecture = "GPT2DoubleHeadsModel"
+    export_conversion = GPT2_CHOICE_EXPORT
+    output_layer = "lm_head"
+
+    def build_head(self, config: CtxGpt2Config) -> None:
+        """Dropout, the classifier, and the output layer of the language model."""
+        super().build_head(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class CtxGpt2ForTokenClassification(heads.ForTokenClassification, CtxGpt2HeadModel):
