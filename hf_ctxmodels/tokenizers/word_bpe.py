@@ -1,7 +1,7 @@
 """Byte-pair encoding of lower-cased words, whose last subword ends with "</w>" (Radford et al. 2018, section 4.1)."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Self
 
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
@@ -64,8 +64,10 @@ class WordBPETokenizer(BPETokenizer):
     ) -> Self:
         """Learn merges. The same texts, in whatever order, give the same vocabulary.
 
+        Every character has two tokens, within a word and at its end, as in the released vocabulary.
+
         Args:
-            texts: Strings of any length; read once.
+            texts: Strings of any length; read twice, and an iterator is kept in memory.
             vocab_size: Number of tokens, characters and special ones included; a small corpus may give fewer.
             do_lower_case: See the class.
             min_frequency: A pair seen fewer times is not merged.
@@ -74,23 +76,26 @@ class WordBPETokenizer(BPETokenizer):
         Raises:
             CtxError: There is no text, or `vocab_size` is too small for its characters.
         """
+        texts = list(texts) if isinstance(texts, Iterator) else texts
         backend = Tokenizer(BPE(unk_token=cls.first_tokens[0], end_of_word_suffix=END_OF_WORD))
         _set_splitting(backend, do_lower_case)
+        alphabet = _alphabet(some_text(texts), backend.normalizer)
+        needed = [*cls.first_tokens, *alphabet, *(character + END_OF_WORD for character in alphabet)]
+        if len(needed) > vocab_size:
+            raise CtxError(
+                f"The texts have {len(alphabet)} different characters, each with a token within a word and one at its "
+                f"end, but vocab_size={vocab_size}.",
+                hint=f"ask for at least {len(needed)} tokens.",
+            )
         trainer = BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
-            special_tokens=list(cls.first_tokens),
+            special_tokens=needed,  # else the library numbers ends of words in no fixed order
             end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
-        backend.train_from_iterator(some_text(texts), trainer)
+        backend.train_from_iterator(texts, trainer)
         learned = json.loads(backend.to_str())["model"]
-        if len(learned["vocab"]) > vocab_size:
-            raise CtxError(
-                f"The texts have {len(learned['vocab'])} different characters, within and at the end of words, special "
-                f"tokens included, but vocab_size={vocab_size}.",
-                hint=f"ask for at least {len(learned['vocab'])} tokens.",
-            )
         options = {"do_lower_case": do_lower_case, "model_max_length": model_max_length, **cls.trained}
         return cls(vocab=learned["vocab"], merges=learned["merges"], **options)
 
@@ -98,3 +103,12 @@ class WordBPETokenizer(BPETokenizer):
 def _set_splitting(backend: Tokenizer, do_lower_case: bool) -> None:
     backend.normalizer = normalizers.BertNormalizer(lowercase=do_lower_case)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+
+def _alphabet(texts: Iterable[str], normalizer: normalizers.Normalizer) -> list[str]:
+    """The characters of the normalised texts, sorted, without white space."""
+    raw: set[str] = set()
+    for text in texts:
+        raw.update(text)
+    found = {character for each in raw for character in normalizer.normalize_str(each)}
+    return sorted(character for character in found if not character.isspace())
