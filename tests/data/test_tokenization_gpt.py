@@ -50,7 +50,9 @@ def test_ids_are_upstreams(tokenizers):
             assert ours(texts, return_offsets_mapping=True).data == expected, name
             pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 48}
             assert ours(**pairs).data == theirs(**pairs).data, name
-            assert [ours.decode(ids) for ids in expected["input_ids"]] == list(map(theirs.decode, expected["input_ids"]))
+            assert [ours.decode(ids) for ids in expected["input_ids"]] == list(
+                map(theirs.decode, expected["input_ids"])
+            )
         assert (ours.eos_token, ours.pad_token_id) == (None, ours.unk_token_id), name
 
 
@@ -108,7 +110,11 @@ def test_tokens_of_tasks_come_last_and_stay(tmp_path):
 
 @pytest.mark.parametrize(
     ("texts", "size", "message"),
-    [([], 300, "No text to learn"), ([" \n", ""], 300, "No text to learn"), (["abc é"], 9, "ask for at least 10 tokens")],
+    [
+        ([], 300, "No text to learn"),
+        ([" \n", ""], 300, "No text to learn"),
+        (["abc é"], 9, "ask for at least 10 tokens"),
+    ],
 )
 def test_training_that_cannot_work_says_why(texts, size, message):
     with pytest.raises(CtxError, match=message):

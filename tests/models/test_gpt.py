@@ -139,7 +139,10 @@ def test_what_the_reference_cannot_hold_is_an_error(tmp_path: Any) -> None:
         CtxGptConfig(afn="tanh")
     with pytest.raises(Exception, match="lm_loss_weight=-1"):
         CtxGptConfig(lm_loss_weight=-1)
-    for changes, says in (({"hidden_act": "gelu"}, "no hidden_act='gelu'"), ({"intermediate_size": 40}, "this one of 40")):
+    for changes, says in (
+        ({"hidden_act": "gelu"}, "no hidden_act='gelu'"),
+        ({"intermediate_size": 40}, "this one of 40"),
+    ):
         with pytest.raises(CtxError, match=says):
             CLASSIFIER.model(**changes).export_reference(tmp_path)
 
