@@ -24,6 +24,7 @@ _FOLDERS = (
     "xlnet",
     "gpt",
     "gpt2",
+    "gpt3",
     "word2vec",
     "glove",
     "elmo",
