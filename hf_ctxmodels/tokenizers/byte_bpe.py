@@ -63,12 +63,18 @@ class CtxByteBPETokenizer(CtxTokenizer):
         kwargs.pop("tokenizer_file", None)  # already read
         file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
         table, pairs = _read(type(self), vocab, merges, kwargs)
+        table = self.own_vocabulary(table)
         named = [str(token) for name, token in kwargs.items() if name.endswith("_token") and token is not None]
         require_tokens(table, named, kwargs, file)
         self._tokenizer = _build_backend(table, pairs, str(kwargs["unk_token"]), add_prefix_space, file)
         super().__init__(errors=errors, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets, **kwargs)
         self.trim_offsets = trim_offsets
         self._tokenizer.post_processor = self.build_post_processor(add_prefix_space)
+
+    @classmethod
+    def own_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
+        """This tokenizer's ids for those of a file; a family may open another's files."""
+        return vocab
 
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
         """The processor that adds special tokens and trims offsets; the base only trims."""
