@@ -15,7 +15,23 @@ from hf_ctxmodels.data.files import check_file, file_kind, read_objects
 
 # As in the released code: authors of at most 5 characters and summaries of at most 50 are taken for noise.
 _SHORTEST = {"authors": 6, "summary": 51}
-_MONTHS = "January February March April May June July August September October November December".split()
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
 # Not strptime's %B, which depends on the locale.
 _DATES = (
     re.compile(r"(?P<year>\d{4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"),

@@ -1,6 +1,7 @@
 """Inference for which transformers has no pipeline, and sentence vectors of any model."""
 
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
+from hf_ctxmodels.inference.news_fields import generate_field
 from hf_ctxmodels.inference.question_answering import answer_questions
 from hf_ctxmodels.inference.token_classification import WordTaggingPipeline
 from hf_ctxmodels.inference.translation import Score, score_translations, translate
@@ -12,6 +13,7 @@ __all__ = [
     "WordTaggingPipeline",
     "answer_questions",
     "encode_sentences",
+    "generate_field",
     "score_ensemble",
     "score_translations",
     "translate",
