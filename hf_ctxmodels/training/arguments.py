@@ -22,8 +22,8 @@ class LoopArguments:
     gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.")
     optimizer: Literal["adamw", "lamb", "adafactor", "adagrad", "sgd", "asgd", "nt-asgd"] = flag(
         "adamw",
-        "AdamW; LAMB for very large batches; Adafactor for little memory, as Grover's; AdaGrad or plain SGD for word vectors; averaged SGD, from the start or "
-        "(nt-asgd) once the held-out loss stops falling.",
+        "AdamW; LAMB for very large batches; Adafactor for moments of little memory; AdaGrad or plain SGD for word "
+        "vectors; averaged SGD, from the start or (nt-asgd) once the held-out loss stops falling.",
     )
     average_after: int = flag(5, "Evaluations for which nt-asgd waits for a better held-out loss.")
     lr_reference_targets: float = flag(
