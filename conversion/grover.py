@@ -42,8 +42,6 @@ def main() -> None:
             location=arguments.vocabulary,
             hint="give the vocabulary and the checkpoint of one model.",
         )
-    model.config.bos_token_id, model.config.eos_token_id = tokenizer.field_ids("article")
-    model.config.classifier_token_id = tokenizer.field_ids("summary")[0]
     save_converted(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters: {arguments.checkpoint} -> {arguments.output}")
 

@@ -17,7 +17,13 @@ from hf_ctxmodels.core.errors import CtxError, boundary
 
 _FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
 _TRAILER = 5  # a block's kind of compression, and a checksum
-_DTYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8"), 19: np.dtype("<f2")}
+_DTYPES: dict[int, np.dtype] = {
+    1: np.dtype("<f4"),
+    2: np.dtype("<f8"),
+    3: np.dtype("<i4"),
+    9: np.dtype("<i8"),
+    19: np.dtype("<f2"),
+}
 
 
 @dataclass(frozen=True)

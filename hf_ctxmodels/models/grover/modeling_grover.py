@@ -152,11 +152,10 @@ class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGro
     def encode(self, *, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         """Run the decoder; `pooler_output` is the state that is classified."""
         outputs = super().encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-        token = self.config.classifier_token_id
-        if self.config.classifier_pooling is None and token is not None and input_ids is not None:
+        if self.config.classifier_pooling is None and input_ids is not None:
             states = outputs.last_hidden_state
             tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
-            found = (input_ids == token) & tokens
+            found = (input_ids == self.config.classifier_token_id) & tokens
             columns = torch.where(found.any(1), found.int().argmax(1), last_columns(states, tokens))
             outputs.pooler_output = states_at(states, columns)
         return outputs
@@ -202,10 +201,11 @@ class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGro
         self, input_ids: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None = None
     ) -> Tensor:
         """(batch, length) targets of the language modelling term; -100 for none, as at <|padding|>."""
-        mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
-        targets = next_token_targets(input_ids, input_ids.shape[1], mask, sequence_ids)
         padding = self.config.pad_token_id
-        return targets if padding is None else targets.masked_fill(targets == padding, IGNORED)
+        labels = input_ids if padding is None else input_ids.masked_fill(input_ids == padding, IGNORED)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            labels = labels.masked_fill(attention_mask == 0, IGNORED)
+        return next_token_targets(labels, input_ids.shape[1], None, sequence_ids)
 
     def language_modeling_term(self, states: Tensor, targets: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
         """The mean cross-entropy in nats of each row, and of these the mean over the rows with a label.
