@@ -203,9 +203,10 @@ class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGro
         """(batch, length) targets of the language modelling term; -100 for none, as at <|padding|>."""
         padding = self.config.pad_token_id
         labels = input_ids if padding is None else input_ids.masked_fill(input_ids == padding, IGNORED)
-        if attention_mask is not None and attention_mask.dim() == 2:
-            labels = labels.masked_fill(attention_mask == 0, IGNORED)
-        return next_token_targets(labels, input_ids.shape[1], None, sequence_ids)
+        mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
+        if mask is not None:
+            labels = labels.masked_fill(mask == 0, IGNORED)
+        return next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)
 
     def language_modeling_term(self, states: Tensor, targets: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
         """The mean cross-entropy in nats of each row, and of these the mean over the rows with a label.
