@@ -1,7 +1,7 @@
 """Inference for which transformers has no pipeline, and sentence vectors of any model."""
 
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
-from hf_ctxmodels.inference.news_fields import generate_field
+from hf_ctxmodels.inference.news_fields import field_loss, generate_field
 from hf_ctxmodels.inference.question_answering import answer_questions
 from hf_ctxmodels.inference.token_classification import WordTaggingPipeline
 from hf_ctxmodels.inference.translation import Score, score_translations, translate
@@ -13,6 +13,7 @@ __all__ = [
     "WordTaggingPipeline",
     "answer_questions",
     "encode_sentences",
+    "field_loss",
     "generate_field",
     "score_ensemble",
     "score_translations",

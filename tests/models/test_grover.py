@@ -12,7 +12,7 @@ from hf_ctxmodels import (
     CtxGroverForSequenceClassification,
     CtxGroverTokenizer,
 )
-from hf_ctxmodels.inference import generate_field
+from hf_ctxmodels.inference import field_loss, generate_field
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 48}
 FIELDS = {"domain": "a.org", "date": "2019-04-06", "authors": ["Ann B."], "title": "", "summary": None}
@@ -148,3 +148,29 @@ def test_special_tokens_in_a_text_are_text(tokenizer: CtxGroverTokenizer) -> Non
     ids = tokenizer.encode_fields({"article": text})
     assert sum(token in tokenizer.all_special_ids for token in ids) == 2
     assert tokenizer.decode(ids[1:-1]) == text
+
+
+@torch.no_grad()
+def test_the_loss_of_a_field(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
+    """The sum over the tokens of every article, one by one, with the end of the field, given all, some or no others."""
+    articles = [
+        {"domain": "a.org", "title": "A cat", "article": "A cat sat on a mat."},
+        {"article": "A mat."},
+        {"title": "No article"},
+        {"domain": "b.org", "article": "A cat sat. " * 9},  # longer than the model's 48 positions
+    ]
+    for given in (("domain", "title"), ("title",), ()):
+        total, count = 0.0, 0
+        for fields in articles:
+            if "article" in fields:
+                before = tokenizer.encode_fields({name: fields[name] for name in given if name in fields}, "article")
+                end = tokenizer.field_ids("article")[1]
+                ids = [*before, *tokenizer.encode_text(fields["article"]), end][:49]
+                shares = model(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
+                total -= sum(float(shares[place - 1, ids[place]]) for place in range(len(before), len(ids)))
+                count += len(ids) - len(before)
+        for batch_size in (1, 16):
+            found = field_loss(model, tokenizer, articles, "article", given, batch_size=batch_size)
+            assert found == pytest.approx(total / count, rel=1e-5)
+    with pytest.raises(CtxError, match="No article has the field 'summary'"):
+        field_loss(model, tokenizer, articles, "summary")
