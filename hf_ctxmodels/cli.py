@@ -17,6 +17,7 @@ COMMANDS = {
     "train-tokenizer": "Train the tokenizer of any family on documents.",
     "evaluate-words": "Test the word vectors of a model, or look words up.",
     "evaluate-sentences": "Test the sentence vectors of a model.",
+    "evaluate-perplexity": "Measure the perplexity of a causal language model on a text.",
     "translate": "Translate a file line by line; with references, say how near they are.",
     "ensemble": "Classify texts by several models together.",
     "push": "Publish a trained model on the Hub.",

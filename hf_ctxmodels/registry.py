@@ -23,6 +23,7 @@ _FOLDERS = (
     "electra",
     "xlnet",
     "gpt2",
+    "gpt3",
     "grover",
     "word2vec",
     "glove",

@@ -59,6 +59,9 @@ def random_batches(model: PreTrainedModel, lengths: Tensor, case: Case) -> dict[
     if case.family == "xlnet":
         compact, expanded = _permutation_targets(batch["input_ids"])
         return {"ours": batch | compact, "peer": batch | expanded}
+    if getattr(model, "shifts_labels", False):
+        batch["labels"] = batch["input_ids"].where(mask == 1, -100)
+        return {"ours": batch, "peer": batch}
     masked = torch.rand(mask.shape).masked_fill(mask == 0, 2).argsort(1).argsort(1)
     batch["labels"] = batch["input_ids"].where(masked < (lengths[:, None] * _MASKED_SHARE).round(), -100)
     for target in model.loss_targets[1:]:

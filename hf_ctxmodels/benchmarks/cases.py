@@ -1,11 +1,13 @@
-"""The cases of the suite `encoders`: shapes, and the results that were expected before the first run."""
+"""The cases of the suites `encoders` and `decoders`: shapes, and results expected before the first run."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.models._shared.transformer_decoder import Decoder
 from hf_ctxmodels.registry import FAMILIES
 
+NEW_TOKENS = 64  # generated for each prompt
 FILL = 0.36  # share of tokens in a padded batch of sentences of mixed lengths
 
 Work = Literal[
@@ -15,6 +17,8 @@ Work = Literal[
     "evaluation",
     "gradients",
     "compiled inference",
+    "greedy generation",
+    "generation with 4 beams",
     "pretrain.py, the peer is its bare step",
     "pretrain.py, the peer is Trainer",
 ]
@@ -79,13 +83,20 @@ class Case:
         return self.work in ("pretraining", "evaluation", "gradients")
 
     @property
+    def generates(self) -> bool:
+        """Whether prompts are continued."""
+        return "generation" in self.work
+
+    @property
     def trains(self) -> bool:
         """Whether there is a backward pass."""
         return self.work in ("pretraining", "encoder training", "gradients")
 
 
-# families of Transformer encoders with a peer in transformers
-ENCODERS = [name for name, spec in FAMILIES.items() if spec.reference and issubclass(spec.config, CtxTransformerConfig)]
+_PEERED = [name for name, spec in FAMILIES.items() if spec.reference and issubclass(spec.config, CtxTransformerConfig)]
+# families of Transformer decoders and encoders with a peer in transformers
+DECODERS = [name for name in _PEERED if issubclass(FAMILIES[name].models["AutoModel"], Decoder)]
+ENCODERS = [name for name in _PEERED if name not in DECODERS]
 
 # cases with their own shapes or figures; they replace common cases of the same name
 _FURTHER = [
@@ -120,3 +131,30 @@ CASES = sorted(
     {(case.family, case.name): case for case in [*_COMMON, *_FURTHER]}.values(),
     key=lambda case: ENCODERS.index(case.family),
 )
+
+_SHAPES: list[tuple[Work, int, int, float, float | None, float | None]] = [
+    ("inference", 4, 256, FILL, 3.5, None),
+    ("inference", 4, 256, 1.0, 1.6, None),
+    ("inference", 12, 768, FILL, 3.5, None),
+    ("inference", 12, 768, 1.0, 1.6, None),
+    ("pretraining", 4, 256, FILL, 4.0, 0.4),
+    ("pretraining", 4, 256, 1.0, 1.7, 0.35),
+    ("pretraining", 12, 768, FILL, 3.0, None),
+    ("pretraining", 12, 768, 1.0, 1.4, None),
+]
+_PROMPTS: list[tuple[Work, int, int, float | None]] = [
+    ("greedy generation", 4, 256, 1.25),
+    ("greedy generation", 12, 768, None),
+    ("generation with 4 beams", 4, 256, 1.5),
+    ("generation with 4 beams", 12, 768, 2.5),
+]
+LANGUAGE_MODEL_CASES = [
+    Case(family, work, layers, width, 128, 32, fill, speed, memory)
+    for family in DECODERS
+    for work, layers, width, fill, speed, memory in _SHAPES
+]
+GENERATION_CASES = [
+    Case(family, work, layers, width, 32, 8, 1.0, speed, None)
+    for family in DECODERS
+    for work, layers, width, speed in _PROMPTS
+]

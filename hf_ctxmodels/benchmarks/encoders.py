@@ -1,7 +1,8 @@
 """The suite `encoders`: inference and pretraining of every encoder family against its peer."""
 
+import inspect
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.benchmarks.batches import predicted_tokens, random_batches, random_lengths
-from hf_ctxmodels.benchmarks.cases import CASES, Case, Work
+from hf_ctxmodels.benchmarks.cases import CASES, NEW_TOKENS, Case, Work
 from hf_ctxmodels.benchmarks.measure import Measurement, Step, matmul_flops, measure
 from hf_ctxmodels.benchmarks.pair import ReferencePair
 from hf_ctxmodels.registry import FAMILIES
@@ -46,6 +47,7 @@ def run(
     attention: str,
     only: str | None = None,
     busy: bool = False,
+    cases: Sequence[Case] = CASES,
 ) -> Iterator[Result]:
     """Run every case.
 
@@ -55,9 +57,10 @@ def run(
         attention: Attention implementation of the peer; eager where it has no other.
         only: Run the cases that `Case.chosen_by` chooses.
         busy: Whether another process spins on one core meanwhile.
+        cases: What to run.
     """
     ceiling = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)
-    for case in [case.when(busy) for case in CASES]:
+    for case in [case.when(busy) for case in cases]:
         if case.chosen_by(only):
             yield _run_case(case, device, dtype, repeats, attention, ceiling)
 
@@ -74,7 +77,7 @@ def _run_case(
     difference = _difference(ours, peer, batches)
     if case.work == "compiled inference":
         ours = torch.compile(ours, fullgraph=True)
-    make = training_step if case.trains else _inference_step
+    make = training_step if case.trains else _generation_step if case.generates else _inference_step
     steps = {
         "peer": make(peer, batches["peer"], dtype, case.work),
         "ours": make(ours, batches["ours"], dtype, case.work),
@@ -85,7 +88,7 @@ def _run_case(
         difference=difference,
         ours=measured["ours"],
         peer=measured["peer"],
-        tokens=int(lengths.sum()),
+        tokens=case.batch * NEW_TOKENS if case.generates else int(lengths.sum()),
         utilisation=_model_flops(ours.config, lengths, case) / measured["ours"].seconds / ceiling,
     )
 
@@ -104,7 +107,7 @@ def build_model(case: Case) -> PreTrainedModel:
 
 
 def _auto_name(case: Case) -> str:
-    return "AutoModelForPreTraining" if case.pretrains else "AutoModel"
+    return "AutoModelForPreTraining" if case.pretrains or case.generates else "AutoModel"
 
 
 def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, _Model]:
@@ -127,6 +130,18 @@ def _inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype,
     @torch.inference_mode()
     def step() -> None:
         model(**batch)
+
+    return step
+
+
+def _generation_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
+    """A continuation of fixed length."""
+    model.eval()
+    beams = 4 if work == "generation with 4 beams" else 1
+    length = {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
+
+    def step() -> Tensor:
+        return model.generate(**batch, **length, num_beams=beams, do_sample=False)  # type: ignore[operator]
 
     return step
 
@@ -155,6 +170,8 @@ def training_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, w
 def _difference(ours: PreTrainedModel, peer: _Model, batches: dict[str, dict[str, Tensor]]) -> float:
     """Largest difference between the two sides with dropout off, before they are timed."""
     ours.eval(), peer.eval()
+    if "logits_to_keep" in inspect.signature(ours.forward).parameters and "labels" not in batches["ours"]:
+        return (ours(**batches["ours"]).logits - peer(**batches["peer"]).logits).abs().max().item()
     a = ours(**batches["ours"])
     drawn = {"corrupted_ids": a.corrupted_ids} if "corrupted_ids" in a else {}
     b = peer(**batches["peer"], **drawn)

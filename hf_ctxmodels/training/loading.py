@@ -136,6 +136,10 @@ def new_config(
             hint=f"use one of {', '.join(family.sizes)}, or a .json file.",
         )
     own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    defaults = family.config()
+    for name in ("bos_token_id", "eos_token_id"):  # where the family's models begin or end texts by them
+        if getattr(defaults, name) is not None:
+            own[name] = getattr(tokenizer, name)
     fields = {**family.sizes[size], **own, **changes}
     return make_config(family.config, fields, location=" ".join([size, *options]))
 

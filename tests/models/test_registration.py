@@ -9,7 +9,7 @@ from typing import Any
 
 import grimp
 import pytest
-from zoo import tiny_config
+from zoo import HEADS, tiny_config
 
 import hf_ctxmodels
 from hf_ctxmodels import CtxError
@@ -174,3 +174,9 @@ def test_two_families_of_one_name_or_model_type_are_refused() -> None:
     for twin in (replace(SECOND, name=FIRST.name), replace(FIRST, name="another")):
         with pytest.raises(CtxError, match=f"the family '{FIRST.name}' has its name or model_type"):
             check_specs([FIRST, twin])
+
+
+def test_every_head_stands_on_its_own_family_s_encoder() -> None:
+    """Not on that of the family whose heads it binds."""
+    for case in HEADS:
+        assert type(case.model().base_model) is case.family.models["AutoModel"], str(case)

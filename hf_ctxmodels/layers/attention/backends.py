@@ -207,7 +207,7 @@ def _is_flash(layout: PaddedLayout) -> bool:
 def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
     bias = None if spec.bias is None else _padded_bias(spec.bias, layout, keys, like.device)
     if keys.ready_mask is not None:
-        return PaddedMask(spec, keys.ready_mask, bias, False)
+        return PaddedMask(spec, _within_window(keys.ready_mask, spec, layout), bias, False)
     if _is_flash(layout):
         return _prepare_flash(spec, layout, keys)
     if layout.implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
@@ -226,6 +226,25 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
         device=like.device,
     )
     return PaddedMask(spec, mask, bias, False)
+
+
+def _within_window(ready: Tensor | BlockMask, spec: MaskSpec, layout: PaddedLayout) -> Tensor | BlockMask:
+    """A ready mask, which knows of no window, with that of the spec: distances are those of columns.
+
+    Raises:
+        CtxError: The mask cannot be changed.
+    """
+    if spec.window is None:
+        return ready
+    if isinstance(ready, BlockMask):
+        raise CtxError(
+            "A BlockMask is the same in all layers, but this model has layers with a window.",
+            hint="give attention_mask (batch, length), from which each layer's mask is made.",
+        )
+    queries = torch.arange(layout.length, device=ready.device)[:, None] + layout.past_length
+    keys = torch.arange(ready.shape[-1], device=ready.device)[None]
+    outside = (queries - keys).abs() >= spec.window
+    return ready & ~outside if ready.dtype == torch.bool else ready.masked_fill(outside, torch.finfo(ready.dtype).min)
 
 
 def _is_sdpa_causal(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> bool:

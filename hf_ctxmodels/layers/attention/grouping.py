@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from hf_ctxmodels.layers.attention.dropped_attention import dropped_attention
+from hf_ctxmodels.layers.attention.banded import attend_band
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
+from hf_ctxmodels.layers.attention.rows import attend_rows
 
 # What a group may add by padding, measured with 4 and 12 heads and lengths up to 32, 128 and 512: query-key pairs that
 # take as long as a call, and, where threads have to meet, a share of all pairs.
 _CALL_PAIRS = 500
 _WASTE = 1 / 32
+_BANDED_FROM = 2  # windows that a sequence must be longer than for its band to be computed alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class Group:
         queries, keys: Rows of each, padding included.
         mask: Additive, broadcastable to (members, heads, queries, keys); None where all is seen.
         is_causal: Whether the mask is the plain causal one, for as many queries as keys.
+        band: The width of the causal band that is computed alone, in place of a mask; or None.
     """
 
     members: tuple[int, ...]
@@ -37,6 +39,13 @@ class Group:
     keys: int
     mask: Tensor | None
     is_causal: bool
+    band: int | None = None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, dropout: float) -> Tensor:
+        """(members, length, heads, head_dim) each -> the context."""
+        if self.band is not None:
+            return attend_band(query, key, value, self.band, scale=scale, dropout=dropout)
+        return attend_rows(query, key, value, self.mask, is_causal=self.is_causal, scale=scale, dropout=dropout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +73,7 @@ class Grouping:
                 _padded(each, part, group.members, width, filler, whole)
                 for each, part, width in zip((query, key, value), parts, widths, strict=True)
             )
-            context = attend_rows(
-                queries, keys, values, group.mask, is_causal=group.is_causal, scale=scale, dropout=dropout
-            )
+            context = group.attend(queries, keys, values, scale=scale, dropout=dropout)
             if whole and len(context) * group.queries == len(query):
                 return context.flatten(0, 1)
             contexts |= zip(group.members, _real(context, [self.query_lengths[each] for each in group.members]))
@@ -93,24 +100,6 @@ def _real(context: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
     return context.flatten(0, 1).split([part for each in lengths for part in (each, queries - each)])[::2]
 
 
-def attend_rows(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float, dropout: float
-) -> Tensor:
-    """One call on (batch, length, heads, head_dim) tensors; the mask as in `Group`."""
-    query, key, value = (rows.transpose(1, 2) for rows in (query, key, value))
-    if mask is not None:
-        mask = mask.to(query.dtype)
-    if 0 < dropout < 1 and query.device.type == "cpu":  # no kernel drops out there: torch would write the formula out
-        if is_causal:
-            mask = query.new_full((query.shape[2], key.shape[2]), float("-inf")).triu(1)
-        context = dropped_attention(query, key, value, mask, scaling=scale, rate=dropout)
-    else:
-        context = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
-        )
-    return context.transpose(1, 2)
-
-
 def group_sequences(
     spec: MaskSpec, queries: PackedLayout, keys: PackedLayout, *, dtype: torch.dtype, device: torch.device, single: bool
 ) -> Grouping:
@@ -128,13 +117,15 @@ def group_sequences(
         waste = _WASTE if torch.get_num_threads() > 1 else 0.0
         allowed = max(_CALL_PAIRS, waste * sum(rows * columns for rows, columns in pairs))
     # Padding comes after every query of its sequence: the plain causal mask hides it as well.
-    is_causal = spec.is_triangle and spec.bias is None and queries.query is None and queries.lengths == keys.lengths
+    square = spec.bias is None and queries.query is None and queries.lengths == keys.lengths
+    is_causal = square and spec.is_triangle
     masks = _Masks(spec, queries, keys, dtype, device)
     groups = []
     for members in _members(pairs, allowed):
         height, width = (max(pairs[number][side] for number in members) for side in (0, 1))
-        mask = None if is_causal else masks.of_group(members, height, width)
-        groups.append(Group(members, height, width, mask, is_causal))
+        band = spec.window if square and spec.is_band and width > _BANDED_FROM * (spec.window or 0) else None
+        mask = None if is_causal or band is not None else masks.of_group(members, height, width)
+        groups.append(Group(members, height, width, mask, is_causal, band))
     return Grouping(tuple(groups), queries.row_counts, keys.lengths)
 
 

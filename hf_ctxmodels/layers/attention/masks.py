@@ -52,6 +52,11 @@ class MaskSpec:
         """Whether it is the plain causal mask."""
         return self.causal and self.prefix_lengths is None and self.window is None
 
+    @property
+    def is_band(self) -> bool:
+        """Whether it is a causal mask with a window."""
+        return self.causal and self.prefix_lengths is None and self.window is not None
+
     def sees(self, queries: Tensor, keys: Tensor, prefix: Tensor | None) -> Tensor:
         """Whether a query sees a key of its sequence.
 

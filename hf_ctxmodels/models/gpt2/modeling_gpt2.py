@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): a causal Transformer with pre-norm
 layers, pretrained by language modelling."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -22,7 +22,7 @@ class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
 
     config: CtxGpt2Config
     base_model_prefix = "gpt2"
-    reference_model_type = "gpt2"
+    reference_model_type: ClassVar[str | None] = "gpt2"
     export_conversion = GPT2_EXPORT
     _no_split_modules = ["TransformerBlock"]
     # The output layer, and buffers of old checkpoints.
@@ -50,9 +50,9 @@ class CtxGpt2HeadModel(heads.HeadModel, CtxGpt2PreTrainedModel):
 
     encoder_class = CtxGpt2Model
 
-    def build_encoder(self, config: CtxGpt2Config) -> CtxGpt2Model:
+    def build_encoder(self, config: CtxGpt2Config) -> CtxPreTrainedModel:
         """Create the decoder."""
-        return CtxGpt2Model(config)
+        return self.encoder_class(config)
 
 
 class CtxGpt2ForCausalLM(CtxGpt2HeadModel, heads.ForCausalLM, GenerationMixin):

@@ -1,0 +1,56 @@
+"""GPT-3 (Brown et al. 2020, arXiv 2005.14165): GPT-2 with dense and locally banded attention layers in turn."""
+
+from typing import ClassVar
+
+from transformers import GenerationMixin
+from transformers.core_model_loading import WeightTransform
+
+from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
+from hf_ctxmodels.models.gpt2 import modeling_gpt2 as gpt2
+from hf_ctxmodels.models.gpt3.configuration_gpt3 import CtxGpt3Config
+
+
+class CtxGpt3PreTrainedModel(gpt2.CtxGpt2PreTrainedModel):
+    """GPT-3's part of the model base; transformers has no such model."""
+
+    config: CtxGpt3Config
+    base_model_prefix = "gpt3"
+    reference_model_type: ClassVar[str | None] = None
+    export_conversion: ClassVar[list[WeightTransform]] = []
+
+
+class CtxGpt3Model(CtxGpt3PreTrainedModel, gpt2.CtxGpt2Model):
+    """The decoder, without the output layer.
+
+    A banded layer's token sees itself and the `config.window - 1` tokens before it (Child et al. 2019, section 4).
+    Where the batch is computed unpadded on a CPU, work and memory of such a layer are those of the band.
+    """
+
+    def __init__(self, config: CtxGpt3Config) -> None:
+        super().__init__(config)
+        banded = MaskSpec(causal=True, window=config.window)
+        self.masks = [banded if kind == "banded" else CAUSAL for kind in config.attention_kinds]
+
+
+class CtxGpt3HeadModel(CtxGpt3PreTrainedModel):
+    """Binds GPT-2's heads to GPT-3's decoder."""
+
+    encoder_class = CtxGpt3Model
+
+
+class CtxGpt3ForCausalLM(CtxGpt3HeadModel, gpt2.CtxGpt2ForCausalLM, GenerationMixin):
+    """The language model; the output layer is tied to the word embeddings."""
+
+    _tied_weights_keys = {"lm_head.weight": "gpt3.word_embeddings.weight"}
+
+
+class CtxGpt3ForSequenceClassification(CtxGpt3HeadModel, gpt2.CtxGpt2ForSequenceClassification):
+    """GPT-3 with a classifier or regressor on the last token's state."""
+
+
+class CtxGpt3ForTokenClassification(CtxGpt3HeadModel, gpt2.CtxGpt2ForTokenClassification):
+    """GPT-3 with a classifier of each token."""
+
+
+class CtxGpt3ForQuestionAnswering(CtxGpt3HeadModel, gpt2.CtxGpt2ForQuestionAnswering):
+    """GPT-3 with start and end logits of an answer span."""

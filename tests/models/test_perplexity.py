@@ -1,0 +1,87 @@
+"""Perplexity by overlapping windows against a plain loop over the tokens."""
+
+import math
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels import (
+    CtxBertConfig,
+    CtxBertForMaskedLM,
+    CtxError,
+    CtxGpt2Config,
+    CtxGpt2ForCausalLM,
+    CtxGpt2Tokenizer,
+    CtxUlmfitConfig,
+    CtxUlmfitForCausalLM,
+    CtxUlmfitTokenizer,
+)
+from hf_ctxmodels.inference.perplexity import measure_perplexity
+
+DOCUMENTS = ["a cat sat on the mat and saw a dog", "", "rain fell", "the dog ran " * 12]
+Pair = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Pair:
+    torch.manual_seed(0)
+    tokenizer = CtxGpt2Tokenizer.train(DOCUMENTS, vocab_size=280)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
+    end = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = CtxGpt2Config(vocab_size=len(tokenizer), initializer_range=0.2, **sizes, **end)
+    return CtxGpt2ForCausalLM(config), tokenizer
+
+
+@torch.no_grad()
+def plain(model: PreTrainedModel, documents: list[list[int]], length: int, stride: int) -> tuple[float, int]:
+    """Each token by itself: the model reads the window that scores it."""
+    model.eval()
+    nats, count = 0.0, 0
+    for ids in documents:
+        for target in range(1, len(ids)):
+            start = max(0, -(-(target - length) // stride)) * stride
+            logits = model(torch.tensor([ids[start:target]])).logits[0, -1].double()
+            nats, count = nats - float(logits.log_softmax(-1)[ids[target]]), count + 1
+    return nats, count
+
+
+@pytest.mark.parametrize(("length", "stride"), [(16, 1), (16, 8), (16, 16), (7, 3), (None, None)])
+def test_windows_of_a_decoder(decoder: Pair, length: int | None, stride: int | None) -> None:
+    model, tokenizer = decoder
+    model.train()
+    found = measure_perplexity(model, tokenizer, DOCUMENTS, max_length=length, stride=stride, batch_size=3)
+    assert model.training
+    end = tokenizer.eos_token_id
+    ids = [[end, *tokenizer(text).input_ids, end] for text in DOCUMENTS if text]
+    nats, tokens = plain(model, ids, length or 16, stride or 8)
+    assert (found.tokens, found.words) == (tokens, sum(len(text.split()) for text in DOCUMENTS))
+    assert found.nats == pytest.approx(nats, rel=1e-5)
+    assert found.per_word == pytest.approx(math.exp(nats / found.words), rel=1e-4)
+
+
+def test_a_recurrent_model_reads_whole_documents() -> None:
+    torch.manual_seed(0)
+    tokenizer = CtxUlmfitTokenizer.train(DOCUMENTS, vocab_size=40)
+    config = CtxUlmfitConfig(vocab_size=len(tokenizer), hidden_size=16, cell_size=16, num_hidden_layers=2)
+    model = CtxUlmfitForCausalLM(config)
+    found = measure_perplexity(model, tokenizer, DOCUMENTS)
+    ids = [tokenizer(text).input_ids for text in DOCUMENTS if text]
+    nats, tokens = plain(model, ids, 10_000, 10_000)
+    assert found.tokens == tokens
+    assert found.nats == pytest.approx(nats, rel=1e-5)
+
+
+def test_what_cannot_be_measured(decoder: Pair) -> None:
+    model, tokenizer = decoder
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    masked = CtxBertForMaskedLM(CtxBertConfig(vocab_size=30, **sizes))
+    for message, given, options in (
+        ("gives no probability of each token", masked, {}),
+        ("Windows of 17 tokens do not fit", model, {"max_length": 17}),
+        ("A stride of 9 tokens does not fit", model, {"max_length": 8, "stride": 9}),
+    ):
+        with pytest.raises(CtxError, match=message):
+            measure_perplexity(given, tokenizer, DOCUMENTS, **options)
+    with pytest.raises(CtxError, match="no text to predict"):
+        measure_perplexity(model, tokenizer, [""])
