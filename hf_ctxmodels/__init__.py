@@ -14,6 +14,7 @@ from hf_ctxmodels.models.glove import *
 from hf_ctxmodels.models.gpt import *
 from hf_ctxmodels.models.gpt2 import *
 from hf_ctxmodels.models.gpt3 import *
+from hf_ctxmodels.models.grover import *
 from hf_ctxmodels.models.infersent import *
 from hf_ctxmodels.models.laser import *
 from hf_ctxmodels.models.lmseq2seq import *
@@ -60,6 +61,7 @@ __all__ += models.glove.__all__
 __all__ += models.gpt.__all__
 __all__ += models.gpt2.__all__
 __all__ += models.gpt3.__all__
+__all__ += models.grover.__all__
 __all__ += models.infersent.__all__
 __all__ += models.laser.__all__
 __all__ += models.lmseq2seq.__all__

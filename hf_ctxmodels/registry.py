@@ -25,6 +25,7 @@ _FOLDERS = (
     "gpt",
     "gpt2",
     "gpt3",
+    "grover",
     "word2vec",
     "glove",
     "elmo",

@@ -1,3 +1,6 @@
 """Shared constants."""
 
 IGNORED = -100  # target without a loss, as in torch's cross-entropy
+
+# The fields of a news article in the order of Grover's context (Zellers et al. 2019, section 3.1), the summary last.
+NEWS_FIELDS = ("domain", "date", "authors", "title", "article", "summary")

@@ -30,6 +30,10 @@ class DataArguments:
     translations: list[str] = flag(
         (), "A file for each --dataset, which then is a file of lines too, with their translations; `-` for none."
     )
+    news_articles: bool = flag(
+        False,
+        "Each --dataset is a .jsonl of news articles with the fields domain, date, authors, title, article, summary.",
+    )
     text_column: str = flag("text", "Column of a document's text, except in .txt.")
     streaming: bool = flag(False, "Stream the data instead of loading everything first.")
     sampling_alpha: float | None = flag(
@@ -51,5 +55,6 @@ class DataArguments:
             skip_empty=self.skip_empty_documents,
             language_tags=self.language_tags,
             translations=self.translations,
+            news_articles=self.news_articles,
         )
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)

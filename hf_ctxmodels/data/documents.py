@@ -1,6 +1,6 @@
-"""Documents: running text, a text with its translation, or a labelled pair; and their held-out part."""
+"""Documents: running text, a text with its translation, a labelled pair, or a news article; and their held-out part."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -21,6 +21,14 @@ class LabelledPair(list[str]):
     def __init__(self, texts: Iterable[str], label: str) -> None:
         super().__init__(texts)
         self.label = label
+
+
+class NewsArticle(list[str]):
+    """The texts of an article's fields, without fields that have none; `fields` has their names."""
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        super().__init__(fields.values())
+        self.fields = dict(fields)
 
 
 class NoDocumentError(CtxError):
@@ -44,8 +52,8 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents that can be iterated repeatedly; each is a non-empty list of sentences, or a `TranslatedText` or
-    `LabelledPair`, which are not split. Every iteration reads the source from its start.
+    """Documents that can be iterated repeatedly; each is a non-empty list of sentences, or a `TranslatedText`,
+    `LabelledPair` or `NewsArticle`, which are not split. Every iteration reads the source from its start.
 
     Attributes:
         name: Name of the source, for errors and cards.
@@ -76,7 +84,7 @@ class Documents:
         for number, paragraphs in enumerate(self.read(), self.first):
             if self.held_out is not None and (number in self.held_out) != (self.part == "held-out"):
                 continue
-            if isinstance(paragraphs, TranslatedText | LabelledPair):
+            if isinstance(paragraphs, TranslatedText | LabelledPair | NewsArticle):
                 empty = False
                 yield paragraphs
                 continue

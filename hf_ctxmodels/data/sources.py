@@ -17,6 +17,7 @@ from hf_ctxmodels.data.files import (
     read_file,
     read_translated,
 )
+from hf_ctxmodels.data.news import open_articles
 from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.data.tasks.readers import read_table
 
@@ -35,6 +36,7 @@ def load_documents(
     skip_empty: bool = False,
     language_tags: Sequence[str] = (),
     translations: Sequence[str] = (),
+    news_articles: bool = False,
 ) -> Documents:
     """Open sources of documents; every iteration reads them again.
 
@@ -51,11 +53,34 @@ def load_documents(
         language_tags: A tag for each source, prepended to each of its sentences; `-` for none.
         translations: A file for each source with the translations of its lines. A document is a line with its
             translation; pairs with an empty side are left out. `-` for none.
+        news_articles: The sources are .jsonl files of news articles, see `data.news.read_articles`.
 
     Raises:
         CtxError: A source does not exist, or the numbers of arguments do not match. Errors in the data are raised while
             iterating.
     """
+    _check_numbers(datasets, language_tags, translations, news_articles)
+    sources = []
+    nothing = [NONE] * len(datasets)
+    for dataset, translation, tag in zip(datasets, translations or nothing, language_tags or nothing, strict=True):
+        if translation != NONE:
+            sources.append(_open_translated(dataset, translation, tag))
+        elif news_articles:
+            sources.append(open_articles(dataset))
+        else:
+            name, read = _open(dataset, split, text_column, config_name, streaming)
+            sources.append((name, read if tag == NONE else partial(_tagged, read, tag)))
+    if len(sources) == 1:
+        name, read = sources[0]
+    else:
+        name, read = ", ".join(name for name, _ in sources), partial(_one_by_one, [read for _, read in sources])
+    return Documents(name, read, skip_empty, sources=tuple(sources))
+
+
+def _check_numbers(
+    datasets: Sequence[str], language_tags: Sequence[str], translations: Sequence[str], news_articles: bool
+) -> None:
+    """Raise CtxError unless there is a tag and a file of translations for each data set, or none."""
     if translations and (len(translations) != len(datasets) or len(language_tags) not in (0, len(datasets))):
         raise CtxError(
             f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(language_tags)} "
@@ -66,19 +91,12 @@ def load_documents(
         raise CtxError(
             f"{len(language_tags)} language tags for {len(datasets)} data sets.", hint="give one tag for each, or none."
         )
-    sources = []
-    nothing = [NONE] * len(datasets)
-    for dataset, translation, tag in zip(datasets, translations or nothing, language_tags or nothing, strict=True):
-        if translation != NONE:
-            sources.append(_open_translated(dataset, translation, tag))
-        else:
-            name, read = _open(dataset, split, text_column, config_name, streaming)
-            sources.append((name, read if tag == NONE else partial(_tagged, read, tag)))
-    if len(sources) == 1:
-        name, read = sources[0]
-    else:
-        name, read = ", ".join(name for name, _ in sources), partial(_one_by_one, [read for _, read in sources])
-    return Documents(name, read, skip_empty, sources=tuple(sources))
+    if news_articles and (language_tags or translations):
+        raise CtxError(
+            "News articles have neither language tags nor translations.",
+            location="--news_articles",
+            hint="leave --language_tags and --translations out.",
+        )
 
 
 def describe_content(source: str) -> str:

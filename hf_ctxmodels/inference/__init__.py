@@ -1,6 +1,7 @@
 """Inference for which transformers has no pipeline, and sentence vectors of any model."""
 
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
+from hf_ctxmodels.inference.news_fields import field_loss, generate_field
 from hf_ctxmodels.inference.question_answering import answer_questions
 from hf_ctxmodels.inference.scoring import TextScore, score
 from hf_ctxmodels.inference.token_classification import WordTaggingPipeline
@@ -15,6 +16,8 @@ __all__ = [
     "answer_questions",
     "encode_sentences",
     "score",
+    "field_loss",
+    "generate_field",
     "score_ensemble",
     "score_translations",
     "translate",

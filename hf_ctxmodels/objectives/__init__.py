@@ -8,6 +8,7 @@ from hf_ctxmodels.objectives.common.masking import MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.document_lm import DocumentLM
 from hf_ctxmodels.objectives.full_sentences import FullSentences
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
+from hf_ctxmodels.objectives.news_fields import DataCollatorForNewsFields, NewsFieldsLM
 from hf_ctxmodels.objectives.next_sentence import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
 from hf_ctxmodels.objectives.permutation_lm import PermutationLM
 from hf_ctxmodels.objectives.permutation_order import DataCollatorForPermutationLanguageModeling, expand_permutation

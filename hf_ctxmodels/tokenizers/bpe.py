@@ -29,6 +29,11 @@ class BPETokenizer(CtxTokenizer):
         return {**kwargs, **{name: path for name, path in files.items() if kwargs.get(name) is None}}
 
     @classmethod
+    def own_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
+        """This tokenizer's ids for those of a file; a family may open another's files."""
+        return vocab
+
+    @classmethod
     def read(
         cls, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
     ) -> tuple[dict[str, int], Merges, str | None]:
@@ -48,6 +53,7 @@ class BPETokenizer(CtxTokenizer):
         kwargs.pop("tokenizer_file", None)  # already read
         file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
         table, pairs = _read(cls, vocab, merges, kwargs)
+        table = cls.own_vocabulary(table)
         require_tokens(table, given_tokens(kwargs, cls.SPECIAL_TOKENS_ATTRIBUTES), kwargs, file)
         return table, pairs, file
 

@@ -20,10 +20,10 @@ class LoopArguments:
     num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
     gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.")
-    optimizer: Literal["adamw", "lamb", "adagrad", "sgd", "asgd", "nt-asgd"] = flag(
+    optimizer: Literal["adamw", "lamb", "adafactor", "adagrad", "sgd", "asgd", "nt-asgd"] = flag(
         "adamw",
-        "AdamW; LAMB for very large batches; AdaGrad or plain SGD for word vectors; averaged SGD, from the start or "
-        "(nt-asgd) once the held-out loss stops falling.",
+        "AdamW; LAMB for very large batches; Adafactor for moments of little memory; AdaGrad or plain SGD for word "
+        "vectors; averaged SGD, from the start or (nt-asgd) once the held-out loss stops falling.",
     )
     average_after: int = flag(5, "Evaluations for which nt-asgd waits for a better held-out loss.")
     lr_reference_targets: float = flag(

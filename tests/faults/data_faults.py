@@ -216,4 +216,28 @@ DATA_FAULTS = [
         ("tests/models/test_laser.py",),
         "TestData",
     ),
+    Fault(
+        "a summary stands before its article",
+        "hf_ctxmodels/objectives/news_fields.py",
+        'elif field != "summary":',
+        "else:",
+        ("tests/objectives/test_news_fields.py",),
+        "shares or released",
+    ),
+    Fault(
+        "padding between two parts is a target",
+        "hf_ctxmodels/objectives/news_fields.py",
+        "targets[targets == self.tokenizer.pad_token_id] = IGNORED",
+        "pass",
+        ("tests/objectives/test_news_fields.py",),
+        "padding",
+    ),
+    Fault(
+        "a field's token in a text ends the field",
+        "hf_ctxmodels/objectives/news_fields.py",
+        "split_special_tokens=True,",
+        "split_special_tokens=False,",
+        ("tests/objectives/test_news_fields.py",),
+        "padding",
+    ),
 ]

@@ -148,15 +148,16 @@ def test_layers_unfreeze_at_the_same_steps_after_a_resume(workspace, problem, tm
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
 
-def test_resume_with_lamb(workspace, problem, tmp_path):
-    common = {"optimizer": "lamb", "learning_rate": 1e-2, "lr_scheduler": "linear", "max_steps": 6}
+@pytest.mark.parametrize("optimizer", ["lamb", "adafactor"])
+def test_resume_with_other_optimizers(workspace, problem, tmp_path, optimizer):
+    common = {"optimizer": optimizer, "learning_rate": 1e-2, "lr_scheduler": "linear", "max_steps": 6}
     run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", **common))
     stopped = arguments(tmp_path / "b", save_steps=2, **common)
     with pytest.raises(InterruptedError):
         run(new_model(workspace, "dropout.json"), problem, stopped, collate=stop_after(problem[1].collate, 3))
     run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "b", resume=True, **common))
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-    with pytest.raises(CtxError, match="optimizer is adamw, was lamb"):
+    with pytest.raises(CtxError, match=f"optimizer is adamw, was {optimizer}"):
         run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **{**common, "optimizer": "adamw"}))
 
 

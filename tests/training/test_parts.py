@@ -210,6 +210,32 @@ def test_lamb_is_that_of_the_paper():
             torch.testing.assert_close(parameter.detach(), x, rtol=1e-5, atol=1e-6)
 
 
+def test_adafactor_is_that_of_the_paper():
+    """Algorithm 4 of Shazeer & Stern 2018 with the rate of the schedule, and decoupled weight decay."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
+    rate, decay, tiny = 0.02, 0.1, 1e-30
+    arguments = LoopArguments("x", max_steps=1, optimizer="adafactor", learning_rate=rate, weight_decay=decay)
+    optimizer = make_optimizer(model, arguments)
+    expected = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
+    moments = {name: [torch.zeros_like(x.mean(-1)), torch.zeros_like(x.mean(0)), 0 * x] for name, x in expected.items()}
+    for step in range(1, 5):
+        model.zero_grad()
+        model(torch.randint(30, (16,))).square().mul(torch.randn(16, 4)).sum().backward()
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            x, g = expected[name], parameter.grad.double()
+            kept = 1 - step**-0.8
+            means = ((g**2 + tiny).mean(-1), (g**2 + tiny).mean(0), g**2 + tiny)
+            moments[name] = [kept * old + (1 - kept) * new for old, new in zip(moments[name], means, strict=True)]
+            rows, columns, each = moments[name]
+            second = rows[:, None] * columns / rows.mean() if x.ndim == 2 else each
+            update = g / second.sqrt()
+            update = update / max(1.0, float((update**2).mean().sqrt()))
+            x -= rate * (update + (decay * x if x.ndim == 2 else 0))
+            torch.testing.assert_close(parameter.detach().double(), x, rtol=1e-4, atol=1e-6)
+
+
 def test_losses_of_transformers_add_up_over_micro_batches():
     """Its heads return a batch's mean; here a row with one target comes before rows with all."""
     torch.manual_seed(0)

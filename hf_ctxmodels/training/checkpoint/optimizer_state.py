@@ -33,7 +33,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            whole = value.full_tensor() if isinstance(value, DTensor) else torch.as_tensor(value)  # or a step number
             tensors[f"{name}|{key}"] = whole.detach().to("cpu").contiguous()
     return tensors
 

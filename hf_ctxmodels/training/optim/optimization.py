@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from transformers import get_scheduler
+from transformers import Adafactor, get_scheduler
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -58,6 +58,9 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
     }
     if arguments.optimizer == "lamb":
         return _lamb(groups, options)
+    if arguments.optimizer == "adafactor":
+        # Shazeer & Stern 2018 with the rate of the schedule; updates are clipped to a root mean square of 1
+        return Adafactor(groups, lr=arguments.learning_rate, scale_parameter=False, relative_step=False)
     if arguments.optimizer in ("asgd", "nt-asgd"):
         begin = FROM_THE_START if arguments.optimizer == "asgd" else NEVER
         return torch.optim.ASGD(groups, lr=arguments.learning_rate, lambd=0.0, t0=begin)

@@ -1,0 +1,50 @@
+r"""TensorFlow checkpoint of Grover and GPT-2's vocabulary -> a model and its tokenizer; TensorFlow is not needed.
+
+python conversion/grover.py --checkpoint models/base/model.ckpt --vocabulary sample/encoder.json \
+    --merges sample/vocab.bpe --output runs/grover
+"""
+
+from dataclasses import dataclass, field
+
+from hf_ctxmodels import CtxGroverTokenizer
+from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.io.converted import check_output, save_converted
+from hf_ctxmodels.io.tensorflow_files import TensorFlowCheckpoint
+from hf_ctxmodels.models.grover.conversion_grover import read_grover
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class ConversionArguments:
+    """What is converted."""
+
+    checkpoint: str = field(
+        metadata={"help": "Checkpoint without .index and .data-..., such as models/base/model.ckpt."}
+    )
+    vocabulary: str = field(metadata={"help": "encoder.json of Grover or GPT-2: token -> GPT-2's id."})
+    merges: str = field(metadata={"help": "vocab.bpe of Grover or GPT-2: the merges."})
+    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
+    overwrite: bool = flag(False, "Replace the model that --output holds.")
+
+
+def main() -> None:
+    """Convert, and say what."""
+    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    check_output(arguments.output, arguments.overwrite)
+    model = read_grover(TensorFlowCheckpoint(arguments.checkpoint), arguments.checkpoint)
+    tokenizer = CtxGroverTokenizer(
+        vocab=arguments.vocabulary, merges=arguments.merges, model_max_length=model.config.max_position_embeddings
+    )
+    if len(tokenizer) != model.config.vocab_size:
+        raise CtxError(
+            f"{len(tokenizer)} tokens for embeddings of {model.config.vocab_size}.",
+            location=arguments.vocabulary,
+            hint="give the vocabulary and the checkpoint of one model.",
+        )
+    save_converted(model, tokenizer, arguments.output)
+    print(f"{model.num_parameters():,} parameters: {arguments.checkpoint} -> {arguments.output}")
+
+
+if __name__ == "__main__":
+    run_script(main)

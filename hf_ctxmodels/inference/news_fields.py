@@ -1,0 +1,128 @@
+"""Fields of a news article, written and scored by Grover given other fields (Zellers et al. 2019, section 3.1)."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.constants import IGNORED, NEWS_FIELDS
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.news import field_text
+
+
+@torch.no_grad()
+def generate_field(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    fields: Mapping[str, Any],
+    target: str,
+    *,
+    top_p: float = 0.95,
+    num_texts: int = 1,
+    max_new_tokens: int | None = None,
+    **options: Any,
+) -> list[str]:
+    """Write a field of an article, given any of the others.
+
+    The context is the given fields in the order of `NEWS_FIELDS` and the token that begins the target; the token that
+    ends it ends the text. No other special token is written.
+
+    Args:
+        model: A Grover language model.
+        tokenizer: Its tokenizer.
+        fields: Field -> value as in a file of articles, see `data.news.read_articles`; none are needed. That of the
+            target is not used.
+        target: The field to write.
+        top_p: Sample from the most probable tokens with this share of the probability; 1.0 samples from all. The token
+            that reaches the share is kept, as in transformers; the released code leaves it out.
+        num_texts: Number of texts.
+        max_new_tokens: Longest text in tokens; None for what the model's positions leave.
+        options: Other arguments of `generate`, such as `do_sample=False`.
+
+    Raises:
+        CtxError: A field is unknown or of a wrong type, the context leaves no room for the target, or the tokenizer has
+            no field tokens.
+    """
+    if not hasattr(tokenizer, "encode_fields"):
+        raise CtxError(f"{type(tokenizer).__name__} has no tokens of fields.", hint="use Grover and its tokenizer.")
+    _, end = tokenizer.field_ids(target)
+    for field in fields:
+        tokenizer.field_ids(field)
+    texts = {field: field_text(field, fields.get(field)) for field in NEWS_FIELDS if field != target}
+    context = tokenizer.encode_fields(texts, target)
+    room = model.config.max_sequence_length - len(context)
+    if room < 1:
+        raise CtxError(
+            f"The other fields have {len(context)} tokens with that which begins {target!r}; the model reads "
+            f"{model.config.max_sequence_length}.",
+            hint="leave a field out, or shorten it.",
+        )
+    banned = sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end})
+    ids = torch.tensor([context], device=model.device)
+    settings: dict[str, Any] = {
+        "do_sample": True,
+        "top_p": top_p,
+        "top_k": 0,
+        "num_return_sequences": num_texts,
+        "max_new_tokens": room if max_new_tokens is None else min(room, max_new_tokens),
+        "eos_token_id": end,
+        "pad_token_id": tokenizer.pad_token_id,
+        "suppress_tokens": banned,
+    }
+    training = model.training
+    model.eval()
+    written = model.generate(ids, attention_mask=torch.ones_like(ids), **settings | options)
+    model.train(training)
+    return [tokenizer.decode(row, skip_special_tokens=True).strip() for row in written[:, len(context) :].tolist()]
+
+
+@torch.no_grad()
+def field_loss(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    articles: Iterable[Mapping[str, str]],
+    target: str,
+    given: Collection[str] = NEWS_FIELDS,
+    *,
+    batch_size: int = 16,
+) -> float:
+    """The mean loss in nats per token of a field and the token that ends it, given other fields before it.
+
+    Articles without the target are passed over, and what is beyond the model's longest sequence is not counted.
+
+    Args:
+        model: A Grover language model.
+        tokenizer: Its tokenizer.
+        articles: Field -> text of each, as `NewsArticle.fields`.
+        target: The field that is predicted.
+        given: The fields that stand before it, where an article has them; () for none.
+        batch_size: Articles at a time.
+
+    Raises:
+        CtxError: A field is unknown, or no article has the target within the model's longest sequence.
+    """
+    limit, rows = model.config.max_sequence_length, []
+    for fields in articles:
+        if fields.get(target):
+            context = tokenizer.encode_fields({name: fields[name] for name in given if name in fields}, target)
+            ids = [*context, *tokenizer.encode_text(fields[target]), tokenizer.field_ids(target)[1]][: limit + 1]
+            rows.append((ids, len(context)))
+    rows.sort(key=lambda row: len(row[0]))
+    total, count, training = 0.0, 0, model.training
+    model.eval()
+    for start in range(0, len(rows), batch_size):
+        some = rows[start : start + batch_size]
+        batch = tokenizer.pad({"input_ids": [ids[:-1] for ids, _ in some]}, return_tensors="pt", padding_side="right")
+        targets = torch.full_like(batch["input_ids"], IGNORED)
+        for row, (ids, before) in enumerate(some):
+            targets[row, before - 1 : len(ids) - 1] = torch.tensor(ids[before:])
+        number = int((targets != IGNORED).sum())
+        inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+        if number:
+            total += float(model(**inputs, shift_labels=targets.to(model.device), return_logits=False).loss) * number
+            count += number
+    model.train(training)
+    if not count:
+        raise CtxError(f"No article has the field {target!r} within {limit} tokens.", hint="give others.")
+    return total / count

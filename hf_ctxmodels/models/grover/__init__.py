@@ -1,0 +1,55 @@
+"""Grover (Zellers et al. 2019): a causal Transformer pretrained on the fields of news articles."""
+
+from typing import Any
+
+from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
+from hf_ctxmodels.models.grover.modeling_grover import (
+    CtxGroverForCausalLM,
+    CtxGroverForSequenceClassification,
+    CtxGroverModel,
+)
+from hf_ctxmodels.models.grover.tokenization_grover import CtxGroverTokenizer
+from hf_ctxmodels.objectives import NewsFieldsLM
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
+
+# base, large, mega: the released models (lm/configs of the released code)
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": encoder_size(128, 2, 2),
+    "mini": encoder_size(256, 4, 4),
+    "small": encoder_size(512, 4, 8),
+    "base": encoder_size(768, 12, 12),
+    "large": encoder_size(1024, 24, 16),
+    "mega": {**encoder_size(1536, 48, 24), "initializer_range": 0.0141},
+}
+
+# Sums of the shapes in the released code: 50,270 words and 1,024 positions of width w with a norm of 2 w, and for each
+# layer 12 w^2 + 13 w; the paper rounds them to 124 M, 355 M and 1.5 B.
+PUBLISHED = {
+    size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
+    for size, count in {"base": 124_449_792, "large": 354_836_480, "mega": 1_438_703_616}.items()
+}
+
+SPEC = FamilySpec(
+    name="grover",
+    paper="Zellers et al. 2019, Defending Against Neural Fake News (arXiv 1905.12616)",
+    config=CtxGroverConfig,
+    tokenizer=CtxGroverTokenizer,
+    models={
+        "AutoModel": CtxGroverModel,
+        "AutoModelForPreTraining": CtxGroverForCausalLM,
+        "AutoModelForCausalLM": CtxGroverForCausalLM,
+        "AutoModelForSequenceClassification": CtxGroverForSequenceClassification,
+    },
+    objectives={"fields": NewsFieldsLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    traits=Traits(tiny={"lm_loss_weight": 0.0}),  # its test is the family's own
+)
+
+__all__ = [
+    "CtxGroverConfig",
+    "CtxGroverForCausalLM",
+    "CtxGroverForSequenceClassification",
+    "CtxGroverModel",
+    "CtxGroverTokenizer",
+]

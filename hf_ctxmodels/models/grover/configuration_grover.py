@@ -1,0 +1,51 @@
+"""Grover configuration (Zellers et al. 2019, appendix A, and the released models)."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.models._shared.configuration_decoder import CtxDecoderConfig
+
+_FROM_THE_END = {"bos_token_id": 5, "eos_token_id": 4, "classifier_token_id": 3}
+
+
+@strict
+class CtxGroverConfig(CtxDecoderConfig):
+    """Shape and regularisation of Grover; the defaults are the released base model.
+
+    Args: those of `CtxDecoderConfig`, of which differ
+        hidden_act: GELU by the error function.
+        embedding_dropout_prob, attention_probs_dropout_prob: 0, as in the released code.
+        initializer_range: Standard deviation of the truncated normal initialisation, except for feed-forward layers.
+        feed_forward_initializer_range: Likewise of the feed-forward layers, the same in every released size.
+        classifier_dropout: Dropout before the classifier.
+        lm_loss_weight: Weight of the language modelling term in a classifier's loss; 0 leaves it out.
+        classifier_token_id: Id of <|beginsummary|>, whose state is classified.
+        pad_token_id: Id of <|padding|>, which is never a target.
+        bos_token_id, eos_token_id: Ids of <|beginarticle|> and <|endofarticle|>. For None these ids are those of
+            `CtxGroverTokenizer`, counted from the end of the vocabulary.
+    """
+
+    model_type = "ctx-grover"
+
+    vocab_size: int = 50270
+    hidden_act: str = "gelu"
+    embedding_dropout_prob: float | int = 0.0
+    attention_probs_dropout_prob: float | int = 0.0
+    feed_forward_initializer_range: float | int = 0.02
+    classifier_dropout: float | int | None = 0.1
+    lm_loss_weight: float | int = 0.5
+    classifier_token_id: int | None = None
+    pad_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name, place in _FROM_THE_END.items():
+            if getattr(self, name) is None and self.vocab_size >= place:
+                setattr(self, name, self.vocab_size - place)
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Check the weight of the language modelling term (called at construction)."""
+        super().validate_architecture()
+        if self.lm_loss_weight < 0:
+            raise ValueError(f"lm_loss_weight={self.lm_loss_weight} is negative; use 0 or more.")

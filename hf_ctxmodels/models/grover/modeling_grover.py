@@ -1,0 +1,230 @@
+"""Grover (Zellers et al. 2019, Defending Against Neural Fake News): a causal Transformer with layers of its own."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, GenerationMixin
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
+from hf_ctxmodels.heads.causal_lm import next_token_targets
+from hf_ctxmodels.heads.downstream import sequence_loss
+from hf_ctxmodels.layers.attention.backends import Mask
+from hf_ctxmodels.layers.attention.layouts import Layout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
+from hf_ctxmodels.layers.attention.modules import SelfAttention
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.feed_forward import FeedForward
+from hf_ctxmodels.layers.lm_loss.chunked import chunked_cross_entropy
+from hf_ctxmodels.layers.pooling import Pooling, token_mask
+from hf_ctxmodels.layers.positions import last_columns, states_at
+from hf_ctxmodels.layers.transformer.block import BlockOutput, Memory
+from hf_ctxmodels.models._shared.transformer_decoder import Decoder, without_trailing_padding
+from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
+
+_CUT = 2.0  # standard deviations at which the initialisation is truncated, as in TensorFlow
+
+
+class GroverBlock(GradientCheckpointingLayer):
+    """Attention on the layer's input as it is, then a feed-forward network between two norms.
+
+    x = h + attention(h); the output is LN1(x + feed_forward(LN0(x))). Both branches have dropout. It is neither
+    GPT-2's pre-norm, which normalises before attention, nor post-norm, which normalises after it.
+    """
+
+    def __init__(self, config: CtxGroverConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.attention = SelfAttention(width, config.num_attention_heads, dropout=config.attention_probs_dropout_prob)
+        self.feed_forward_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.feed_forward = FeedForward(width, config.feed_forward_size, config.hidden_act)
+        self.output_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        layout: Layout,
+        mask: Mask = BIDIRECTIONAL,
+        memory: Memory | None = None,
+        *,
+        past_key_values: Cache | None = None,
+        layer_index: int = 0,
+    ) -> BlockOutput:
+        """(..., hidden) as packed by `layout` -> the rows it computes; arguments as in `TransformerBlock`."""
+        attended, probabilities = self.attention(
+            hidden_states, layout, mask, past_key_values=past_key_values, layer_index=layer_index
+        )
+        summed = layout.query_rows(hidden_states) + self.dropout(attended)
+        fed = self.feed_forward(self.feed_forward_norm(summed))
+        return BlockOutput(self.output_norm(summed + self.dropout(fed)), probabilities, None)
+
+
+class CtxGroverPreTrainedModel(CtxPreTrainedModel):
+    """Grover's part of the model base."""
+
+    config: CtxGroverConfig
+    base_model_prefix = "grover"
+    _no_split_modules = ["GroverBlock"]
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal weights, cut at two standard deviations."""
+        super()._init_weights(module)
+        if isinstance(module, nn.Linear | nn.Embedding):
+            _init_truncated(module.weight, self.config.initializer_range)
+        elif isinstance(module, FeedForward):
+            for linear in (module.up_proj, module.down_proj):
+                _init_truncated(linear.weight, self.config.feed_forward_initializer_range)
+
+
+def _init_truncated(weight: Tensor, std: float) -> None:
+    init.trunc_normal_(weight, std=std, a=-_CUT * std, b=_CUT * std)
+
+
+class CtxGroverModel(Decoder, CtxGroverPreTrainedModel):
+    """The decoder, without the output layer: word and position embeddings, their norm, the layers."""
+
+    def __init__(self, config: CtxGroverConfig) -> None:
+        super().__init__(config)
+        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.post_init()
+
+    def build_layer(self, config: CtxGroverConfig) -> nn.Module:
+        """Create a layer."""
+        return GroverBlock(config)
+
+    def build_final_norm(self, config: CtxGroverConfig) -> nn.Module:
+        """None: every layer ends with a norm."""
+        return nn.Identity()
+
+    def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
+        """(...) ids or (..., hidden) word embeddings, and (...) positions -> (..., hidden)."""
+        embedded = words if words.is_floating_point() else self.word_embeddings(words)
+        return self.dropout(self.embedding_norm(embedded + self.position_embeddings(position_ids)))
+
+
+class CtxGroverHeadModel(heads.HeadModel, CtxGroverPreTrainedModel):
+    """Binds the generic heads to Grover."""
+
+    encoder_class = CtxGroverModel
+
+    def build_encoder(self, config: CtxGroverConfig) -> CtxGroverModel:
+        """Create the decoder."""
+        return CtxGroverModel(config)
+
+
+class CtxGroverForCausalLM(CtxGroverHeadModel, heads.ForCausalLM, GenerationMixin):
+    """The language model; the output layer is tied to the word embeddings and has no bias.
+
+    `hf_ctxmodels.inference.generate_field` writes a field of an article from other fields.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "grover.word_embeddings.weight"}
+    output_layer = "lm_head"
+
+    def build_head(self, config: CtxGroverConfig) -> None:
+        """The output layer."""
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+
+class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGroverHeadModel):
+    """Grover with a classifier, for instance of articles by people and by machines (section 5).
+
+    The classifier reads the state of the first `config.classifier_token_id`, <|beginsummary|>, in a row without it that
+    of the last token. With labels, `config.lm_loss_weight` times the language modelling loss of the input is added:
+    the mean over a row's targets, then over the rows with a label. The released code takes one mean over all tokens of
+    a batch, which gradient accumulation would change. Inputs by embeddings have no language modelling term.
+    """
+
+    @property
+    def pooling(self) -> Pooling:
+        """Pooling of the tokens' states."""
+        return super().pooling or "last"
+
+    def encode(self, *, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """Run the decoder; `pooler_output` is the state that is classified."""
+        outputs = super().encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        if self.config.classifier_pooling is None and input_ids is not None:
+            states = outputs.last_hidden_state
+            tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
+            found = (input_ids == self.config.classifier_token_id) & tokens
+            columns = torch.where(found.any(1), found.int().argmax(1), last_columns(states, tokens))
+            outputs.pooler_output = states_at(states, columns)
+        return outputs
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Logits (batch, num_labels), and the loss with `labels`, as in `heads.ForSequenceClassification`.
+
+        Without an `attention_mask`, padding tokens at the end of a row are padding.
+        """
+        padding = self.config.pad_token_id
+        if attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2 and padding is not None:
+            attention_mask = without_trailing_padding(input_ids, padding)
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        logits = self.classifier(self.dropout(outputs.pooler_output))
+        loss = None
+        if labels is not None:
+            loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
+            if self.config.lm_loss_weight and input_ids is not None:
+                states = outputs.last_hidden_state
+                targets = self.next_tokens(input_ids, attention_mask, kwargs.get("sequence_ids"))
+                term = self.language_modeling_term(states, targets, labels, num_items_in_batch)
+                loss = loss + self.config.lm_loss_weight * term
+        return self.task_output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
+
+    def next_tokens(
+        self, input_ids: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None = None
+    ) -> Tensor:
+        """(batch, length) targets of the language modelling term; -100 for none, as at <|padding|>."""
+        padding = self.config.pad_token_id
+        labels = input_ids if padding is None else input_ids.masked_fill(input_ids == padding, IGNORED)
+        mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
+        if mask is not None:
+            labels = labels.masked_fill(mask == 0, IGNORED)
+        return next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)
+
+    def language_modeling_term(self, states: Tensor, targets: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
+        """The mean cross-entropy in nats of each row, and of these the mean over the rows with a label.
+
+        Args:
+            states: (batch, length, hidden).
+            targets: (batch, length) ids, -100 for none.
+            labels: (batch,), or (batch, num_labels) numbers.
+            counts: As in `mean_over_targets`.
+        """
+        weight = self.base_model.get_input_embeddings().weight
+        labelled = (
+            torch.ones(len(labels), dtype=torch.bool) if labels.is_floating_point() else labels.view(-1) != IGNORED
+        )
+        total = states.new_zeros((), dtype=torch.float32)
+        for row in labelled.nonzero()[:, 0].tolist():
+            there = targets[row] != IGNORED
+            loss = chunked_cross_entropy(states[row][there], weight, None, targets[row][there], reduction="sum")
+            total = total + loss / there.sum().clamp(min=1)
+        labels_per_row = labels.numel() // len(labels) if labels.is_floating_point() else 1
+        return mean_over_targets(total * labels_per_row, labels, "labels", counts)

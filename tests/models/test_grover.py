@@ -1,0 +1,178 @@
+"""Grover's own: the language modelling term of its classifier, and fields written from others."""
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from hf_ctxmodels import (
+    CtxError,
+    CtxGroverConfig,
+    CtxGroverForCausalLM,
+    CtxGroverForSequenceClassification,
+    CtxGroverTokenizer,
+)
+from hf_ctxmodels.inference import field_loss, generate_field
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 48}
+FIELDS = {"domain": "a.org", "date": "2019-04-06", "authors": ["Ann B."], "title": "", "summary": None}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> CtxGroverTokenizer:
+    return CtxGroverTokenizer.train(["A cat sat on a mat."], 270, model_max_length=48)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: CtxGroverTokenizer) -> CtxGroverForCausalLM:
+    torch.manual_seed(0)
+    return CtxGroverForCausalLM(CtxGroverConfig(vocab_size=len(tokenizer), initializer_range=0.2, **SIZES)).eval()
+
+
+class Recorded(LogitsProcessor):
+    """What `generate` was given first, what it wrote, and how often it asked; sets the given tokens high."""
+
+    def __init__(self, special: list[int]) -> None:
+        self.special, self.prompt, self.steps, self.written = special, None, 0, set()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.prompt = input_ids[0].tolist() if self.prompt is None else self.prompt
+        self.steps += 1
+        self.written |= set(input_ids[:, len(self.prompt) :].flatten().tolist())
+        return scores.index_add(1, torch.tensor(self.special), torch.full((len(scores), len(self.special)), 99.0))
+
+
+def test_configuration_counts_its_ids_from_the_end(tokenizer: CtxGroverTokenizer) -> None:
+    released, own = CtxGroverConfig(), CtxGroverConfig(vocab_size=len(tokenizer))
+    assert (released.bos_token_id, released.eos_token_id, released.classifier_token_id) == (50265, 50266, 50267)
+    assert (own.bos_token_id, own.eos_token_id) == tokenizer.field_ids("article")
+    assert own.classifier_token_id == tokenizer.field_ids("summary")[0]
+    assert CtxGroverConfig(eos_token_id=7).eos_token_id == 7
+    with pytest.raises(StrictDataclassError, match="lm_loss_weight=-1"):
+        CtxGroverConfig(lm_loss_weight=-1)
+
+
+def test_initialisation_is_cut_and_narrow_in_feed_forward_layers() -> None:
+    torch.manual_seed(0)
+    model = CtxGroverForCausalLM(CtxGroverConfig(vocab_size=300, **{**SIZES, "initializer_range": 0.5}))
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            std = 0.02 if "feed_forward" in name else 0.5
+            assert weight.abs().max() <= 2 * std, name
+            assert weight.detach().std() == pytest.approx(0.88 * std, rel=0.05), name
+
+
+@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
+def test_the_language_modelling_term_adds_up_over_micro_batches(problem: str | None) -> None:
+    """Rows of other lengths and one without a label; left, right and no padding; also without an attention mask."""
+    torch.manual_seed(0)
+    config = CtxGroverConfig(vocab_size=61, num_labels=3, problem_type=problem, initializer_range=0.2, **SIZES)
+    model = CtxGroverForSequenceClassification(config).eval()
+    lengths = (9, 2, 1, 6, 12, 3)
+    rows = [torch.randint(1, 61, (length,)) for length in lengths]
+    rows[3][2] = rows[3][4] = config.classifier_token_id
+    labels = torch.tensor([0, 2, 1, -100, 1, 0])
+    if problem is not None:
+        labels = torch.randint(2, (6, 3)).float()
+    counts = {"labels": labels.numel() if problem else 5}
+
+    def padded(rows: list[torch.Tensor], side: str, masked: bool = True) -> dict[str, torch.Tensor]:
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
+        return {"input_ids": ids, "attention_mask": (ids != 0).long()} if masked else {"input_ids": ids}
+
+    def gradient(loss: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        loss.backward()
+        return model.grover.word_embeddings.weight.grad.clone()
+
+    whole = model(**padded(rows, "right"), labels=labels).loss
+    expected = gradient(whole)
+    without = model(**padded(rows, "right"), labels=labels.clone())
+    model.config.lm_loss_weight = 0
+    assert whole > model(**padded(rows, "right"), labels=labels).loss + 0.1
+    model.config.lm_loss_weight = 0.5
+    one_by_one = [model(input_ids=row[None]).logits[0] for row in rows]
+    torch.testing.assert_close(without.logits, torch.stack(one_by_one), atol=1e-5, rtol=1e-5)
+    for side, masked in (("left", True), ("right", False)):
+        again = model(**padded(rows, side, masked), labels=labels).loss
+        torch.testing.assert_close(again, whole, atol=1e-5, rtol=1e-5)
+    parts = [
+        model(**padded(rows[part], "right"), labels=labels[part], num_items_in_batch=counts).loss
+        for part in (slice(0, 1), slice(1, 4), slice(4, 6))
+    ]
+    torch.testing.assert_close(sum(parts), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient(sum(parts)), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_field_is_written_from_the_others(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
+    """The context is in the canonical order; every special token is high, and only the target's end is written."""
+    _, end = tokenizer.field_ids("title")
+    special = [token for token in tokenizer.all_special_ids if token != end]
+    recorded = Recorded(special)
+    options = {"logits_processor": LogitsProcessorList([recorded])}
+    torch.manual_seed(0)
+    texts = generate_field(model, tokenizer, FIELDS, "title", num_texts=3, max_new_tokens=5, **options)
+    context = {"domain": "a.org", "date": "April 6, 2019", "authors": "Ann B."}
+    assert tokenizer.decode(recorded.prompt) == (
+        "<|begindomain|>a.org<|endofdomain|><|begindate|>April 6, 2019<|endofdate|>"
+        "<|beginauthors|>Ann B.<|endofauthors|><|begintitle|>"
+    )
+    assert recorded.prompt == tokenizer.encode_fields(context, "title")
+    assert len(texts) == 3
+    assert recorded.written
+    assert not recorded.written & set(special), "however likely they are"
+    ending = Recorded([end])
+    options = {"logits_processor": LogitsProcessorList([ending])}
+    assert generate_field(model, tokenizer, {}, "title", **options) == [""]
+    assert ending.steps == 1, "the end ends it"
+    assert ending.prompt == [tokenizer.field_ids("title")[0]]
+    unlimited = Recorded([40])
+    options = {"logits_processor": LogitsProcessorList([unlimited])}
+    generate_field(model, tokenizer, {"title": "A cat"}, "summary", **options)
+    assert unlimited.steps + len(unlimited.prompt) == 48, "as far as there are positions"
+    greedy = [generate_field(model, tokenizer, FIELDS, "article", do_sample=False) for _ in range(2)]
+    assert greedy[0] == greedy[1]
+
+
+def test_fields_that_cannot_be(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
+    for fields, target, said in (
+        ({}, "body", "no field 'body'"),
+        ({"text": "A"}, "title", "no field 'text'"),
+        ({"authors": "Ann B."}, "title", "'authors' holds a str, not a list of strings"),
+        ({"article": "word " * 60}, "title", r"have \d+ tokens .* reads 48"),
+    ):
+        with pytest.raises(CtxError, match=said):
+            generate_field(model, tokenizer, fields, target)
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer: CtxGroverTokenizer) -> None:
+    text = "A <|endofarticle|> <|padding|>"
+    ids = tokenizer.encode_fields({"article": text})
+    assert sum(token in tokenizer.all_special_ids for token in ids) == 2
+    assert tokenizer.decode(ids[1:-1]) == text
+
+
+@torch.no_grad()
+def test_the_loss_of_a_field(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
+    """The sum over the tokens of every article, one by one, with the end of the field, given all, some or no others."""
+    articles = [
+        {"domain": "a.org", "title": "A cat", "article": "A cat sat on a mat."},
+        {"article": "A mat."},
+        {"title": "No article"},
+        {"domain": "b.org", "article": "A cat sat. " * 9},  # longer than the model's 48 positions
+    ]
+    for given in (("domain", "title"), ("title",), ()):
+        total, count = 0.0, 0
+        for fields in articles:
+            if "article" in fields:
+                before = tokenizer.encode_fields({name: fields[name] for name in given if name in fields}, "article")
+                end = tokenizer.field_ids("article")[1]
+                ids = [*before, *tokenizer.encode_text(fields["article"]), end][:49]
+                shares = model(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
+                total -= sum(float(shares[place - 1, ids[place]]) for place in range(len(before), len(ids)))
+                count += len(ids) - len(before)
+        for batch_size in (1, 16):
+            found = field_loss(model, tokenizer, articles, "article", given, batch_size=batch_size)
+            assert found == pytest.approx(total / count, rel=1e-5)
+    with pytest.raises(CtxError, match="No article has the field 'summary'"):
+        field_loss(model, tokenizer, articles, "summary")
