@@ -76,6 +76,15 @@ def examples() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.M)
 
 
+def test_the_table_of_the_page_has_what_the_script_checks() -> None:
+    rows = re.findall(r"^\| (\w+) \| `(\w+)` \| (\S+) \| (\S+) \|$", PAGE.read_text("utf-8"), re.M)
+    specs = [(family, FAMILIES[family].models) for family in SCRIPT["CHECKED"]]
+    assert [row[:2] for row in rows] == [
+        (family, models[name].__name__) for family, models in specs for name in SCRIPT["HEADS"] if name in models
+    ]
+    assert all(float(share) < SHARE for row in rows for share in row[2:])
+
+
 @pytest.fixture
 def classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with what the page assumes, a fine-tuned classifier."""

@@ -61,7 +61,7 @@ def _texts(given: Tensor, mask: Tensor | None, types: Tensor) -> tuple[Tensor, T
     """Two (batch, length) masks of the first and the second text's tokens; a single text is used as both."""
     tokens, second = token_mask(given, mask), types != 0
     parts = (tokens & ~second, tokens & second)
-    first, second = (torch.where(part.any(1, keepdim=True), part, tokens) for part in parts)
+    first, second = (part | (tokens & ~part.any(1, keepdim=True)) for part in parts)
     return first, second
 
 

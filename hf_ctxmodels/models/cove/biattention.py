@@ -49,8 +49,7 @@ class Biattention(nn.Module):
             (rows, 16 * width): maximum, mean, minimum and self-attentive sum of 2 * width features of each text.
         """
         parts = [tokens & ~second, tokens & second]
-        paired = [part.any(1, keepdim=True) for part in parts]
-        parts = [torch.where(there, part, tokens) for there, part in zip(paired, parts)]  # a single text is used twice
+        parts = [part | (tokens & ~part.any(1, keepdim=True)) for part in parts]  # a single text is used twice
         build = PackedRows.build if unpad else PackedRows.with_padding
         inputs = apply_linear(self.project, self.dropout(states)).relu()
         encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequence_numbers(second)))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
@@ -35,7 +34,7 @@ class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, Ct
         if input_ids is None or not self.config.skip_unknown:
             return tokens
         known = tokens & (input_ids != self.config.unk_token_id)
-        return torch.where(known.any(1, keepdim=True), known, tokens)
+        return known | (tokens & ~known.any(1, keepdim=True))
 
 
 class CtxInferSentForSequenceClassification(heads.ForTextPairClassification, CtxInferSentPreTrainedModel):
