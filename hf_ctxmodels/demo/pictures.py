@@ -10,24 +10,27 @@ _INK, _MUTED, _BLUE, _ORANGE = "#222222", "#767676", "#1f6fb4", "#d1620f"
 
 
 def draw_learning_curve(
-    curve: Sequence[Mapping[str, float]], baselines: Mapping[str, float], title: str, file: Path
+    curve: Sequence[Mapping[str, float]], final: float, baselines: Mapping[str, float], title: str, file: Path
 ) -> None:
     """The masked-word loss by training step, on training and held-out text, with baselines as horizontal lines.
 
     Args:
-        curve: Records of a training log with "step", and "loss" or "eval_loss".
+        curve: Records of a training log with "step", and "loss" or "eval_loss", at the masking rate of training.
+        final: Loss of the trained model on held-out text, at the rate of the baselines.
         baselines: Name -> loss on held-out text.
         title: Above the picture.
         file: The PNG.
     """
     figure, axes = _figure(8, 4.5, title)
     for name, label, style in (
-        ("loss", "training text", {"color": _BLUE, "alpha": 0.55}),
-        ("eval_loss", "held-out text", {"color": _BLUE, "marker": "o", "linestyle": "--"}),
+        ("loss", "training text, 40% masked", {"color": _BLUE, "alpha": 0.55}),
+        ("eval_loss", "held-out text, 40% masked", {"color": _BLUE, "marker": "o", "linestyle": "--"}),
     ):
         points = [(record["step"], record[name]) for record in curve if name in record]
         if points:
             axes.plot(*zip(*points, strict=True), label=label, **style)
+    last = max((record["step"] for record in curve), default=0)
+    axes.plot([last], [final], "*", color=_INK, markersize=12, label=f"held-out text, 15% masked: {final:.2f}")
     for name, value in baselines.items():
         axes.axhline(value, color=_ORANGE, linewidth=1)
         axes.annotate(

@@ -65,7 +65,7 @@ def test_what_people_rated() -> None:
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the pictures need matplotlib (extra `demo`)")
     curve = [{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.0}, {"step": 2, "eval_loss": 6.1}]
-    draw_learning_curve(curve, {"by frequency": 6.4}, "title", tmp_path / "curve.png")
+    draw_learning_curve(curve, 6.0, {"by frequency": 6.4}, "title", tmp_path / "curve.png")
     words = np.random.default_rng(0).normal(size=(4, 8))
     draw_word_map(words, ["a", "b", "c", "d"], ["x", "x", "y", "y"], "title", tmp_path / "map.png")
     for picture in tmp_path.iterdir():
