@@ -62,8 +62,8 @@ def show_masked_words(screen: Screen, shop: Workshop, stage: Stage | None, steps
     screen.result(
         Result("loss of masked words, held-out text", loss, baselines, lower=True),
         "nats per masked word piece, less is better; 15% of the pieces are masked (in training 40%); by frequency: how "
-        "often each piece is in the training text; by bigrams: from the piece beside it (Kneser-Ney; the better of before "
-        "and after), where BERT may find a gap",
+        "often each piece is in the training text; by bigrams: from the piece beside it (Kneser-Ney; the better of "
+        "before and after), where BERT may find a gap",
     )
     title = f"Masked words: a BERT of {summary.parameters / 1e6:.1f} million parameters on 440,000 words of text"
     draw_learning_curve(summary.curve, loss, baselines, title, shop.folder / PICTURE)

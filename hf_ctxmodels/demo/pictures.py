@@ -61,15 +61,32 @@ def draw_word_map(vectors: np.ndarray, words: Sequence[str], groups: Sequence[st
     for number, group in enumerate(dict.fromkeys(groups)):
         chosen = [each == group for each in groups]
         axes.scatter(*places[chosen].T, s=14, color=f"C{number}", label=group)
-    for word, (x, y) in zip(words, places, strict=True):
-        axes.annotate(word, (x, y), (3, 3), textcoords="offset points", fontsize=8, color=_INK)
     axes.set(
         xlabel=f"first principal component ({shares[0]:.0%} of the variance)",
         ylabel=f"second principal component ({shares[1]:.0%})",
     )
-    axes.margins(0.1)
+    axes.margins(0.12)
     axes.legend(frameon=False, loc="best")
+    _label(figure, axes, places, words)
     figure.savefig(file, dpi=150)
+
+
+def _label(figure: Any, axes: Any, places: np.ndarray, words: Sequence[str]) -> None:
+    """Write each word beside its point, where it covers no other word if there is such a side."""
+    figure.draw_without_rendering()  # fixes the layout, and so what the points are on the page
+    scale = 72 / figure.dpi
+    taken: list[tuple[float, float, float]] = []  # left, right and middle of what is written, in points
+    for word, place in zip(words, places, strict=True):
+        x, y = axes.transData.transform(place) * scale
+        width = 4.8 * len(word)
+        for right, up in ((True, 4), (False, 4), (True, -8), (False, -8), (True, 13), (False, -17)):
+            start = x + 4 if right else x - 4 - width
+            box = (start, start + width, y + up)
+            if all(box[1] < left or box[0] > end or abs(box[2] - middle) > 9 for left, end, middle in taken):
+                break
+        taken.append(box)
+        side = {"textcoords": "offset points", "ha": "left" if right else "right", "va": "center"}
+        axes.annotate(word, place, (4 if right else -4, up), fontsize=8, color=_INK, **side)
 
 
 def _figure(width: float, height: float, title: str) -> tuple[Any, Any]:
