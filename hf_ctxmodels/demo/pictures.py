@@ -75,9 +75,9 @@ def _label(figure: Any, axes: Any, places: np.ndarray, words: Sequence[str]) -> 
     """Write each word beside its point, where it covers no other word if there is such a side."""
     figure.draw_without_rendering()  # fixes the layout, and so what the points are on the page
     scale = 72 / figure.dpi
-    taken: list[tuple[float, float, float]] = []  # left, right and middle of what is written, in points
-    for word, place in zip(words, places, strict=True):
-        x, y = axes.transData.transform(place) * scale
+    points = axes.transData.transform(places) * scale
+    taken = [(x - 3, x + 3, y) for x, y in points]  # left, right and middle of what is drawn, in points
+    for word, place, (x, y) in zip(words, places, points, strict=True):
         width = 4.8 * len(word)
         for right, up in ((True, 4), (False, 4), (True, -8), (False, -8), (True, 13), (False, -17)):
             start = x + 4 if right else x - 4 - width
