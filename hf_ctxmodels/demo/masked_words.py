@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.data import ExampleSet, load_documents
@@ -87,7 +87,7 @@ def wait(screen: Screen, stage: Stage, folder: Path, steps: int) -> None:
 
 
 @torch.no_grad()
-def losses(model: PreTrainedModel, tokenizer: object) -> tuple[float, dict[str, float]]:
+def losses(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[float, dict[str, float]]:
     """The loss of the model on the masked tokens of the held-out text, and that of the baselines on the same tokens."""
     objective = MaskedLM(tokenizer, max_length=LENGTH, seed=0, packing=True)
     documents, others = load_documents("demo").split(HELD_OUT)
@@ -121,7 +121,7 @@ def losses(model: PreTrainedModel, tokenizer: object) -> tuple[float, dict[str, 
 
 
 @torch.no_grad()
-def fill(model: PreTrainedModel, tokenizer: object, text: str, number: int = 4) -> list[str]:
+def fill(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, number: int = 4) -> list[str]:
     """The most likely words for the gap in a text."""
     inputs = tokenizer(text, return_tensors="pt")
     place = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)

@@ -132,7 +132,7 @@ def test_a_short_demo_and_its_repetition(tmp_path: Path) -> None:
     for picture in ("learning_curve.png", "word_map.png"):
         assert (tmp_path / "demo" / picture).read_bytes().startswith(b"\x89PNG")
     results = {row["name"]: row for row in json.loads((tmp_path / "demo" / "results.json").read_text())}
-    assert len(results) == 5
+    assert len(results) == 6
     real = results["agreement with people's ratings"]
     assert real["value"] > max(real["baselines"].values()) + 0.05
     topics = results["accuracy on held-out sentences"]
