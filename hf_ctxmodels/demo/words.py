@@ -51,7 +51,18 @@ def show_words(screen: Screen, shop: Workshop, epochs: int) -> None:
             if word in space
         ]
     )
-    matrix = cooccurrences(AutoTokenizer.from_pretrained(model), vectors.words)
+    show_tests(screen, space, AutoTokenizer.from_pretrained(model))
+    chosen = {word: group for group, words in MAP.items() for word in words if word in space}
+    if len(chosen) > 2:
+        places = [space.place(word) for word in chosen]
+        title = "word2vec on 440,000 words: the two main directions of 30 words"
+        draw_word_map(space.unit[places].numpy(), list(chosen), list(chosen.values()), title, shop.folder / PICTURE)
+
+
+def show_tests(screen: Screen, space: WordSpace, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Similarity and analogies, beside vectors of co-occurrence counts."""
+    vectors = space.vectors
+    matrix = cooccurrences(tokenizer, vectors.words)
     counted = WordSpace(WordVectors(vectors.words, matrix, lower_case=vectors.lower_case))
     rated, by_counts = (evaluate_similarity(each, rated_words()) for each in (space, counted))
     screen.result(
@@ -67,14 +78,9 @@ def show_words(screen: Screen, shop: Workshop, epochs: int) -> None:
     baselines = {"co-occurrence counts": counts.accuracy, "guessing": 1 / len(vectors.words)}
     screen.result(
         Result("analogies answered", ours.accuracy, baselines, form=".1%"),
-        f"share of the {covered:,} of {every:,} questions of Mikolov et al. 2013 whose words are in the text, such as man : "
-        "king = woman : queen; the answer is one of all words",
+        f"share of the {covered:,} of {every:,} questions of Mikolov et al. 2013 whose words are in the text, such as "
+        "man : king = woman : queen; the answer is one of all words",
     )
-    chosen = {word: group for group, words in MAP.items() for word in words if word in space}
-    if len(chosen) > 2:
-        places = [space.place(word) for word in chosen]
-        title = "word2vec on 440,000 words: the two main directions of 30 words"
-        draw_word_map(space.unit[places].numpy(), list(chosen), list(chosen.values()), title, shop.folder / PICTURE)
 
 
 def cooccurrences(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> np.ndarray:
