@@ -40,7 +40,7 @@ class DemoArguments:
 
     output_dir: str = field(default="demo", metadata={"help": "Directory for everything that the demo makes."})
     overwrite: bool = field(default=False, metadata={"help": "Delete what an earlier demo has made there."})
-    max_steps: int = field(default=4000, metadata={"help": "Pretraining steps of the tiny BERT, of 32 rows."})
+    max_steps: int = field(default=1600, metadata={"help": "Pretraining steps of the tiny BERT, of 64 rows."})
     word_epochs: int = field(default=10, metadata={"help": "Passes of word2vec over the text."})
     label_epochs: int = field(default=10, metadata={"help": "Passes of the classifier over its labelled sentences."})
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.data import ExampleSet, load_documents
@@ -61,11 +61,12 @@ def show_masked_words(screen: Screen, shop: Workshop, stage: Stage | None, steps
     loss, baselines = losses(model, tokenizer)
     screen.result(
         Result("loss of masked words, held-out text", loss, baselines, lower=True),
-        "nats per masked word piece, less is better; by frequency: how often each piece is in the training text; by "
-        "bigrams: from the piece beside it (Kneser-Ney; the better of before and after), where BERT may find a gap",
+        "nats per masked word piece, less is better; 15% of the pieces are masked (in training 40%); by frequency: how "
+        "often each piece is in the training text; by bigrams: from the piece beside it (Kneser-Ney; the better of "
+        "before and after), where BERT may find a gap",
     )
     title = f"Masked words: a BERT of {summary.parameters / 1e6:.1f} million parameters on 440,000 words of text"
-    draw_learning_curve(summary.curve, baselines, title, shop.folder / PICTURE)
+    draw_learning_curve(summary.curve, loss, baselines, title, shop.folder / PICTURE)
     screen.rows([(f"  {text}", ", ".join(fill(model, tokenizer, text))) for text in SENTENCES])
 
 
@@ -86,7 +87,7 @@ def wait(screen: Screen, stage: Stage, folder: Path, steps: int) -> None:
 
 
 @torch.no_grad()
-def losses(model: PreTrainedModel, tokenizer: object) -> tuple[float, dict[str, float]]:
+def losses(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[float, dict[str, float]]:
     """The loss of the model on the masked tokens of the held-out text, and that of the baselines on the same tokens."""
     objective = MaskedLM(tokenizer, max_length=LENGTH, seed=0, packing=True)
     documents, others = load_documents("demo").split(HELD_OUT)
@@ -120,7 +121,7 @@ def losses(model: PreTrainedModel, tokenizer: object) -> tuple[float, dict[str, 
 
 
 @torch.no_grad()
-def fill(model: PreTrainedModel, tokenizer: object, text: str, number: int = 4) -> list[str]:
+def fill(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, number: int = 4) -> list[str]:
     """The most likely words for the gap in a text."""
     inputs = tokenizer(text, return_tensors="pt")
     place = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)

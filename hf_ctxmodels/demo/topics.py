@@ -56,7 +56,8 @@ def show_topics(screen: Screen, shop: Workshop, epochs: int) -> None:
     parts = write_sentences(folder)
     CtxBertModel.from_pretrained(checkpoint()).save_pretrained(start)
     CtxBertTokenizer.from_pretrained(checkpoint()).save_pretrained(start)
-    example = next(row for row in parts["test"] if row["label"] not in row["text"] and len(row["text"]) < _EXAMPLE)
+    short = (row for row in parts["test"] if len(row["text"]) < _EXAMPLE and " ." not in row["text"])
+    example = next(row for row in short if row["label"] not in row["text"])
     screen.text(
         f"Which article is a sentence from? {ARTICLES} Wikipedia articles, {LABELS} labelled sentences of each, "
         f'{len(parts["test"])} held-out sentences, such as "{example["text"]}" ({example["label"]}).'

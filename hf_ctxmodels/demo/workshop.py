@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -97,7 +97,7 @@ class Workshop:
         CtxError: The directory holds one of these names, but no demo with these settings has made it.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], made: list[str], *, overwrite: bool) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any], made: Sequence[str], *, overwrite: bool) -> None:
         self.folder = folder
         self._record: dict[str, Any] = {"settings": dict(settings), "seconds": {}}
         self._running: list[Stage] = []

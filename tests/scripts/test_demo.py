@@ -65,7 +65,7 @@ def test_what_people_rated() -> None:
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the pictures need matplotlib (extra `demo`)")
     curve = [{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.0}, {"step": 2, "eval_loss": 6.1}]
-    draw_learning_curve(curve, {"by frequency": 6.4}, "title", tmp_path / "curve.png")
+    draw_learning_curve(curve, 6.0, {"by frequency": 6.4}, "title", tmp_path / "curve.png")
     words = np.random.default_rng(0).normal(size=(4, 8))
     draw_word_map(words, ["a", "b", "c", "d"], ["x", "x", "y", "y"], "title", tmp_path / "map.png")
     for picture in tmp_path.iterdir():
@@ -132,7 +132,7 @@ def test_a_short_demo_and_its_repetition(tmp_path: Path) -> None:
     for picture in ("learning_curve.png", "word_map.png"):
         assert (tmp_path / "demo" / picture).read_bytes().startswith(b"\x89PNG")
     results = {row["name"]: row for row in json.loads((tmp_path / "demo" / "results.json").read_text())}
-    assert len(results) == 5
+    assert len(results) == 6
     real = results["agreement with people's ratings"]
     assert real["value"] > max(real["baselines"].values()) + 0.05
     topics = results["accuracy on held-out sentences"]
