@@ -55,7 +55,8 @@ def read_pairs(path: str | Path) -> list[MinimalPair]:
                 location=location,
                 hint="give files in the format of BLiMP.",
             )
-        pairs.append(MinimalPair(*map(str, sentences), str(found.get("linguistics_term") or name)))
+        good, bad = map(str, sentences)
+        pairs.append(MinimalPair(good, bad, str(found.get("linguistics_term") or name)))
     if not pairs:
         raise CtxError("No pair in the file.", location=str(path), hint="give files in the format of BLiMP.")
     return pairs
