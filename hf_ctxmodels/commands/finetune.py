@@ -111,10 +111,15 @@ def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTraine
     return new_config(family, tokenizer, arguments.config, arguments.config_options), tokenizer
 
 
-def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add the special tokens that the family's inputs of tasks have beside those of pretraining, if any."""
+def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -> None:
+    """Add the special tokens that the family's inputs of tasks have beside those of pretraining, if any.
+
+    Raises:
+        CtxError: inputs of `max_length` tokens (0 for any) have no room for text beside them.
+    """
     if isinstance(tokenizer, CtxTokenizer):
         tokenizer.prepare_for_tasks()
+    check_room(tokenizer, max_length)
 
 
 def open_model(
@@ -207,8 +212,7 @@ def main() -> None:
     training = sample(training, arguments.train_examples)
     config, tokenizer = open_parts(arguments, task)
     check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
-    prepare_for_tasks(tokenizer)
-    check_room(tokenizer, task_arguments.max_length)
+    prepare_for_tasks(tokenizer, task_arguments.max_length)
     task.configure(config, training, validation)
     accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
     shown = accelerator.is_main_process

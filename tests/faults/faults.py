@@ -3,10 +3,11 @@
 from data_faults import DATA_FAULTS
 from docs_faults import DOCS_FAULTS
 from fault import Fault
+from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
 from models_faults import MODELS_FAULTS
 from training_faults import TRAINING_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*LAYERS_FAULTS, *MODELS_FAULTS, *DATA_FAULTS, *TRAINING_FAULTS, *DOCS_FAULTS]
+FAULTS = [*LAYERS_FAULTS, *MODELS_FAULTS, *GPT_FAULTS, *DATA_FAULTS, *TRAINING_FAULTS, *DOCS_FAULTS]

@@ -1,0 +1,86 @@
+"""Faults of GPT, its tokenizer, and the auxiliary language modelling loss."""
+
+from fault import Fault
+
+GPT_FAULTS = [
+    Fault(
+        "long rows weigh more in the auxiliary loss",
+        "hf_ctxmodels/heads/auxiliary_lm.py",
+        " / rows / target_mask.sum(1).clamp(min=1)",
+        " / rows / target_mask.sum(1).float().mean()",
+        ("tests/models/test_gpt.py",),
+        "mean_over_rows and gpt2",
+    ),
+    Fault(
+        "the auxiliary loss predicts padding",
+        "hf_ctxmodels/heads/auxiliary_lm.py",
+        "ids if mask is None else ids.masked_fill(mask == 0, IGNORED)",
+        "ids",
+        ("tests/models/test_gpt.py",),
+        "mean_over_rows and gpt2",
+    ),
+    Fault(
+        "the auxiliary loss counts by micro-batch",
+        "hf_ctxmodels/heads/auxiliary_lm.py",
+        "* mean_over_targets(total, targets, name, counts)",
+        "* mean_over_targets(total, targets, name, None)",
+        ("tests/models/test_gpt.py",),
+        "accumulation and gpt2",
+    ),
+    Fault(
+        "a row's weight does not reach the gradient",
+        "hf_ctxmodels/layers/lm_loss/chunked.py",
+        "values *= factors",
+        "values *= 1",
+        ("tests/models/test_gpt.py",),
+        "mean_over_rows and gpt2",
+    ),
+    Fault(
+        "the orders of a pair are averaged",
+        "hf_ctxmodels/models/gpt/modeling_gpt.py",
+        "unflatten(0, (-1, orders)).sum(1)",
+        "unflatten(0, (-1, orders)).mean(1)",
+        ("tests/models/test_gpt.py",),
+        "both_orders",
+    ),
+    Fault(
+        "every choice has a dropout of its own",
+        "hf_ctxmodels/models/gpt/modeling_gpt.py",
+        "repeat_interleave(choices)\n",
+        "repeat_interleave(choices) * 0 + torch.arange(len(pooled)) % batch\n",
+        ("tests/models/test_gpt.py",),
+        "share_their_dropout",
+    ),
+    Fault(
+        "GPT's gelu is the exact one",
+        "hf_ctxmodels/models/gpt/configuration_gpt.py",
+        '"gelu": "gelu_new"',
+        '"gelu": "gelu"',
+        ("tests/models/test_gpt.py",),
+        "activations",
+    ),
+    Fault(
+        "text goes on after padding",
+        "hf_ctxmodels/models/_shared/decoder_heads.py",
+        "return bool((mask[:, -1] == 0).any())",
+        "return False",
+        ("tests/models/test_gpt.py",),
+        "goes_on and gpt2",
+    ),
+    Fault(
+        "positions come before tokens in the one table",
+        "hf_ctxmodels/models/gpt/published_gpt.py",
+        "_Tables(table[:words].clone(), table[words:].clone())",
+        "_Tables(table[-words:].clone(), table[:-words].clone())",
+        ("tests/parity/test_gpt_files.py",),
+        "plain_loop",
+    ),
+    Fault(
+        "the tokens of tasks are not around a text",
+        "hf_ctxmodels/models/gpt/tokenization_gpt.py",
+        '"{bos}:0 $A:0 {cls}:0", ',
+        '"{bos}:0 $A:0", ',
+        ("tests/data/test_tokenization_gpt.py",),
+        "tasks",
+    ),
+]
