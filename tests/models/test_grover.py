@@ -1,17 +1,22 @@
 """Grover's own: the language modelling term of its classifier, and fields written from others."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import AutoTokenizer, GPT2Tokenizer, LogitsProcessor, LogitsProcessorList
 
 from hf_ctxmodels import (
     CtxError,
+    CtxGpt2Tokenizer,
     CtxGroverConfig,
     CtxGroverForCausalLM,
     CtxGroverForSequenceClassification,
     CtxGroverTokenizer,
 )
+from hf_ctxmodels.core.constants import NEWS_FIELDS
 from hf_ctxmodels.inference import field_loss, generate_field
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 48}
@@ -143,6 +148,33 @@ def test_fields_that_cannot_be(model: CtxGroverForCausalLM, tokenizer: CtxGrover
     ):
         with pytest.raises(CtxError, match=said):
             generate_field(model, tokenizer, fields, target)
+
+
+def test_ids_are_those_of_gpt2_plus_one(tmp_path: Path) -> None:
+    """Of GPT-2's files, and of a vocabulary of its size."""
+    texts = [
+        "Don't stop -- we'll see 3.14% of Café Zoë's naïve résumé!",
+        "中文 🙂  and\n\ttabs ",
+        "the boat, the bridge",
+    ]
+    learned = json.loads(CtxGpt2Tokenizer.train(texts * 3, 300).backend_tokenizer.to_str())["model"]
+    (tmp_path / "encoder.json").write_text(json.dumps(learned["vocab"]), encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in learned["merges"])]
+    (tmp_path / "vocab.bpe").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = {"vocab": str(tmp_path / "encoder.json"), "merges": str(tmp_path / "vocab.bpe")}
+    ours, theirs = CtxGroverTokenizer(**files), GPT2Tokenizer(**files)
+    for text in texts:
+        assert ours(text).input_ids == [index + 1 for index in theirs(text).input_ids]
+        assert ours.decode(ours(text).input_ids) == text
+    ours.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == ours.get_vocab()
+    many = {**learned["vocab"], "<|endoftext|>": 50256}
+    many |= {f"more{index}": index for index in range(len(learned["vocab"]) - 1, 50256)}
+    released = CtxGroverTokenizer(vocab=many, merges=learned["merges"])
+    assert len(released) == CtxGroverConfig().vocab_size == 50270
+    assert [released.field_ids(field)[0] for field in NEWS_FIELDS] == list(range(50257, 50269, 2))
+    assert released.convert_tokens_to_ids(["<|padding|>", "<|endofsummary|>", "<|resetcontext|>"]) == [0, 50268, 50269]
+    assert "<|endoftext|>" not in released.get_vocab()
 
 
 def test_special_tokens_in_a_text_are_text(tokenizer: CtxGroverTokenizer) -> None:
