@@ -23,8 +23,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 
-CHECKED = [name for name in FAMILIES if name != "lmseq2seq"]
-"""The families whose encoder reads one text; a sequence-to-sequence model also needs the decoder's input."""
+CHECKED = tuple(FAMILIES)
 HEADS = (
     "AutoModel",
     "AutoModelForSequenceClassification",
