@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 
-CHECKED = ("bert", "roberta", "albert", "electra", "xlnet", "elmo", "ulmfit")
+CHECKED = tuple(FAMILIES)
 HEADS = (
     "AutoModel",
     "AutoModelForSequenceClassification",
