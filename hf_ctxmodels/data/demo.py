@@ -16,7 +16,6 @@ WIKIPEDIA = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz
 RATED_NEWS = "lee.cor"
 RATINGS = "similarities0-1.txt"
 WORD_PAIRS = "wordsim353.tsv"
-ANALOGIES = "questions-words.txt"
 
 _PROSE = re.compile(r"[A-Z\"“‘(].*[.!?][\"”’)]*")
 _MARKUP_LEFT = re.compile(r"[{}|<>\[\]=\\_]|''|https?:|File:|Image:")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_ctxmodels.analysis import WordSpace, evaluate_analogies, evaluate_similarity, read_analogies
-from hf_ctxmodels.data.demo import ANALOGIES, demo_documents, demo_file, rated_words
+from hf_ctxmodels.analysis import WordSpace, evaluate_similarity
+from hf_ctxmodels.data.demo import demo_documents, rated_words
 from hf_ctxmodels.demo.pictures import draw_word_map
 from hf_ctxmodels.demo.screen import Result, Screen
 from hf_ctxmodels.demo.workshop import Workshop
@@ -51,7 +51,7 @@ def show_words(screen: Screen, shop: Workshop, epochs: int) -> None:
             if word in space
         ]
     )
-    show_tests(screen, space, AutoTokenizer.from_pretrained(model))
+    show_ratings(screen, space, AutoTokenizer.from_pretrained(model))
     chosen = {word: group for group, words in MAP.items() for word in words if word in space}
     if len(chosen) > 2:
         places = [space.place(word) for word in chosen]
@@ -59,28 +59,24 @@ def show_words(screen: Screen, shop: Workshop, epochs: int) -> None:
         draw_word_map(space.unit[places].numpy(), list(chosen), list(chosen.values()), title, shop.folder / PICTURE)
 
 
-def show_tests(screen: Screen, space: WordSpace, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Similarity and analogies, beside vectors of co-occurrence counts."""
-    vectors = space.vectors
-    matrix = cooccurrences(tokenizer, vectors.words)
-    counted = WordSpace(WordVectors(vectors.words, matrix, lower_case=vectors.lower_case))
+def show_ratings(screen: Screen, space: WordSpace, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Hold the cosines of words against people's ratings, beside those of counts without any learning."""
+    words = space.vectors.words
+    counted = WordSpace(WordVectors(words, ppmi(cooccurrences(tokenizer, words)), lower_case=space.vectors.lower_case))
     rated, by_counts = (evaluate_similarity(each, rated_words()) for each in (space, counted))
     screen.result(
-        Result(
-            "agreement with people's ratings of words", rated.spearman, {"co-occurrence counts": by_counts.spearman}
-        ),
+        Result("agreement with people's ratings of words", rated.spearman, {"co-occurrence": by_counts.spearman}),
         f"rank correlation over the {rated.covered} of {rated.pairs} pairs of WordSim-353 whose words are in the text; "
-        f"counts: cosine of how often each word stands within {_WINDOW} words of the others, in the same text",
+        f"co-occurrence: positive pointwise mutual information with the words at most {_WINDOW} words away, same text",
     )
-    questions = read_analogies(demo_file(ANALOGIES))
-    ours, counts = (evaluate_analogies(each, questions) for each in (space, counted))
-    _, covered, every = ours.total
-    baselines = {"co-occurrence counts": counts.accuracy, "guessing": 1 / len(vectors.words)}
-    screen.result(
-        Result("analogies answered", ours.accuracy, baselines, form=".1%"),
-        f"share of the {covered:,} of {every:,} questions of Mikolov et al. 2013 whose words are in the text, such as "
-        "man : king = woman : queen; the answer is one of all words",
-    )
+
+
+def ppmi(counts: np.ndarray) -> np.ndarray:
+    """Positive pointwise mutual information of (words, contexts) counts (Levy & Goldberg 2014, section 3.2)."""
+    shares = counts / counts.sum()
+    expected = shares.sum(1, keepdims=True) * shares.sum(0, keepdims=True)
+    ratios = np.divide(shares, expected, out=np.ones_like(shares), where=expected > 0)
+    return np.log(np.maximum(ratios, 1))
 
 
 def cooccurrences(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> np.ndarray:
