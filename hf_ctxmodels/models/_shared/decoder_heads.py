@@ -20,7 +20,7 @@ class LastTokenHead(SequenceHead):
     @property
     def pooling(self) -> Pooling:
         """Pooling of the tokens' states."""
-        return super().pooling or "last"
+        return self.config.classifier_pooling or "last"  # not super().pooling, which torch.compile takes for None
 
     def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         """Run the decoder; `pooler_output` is the last token's state."""
