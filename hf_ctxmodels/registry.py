@@ -22,6 +22,7 @@ _FOLDERS = (
     "albert",
     "electra",
     "xlnet",
+    "gpt",
     "gpt2",
     "gpt3",
     "grover",

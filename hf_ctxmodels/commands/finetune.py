@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
@@ -22,7 +22,7 @@ from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_lab
 from hf_ctxmodels.data.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.data.tasks.base import Collator
 from hf_ctxmodels.registry import FAMILIES, get_family
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit, check_room
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
@@ -106,8 +106,37 @@ def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTraine
     if arguments.tokenizer is None:
         raise CtxError("A new model needs a tokenizer.", hint="train one, and name it by --tokenizer.")
     tokenizer = load_tokenizer(arguments.tokenizer, split_words=task.split_words)
+    prepare_for_tasks(tokenizer)
     family = get_family(arguments.family or "")
     return new_config(family, tokenizer, arguments.config, arguments.config_options), tokenizer
+
+
+def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Add the special tokens that the family's inputs of tasks have beside those of pretraining, if any."""
+    if isinstance(tokenizer, CtxTokenizer):
+        tokenizer.prepare_for_tasks()
+
+
+def open_model(
+    arguments: FinetuneArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """The checkpoint's model with the task's head and embeddings of all tokens, or a new one.
+
+    Raises:
+        CtxError: it cannot be opened, or does not take what the task gives.
+    """
+    if arguments.model is None:
+        model = new_model(task.auto_class, config)
+    else:
+        model = load_model(arguments.model, task.auto_class, config)
+        if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
+            say(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    if task.arguments.both_orders and not getattr(model, "takes_both_orders", False):
+        raise CtxError(
+            f"{type(model).__name__} reads a pair in one order.", location="--both_orders", hint="leave it out."
+        )
+    return model
 
 
 def training_set(
@@ -178,6 +207,8 @@ def main() -> None:
     training = sample(training, arguments.train_examples)
     config, tokenizer = open_parts(arguments, task)
     check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
+    prepare_for_tasks(tokenizer)
+    check_room(tokenizer, task_arguments.max_length)
     task.configure(config, training, validation)
     accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
     shown = accelerator.is_main_process
@@ -185,11 +216,7 @@ def main() -> None:
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
 
-    model = (
-        load_model(arguments.model, task.auto_class, config)
-        if arguments.model is not None
-        else new_model(task.auto_class, config)
-    )
+    model = open_model(arguments, task, config, tokenizer)
     count_loss_targets(model, task.targets)
     collate = task.collator(tokenizer)
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, collate, model, tokenizer)

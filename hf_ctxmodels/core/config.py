@@ -77,6 +77,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     # fields that the reference lacks; an export omits them
     own_fields: ClassVar[tuple[str, ...]] = ("unpad", "return_logits_with_labels", "tokenizer_digest")
+    # `model_type` of the reference implementation, where it is not the family's without its prefix
+    reference_model_type: ClassVar[str | None] = None
     # reference field -> supported values; another value in a reference config.json is an error
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -119,10 +121,10 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         """As in transformers; a reference checkpoint is given this family's `model_type`.
 
         For any other than the class's, `from_pretrained` warns that it is not supported, which reference checkpoints
-        are. The `model_type` of the reference implementation is the family's without its prefix.
+        are.
         """
         fields, unused = super().get_config_dict(*args, **kwargs)
-        if fields.get("model_type") == cls.model_type.removeprefix("ctx-"):
+        if fields.get("model_type") == (cls.reference_model_type or cls.model_type.removeprefix("ctx-")):
             fields = {**fields, "model_type": cls.model_type, _REFERENCE: fields["model_type"]}
         return fields, unused
 

@@ -1,5 +1,6 @@
 """Generic heads; a family binds each to its encoder in two lines (see `HeadModel`)."""
 
+from hf_ctxmodels.heads.auxiliary_lm import WithLanguageModeling
 from hf_ctxmodels.heads.base import (
     IGNORED,
     HeadModel,

@@ -205,9 +205,14 @@ class HeadModel(CtxPreTrainedModel):
         """The training loss's regularization term, a function of the parameters only; None without one."""
         return None
 
-    def regularized(self, loss: Tensor, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
-        """The loss plus each target's share of `penalty`, so that the shares of micro-batches sum to one penalty. See
-        `mean_over_targets` for the arguments."""
+    def regularized(self, loss: Tensor, encoded: Any, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
+        """The loss plus each target's share of `penalty`, so that the shares of micro-batches sum to one penalty.
+
+        Args:
+            loss: The task's loss.
+            encoded: The encoder's output.
+            targets, name, counts: As in `mean_over_targets`.
+        """
         penalty = self.penalty() if self.training else None
         if penalty is None:
             return loss

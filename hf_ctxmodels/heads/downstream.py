@@ -64,10 +64,12 @@ class ForSequenceClassification(SequenceHead):
 
     Attributes:
         classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
+        takes_both_orders: Whether inputs may be (batch, orders, length), a pair in both its orders.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     classifier_activation: ClassVar[str | None] = None
+    takes_both_orders: ClassVar[bool] = False
 
     def build_head(self, config: Any) -> None:
         """Dropout and the classifier; a family may replace either."""
@@ -105,7 +107,7 @@ class ForSequenceClassification(SequenceHead):
         loss = None
         if labels is not None:
             loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
-            loss = self.regularized(loss, labels, "labels", num_items_in_batch)
+            loss = self.regularized(loss, outputs, labels, "labels", num_items_in_batch)
         return self.task_output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
 
 
@@ -165,7 +167,7 @@ class ForTokenClassification(HeadModel):
         loss = None
         if labels is not None:
             loss = cross_entropy_over_targets(logits, labels, "labels", num_items_in_batch)
-            loss = self.regularized(loss, labels, "labels", num_items_in_batch)
+            loss = self.regularized(loss, outputs, labels, "labels", num_items_in_batch)
         return self.task_output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
 
 
@@ -221,10 +223,10 @@ class ForMultipleChoice(SequenceHead):
 
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output to one logit."""
-        self.dropout = Dropout(config.head_dropout)
+        self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.pooled_size, 1)
 
-    def score(self, pooled: Tensor) -> Tensor:
+    def score(self, pooled: Tensor, choices: int) -> Tensor:
         """(batch * choices, hidden) pooled output -> (batch * choices, 1) logits."""
         return self.classifier(self.dropout(pooled))
 
@@ -257,10 +259,11 @@ class ForMultipleChoice(SequenceHead):
             )
         inputs = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in inputs.items()}
         outputs = self.encode(**inputs, **kwargs)
-        logits = self.score(outputs.pooler_output).view(given.shape[:2])
+        logits = self.score(outputs.pooler_output, given.shape[1]).view(given.shape[:2])
         loss = None
         if labels is not None:
             loss = cross_entropy_over_targets(logits, labels.view(-1), "labels", num_items_in_batch)
+            loss = self.regularized(loss, outputs, labels.view(-1), "labels", num_items_in_batch)
         return self.task_output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
 
 

@@ -63,6 +63,10 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
                 hint="copy the files again from their source, or train the tokenizer again.",
             ) from error
 
+    def prepare_for_tasks(self) -> None:
+        """Add the special tokens that the inputs of downstream tasks have, and those of pretraining have not: for
+        families with such. Fine-tuning calls it; the model needs embeddings of what is new."""
+
     @property
     def _auto_map(self) -> dict[str, list[str | None]] | None:
         """What `save_pretrained` of transformers writes as `auto_map`."""
@@ -172,19 +176,24 @@ def check_fit(
             "embeddings: model.resize_token_embeddings(len(tokenizer)).",
         )
     _check_vocabulary(tokenizer, config, location)
-    special = tokenizer.num_special_tokens_to_add()
-    if 0 < max_length <= special:
-        raise CtxError(
-            f"Inputs of {max_length} tokens leave no room for text beside the {special} special tokens.",
-            location=f"--max_length {max_length}",
-            hint=f"use --max_length {special + 1} or more.",
-        )
+    check_room(tokenizer, max_length)
     limit = getattr(config, "max_sequence_length", None)
     if limit is not None and limit < max_length:
         raise CtxError(
             f"Inputs of {max_length} tokens are over the model's limit of {limit} positions (max_position_embeddings).",
             location=f"--max_length {max_length}",
             hint=f"use --max_length {limit} or less, or a configuration with more positions.",
+        )
+
+
+def check_room(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Raise CtxError if inputs of this length (0 for any) are too short for any text."""
+    special = tokenizer.num_special_tokens_to_add()
+    if 0 < max_length <= special:
+        raise CtxError(
+            f"Inputs of {max_length} tokens leave no room for text beside the {special} special tokens.",
+            location=f"--max_length {max_length}",
+            hint=f"use --max_length {special + 1} or more.",
         )
 
 

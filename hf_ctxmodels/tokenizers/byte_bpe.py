@@ -1,7 +1,7 @@
 """Byte-level byte-pair encoding (Radford et al. 2019, section 2.2; Sennrich et al. 2016 for the merges)."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
@@ -9,12 +9,10 @@ from tokenizers.models import BPE
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, read_text, require_tokens
-
-Merges = list[tuple[str, str]]
+from hf_ctxmodels.tokenizers.bpe import BPETokenizer, make_bpe, some_text
 
 
-class CtxByteBPETokenizer(CtxTokenizer):
+class CtxByteBPETokenizer(BPETokenizer):
     """GPT-2's byte-level BPE: no character is unknown, and `decode` returns the text byte by byte.
 
     Text is split by GPT-2's pattern into words, numbers and punctuation, each with the space before it; their UTF-8
@@ -37,10 +35,6 @@ class CtxByteBPETokenizer(CtxTokenizer):
             missing.
     """
 
-    vocab_files_names = {"vocab_file": "vocab.json", "merges_file": "merges.txt", "tokenizer_file": "tokenizer.json"}
-    model_input_names = ["input_ids", "attention_mask"]
-    model = BPE
-
     first_tokens: ClassVar[tuple[str, ...]] = ()
     """The special tokens of a newly trained vocabulary before the bytes, in the order of their ids from 0 on."""
 
@@ -57,37 +51,17 @@ class CtxByteBPETokenizer(CtxTokenizer):
         **kwargs: Any,
     ) -> None:
         kwargs = {**self.defaults, **kwargs}
-        if "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
-            learned = json.loads(kwargs["tokenizer_object"].to_str())["model"]
-            vocab, merges = learned["vocab"], learned["merges"]
-        kwargs.pop("tokenizer_file", None)  # already read
-        file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
-        table, pairs = _read(type(self), vocab, merges, kwargs)
-        table = self.own_vocabulary(table)
-        named = [str(token) for name, token in kwargs.items() if name.endswith("_token") and token is not None]
-        require_tokens(table, named, kwargs, file)
-        self._tokenizer = _build_backend(table, pairs, str(kwargs["unk_token"]), add_prefix_space, file)
+        table, pairs, file = self.read(vocab, merges, kwargs)
+        self._tokenizer = Tokenizer(make_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"])))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+        self._tokenizer.decoder = decoders.ByteLevel()
         super().__init__(errors=errors, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets, **kwargs)
         self.trim_offsets = trim_offsets
         self._tokenizer.post_processor = self.build_post_processor(add_prefix_space)
 
-    @classmethod
-    def own_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
-        """This tokenizer's ids for those of a file; a family may open another's files."""
-        return vocab
-
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
         """The processor that adds special tokens and trims offsets; the base only trims."""
         return processors.ByteLevel(trim_offsets=self.trim_offsets, add_prefix_space=add_prefix_space)
-
-    @classmethod
-    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """The arguments of `__init__`, from the files. Never runs code of a repository, and never guesses merges from
-        a vocabulary, as transformers does."""
-        if kwargs.get("tokenizer_file") is not None:
-            return super().convert_to_native_format(**kwargs)
-        files = {"vocab": kwargs.get("vocab_file"), "merges": kwargs.get("merges_file")}
-        return {**kwargs, **{name: path for name, path in files.items() if kwargs.get(name) is None}}
 
     def _encode_plus(self, *args: Any, is_split_into_words: bool = False, **kwargs: Any) -> BatchEncoding:
         if not is_split_into_words or self.add_prefix_space:
@@ -140,73 +114,8 @@ class CtxByteBPETokenizer(CtxTokenizer):
             initial_alphabet=alphabet,
             show_progress=False,
         )
-        backend.train_from_iterator(_some_text(texts), trainer)
+        backend.train_from_iterator(some_text(texts), trainer)
         learned = json.loads(backend.to_str())["model"]
         vocab = learned["vocab"] | {token: len(learned["vocab"]) + n for n, token in enumerate(cls.last_tokens)}
         options: dict[str, Any] = {"add_prefix_space": add_prefix_space, "model_max_length": model_max_length}
         return cls(vocab=vocab, merges=learned["merges"], **options)
-
-
-def _some_text(texts: Iterable[str]) -> Iterator[str]:
-    """The texts; raises in the end if none of them has a character that is no white space."""
-    found = False
-    for text in texts:
-        found = found or bool(text.strip())
-        yield text
-    if not found:
-        raise no_text()
-
-
-def _build_backend(
-    vocab: dict[str, int], merges: Merges, unk_token: str, add_prefix_space: bool, file: str | None
-) -> Tokenizer:
-    """The `tokenizers` pipeline without its post-processor, which needs the ids of the special tokens."""
-    try:
-        backend = Tokenizer(BPE(vocab, merges, unk_token=unk_token, fuse_unk=False))
-    except Exception as error:  # the library raises no narrower one
-        raise CtxError(
-            f"The merges do not belong to the vocabulary: {error}.",
-            location=file,
-            hint="copy vocab.json and merges.txt (or tokenizer.json) of one tokenizer again.",
-        ) from error
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _read(
-    cls: type, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
-) -> tuple[dict[str, int], Merges]:
-    """Vocabulary and merges, given as they are or as paths."""
-    if not vocab:
-        raise no_vocabulary(cls, kwargs)
-    if merges is None:
-        raise CtxError(
-            "The vocabulary has no merges: text would be split into single bytes.",
-            location=vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None,
-            hint="put merges.txt beside vocab.json, or use the tokenizer.json, which holds both.",
-        )
-    table = _read_vocabulary(vocab) if isinstance(vocab, str) else vocab
-    pairs = _read_merges(merges) if isinstance(merges, str) else merges
-    split = (pair.split(" ") if isinstance(pair, str) else pair for pair in pairs)
-    return table, [(left, right) for left, right in split]
-
-
-def _read_vocabulary(path: str) -> dict[str, int]:
-    """Token -> id of a `vocab.json`."""
-    try:
-        vocab = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise CtxError(f"vocab.json is damaged: {error}.", location=path, hint="copy it again.") from error
-    if not isinstance(vocab, dict) or not all(isinstance(index, int) for index in vocab.values()):
-        raise CtxError("vocab.json does not map tokens to ids.", location=path, hint="copy it again from its source.")
-    return vocab
-
-
-def _read_merges(path: str) -> list[str]:
-    """Lines of a `merges.txt`, without the version and empty lines."""
-    lines = [line for line in read_text(path).split("\n") if line and not line.startswith("#version")]
-    for line in lines:
-        if line.count(" ") != 1:
-            raise CtxError(f"merges.txt holds {line!r}, which is not two tokens.", location=path, hint="copy it again.")
-    return lines

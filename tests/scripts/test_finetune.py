@@ -193,6 +193,48 @@ def test_every_task_is_learned_saved_and_recorded(checkpoint, task, tmp_path, mo
     assert AutoTokenizer.from_pretrained(out)("the film")["input_ids"]
 
 
+def pair_files(directory: Path) -> list[str]:
+    generator = random.Random(0)
+    for name, size in (("train", 96), ("dev", 32)):
+        rows = [[generator.choice(GOOD + BAD) for _ in range(2)] for _ in range(size)]
+        lines = [f"the {a}\tthe film was {b}\t{float((a in GOOD) == (b in GOOD))}" for a, b in rows]
+        (directory / f"{name}.tsv").write_text("\n".join(["one\tother\tlabel", *lines]) + "\n")
+    files = ["--train_file", str(directory / "train.tsv"), "--validation_file", str(directory / "dev.tsv")]
+    return [*files, "--text_columns", "one,other", "--both_orders", "true"]
+
+
+@pytest.mark.parametrize("checkpoint", [("gpt", False)], indirect=True, ids=str)
+def test_tokens_of_tasks_are_added_and_pairs_are_read_in_both_orders(checkpoint, tmp_path, monkeypatch, capsys):
+    """The rows of new tokens are drawn as in a new model, here with a standard deviation of 0.1."""
+    before = AutoTokenizer.from_pretrained(checkpoint)
+    flags = ["--model", checkpoint, "--task", "regression", *pair_files(tmp_path), *QUICK]
+    flags += ["--max_steps", 1, "--learning_rate", 1e-9, "--output_dir", tmp_path / "out"]
+    assert finetune(monkeypatch, *flags) == 0
+    assert "3 new tokens get embeddings" in capsys.readouterr().err
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert len(tokenizer) == len(before) + 3 == model.config.vocab_size
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer("good", "bad").input_ids)
+    assert [token for token in tokens if token[0] == "_"] == ["_start_", "_delimiter_", "_classify_"]
+    rows = model.get_input_embeddings().weight[-3:]
+    assert 0.07 < rows.std() < 0.13
+    assert rows.mean().abs() < 0.04
+    pair, exchanged = tokenizer("lovely", "the film"), tokenizer("the film", "lovely")
+    both = tokenizer.pad([pair, exchanged], return_tensors="pt")
+    logits = [model(**{name: each[order][None] for name, each in both.items()}).logits for order in ([0, 1], [1, 0])]
+    torch.testing.assert_close(*logits)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [("one,other", "ForSequenceClassification reads a pair in one order"), ("one", "Single texts have one order")],
+)
+def test_both_orders_of_what_has_one_is_an_error(columns, says, own_checkpoint, tmp_path, monkeypatch, capsys):
+    flags = ["--model", own_checkpoint, "--task", "regression", *pair_files(tmp_path), *QUICK]
+    assert finetune(monkeypatch, *flags, "--text_columns", columns, "--output_dir", tmp_path / "out") == 2
+    assert says in capsys.readouterr().err
+
+
 def test_a_fine_tuned_model_serves_a_pipeline_with_its_labels(own_checkpoint, tmp_path, monkeypatch):
     flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
     assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "out") == 0

@@ -78,8 +78,12 @@ class Case:
 
     @property
     def has_peer(self) -> bool:
-        """Whether transformers has this model."""
-        return self.family.reference is not None and not (self.has_auto_class and self.auto_name in self.family.peers)
+        """Whether transformers has this model, and an Auto class opens it there."""
+        if self.model_class.reference_model_type is None:
+            return False
+        if self.has_auto_class and self.auto_name in self.family.peers:
+            return False
+        return transformers.CONFIG_MAPPING[self.family.reference] in self.auto_class._model_mapping
 
     @property
     def auto_class(self) -> Any:
@@ -270,6 +274,10 @@ class Case:
     def known(self, values: dict[str, Any]) -> dict[str, Any]:
         """Those configuration fields among `values` that the family has."""
         return _known_fields(values, self.family.config)
+
+    def shared(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Those that the peer in transformers has under any name, too."""
+        return {name: value for name, value in self.known(values).items() if name not in self.family.config.own_fields}
 
     def config(self, **changes: Any) -> PreTrainedConfig:
         """Of the tiny model; changes to fields that the family does not have are left out."""

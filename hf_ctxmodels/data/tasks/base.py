@@ -10,6 +10,7 @@ import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.tasks.readers import Row
 
 Feature = dict[str, Any]
@@ -51,6 +52,11 @@ class TaskArguments:
     )
     max_answer_length: int = field(
         default=30, metadata={"help": "question-answering only: longest predicted answer, in tokens."}
+    )
+    both_orders: bool = flag(
+        False,
+        "Pairs only: the model reads each pair in both orders and sums their states, for similarity (Radford et al. "
+        "2018, section 3.3); for heads that take them, GPT's.",
     )
 
 

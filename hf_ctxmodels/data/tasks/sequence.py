@@ -1,16 +1,26 @@
 """Sequence classification and regression: a text or a pair of texts -> a label or a number."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.tasks import metrics
-from hf_ctxmodels.data.tasks.base import Encoded, LabelledTask, Logits, Task, majority, sorted_labels, text_of
+from hf_ctxmodels.data.tasks.base import (
+    Collator,
+    Encoded,
+    FeatureCollator,
+    LabelledTask,
+    Logits,
+    Task,
+    majority,
+    sorted_labels,
+    text_of,
+)
 from hf_ctxmodels.data.tasks.demo import demo_rows
 from hf_ctxmodels.data.tasks.readers import Row, read_table
 
@@ -48,6 +58,12 @@ class _SequenceTask(Task[SequenceExample]):
             raise CtxError(
                 f"{len(columns)} text columns.", location="--text_columns", hint="give one, or two for a pair."
             )
+        if self.arguments.both_orders and len(columns) != 2:
+            raise CtxError(
+                "Single texts have one order.",
+                location="--both_orders",
+                hint="give two --text_columns, or leave it out.",
+            )
         return columns
 
     def read_file(self, file: str) -> list[SequenceExample]:
@@ -61,13 +77,28 @@ class _SequenceTask(Task[SequenceExample]):
     def _encode(
         self, examples: Sequence[SequenceExample], targets: list[Any], tokenizer: PreTrainedTokenizerBase
     ) -> Encoded:
-        """Features of texts or pairs (the longer one of a pair is truncated first); origins are example indices."""
+        """Features of texts or pairs (the longer one of a pair is truncated first); origins are example indices.
+
+        With `both_orders` the tokens of a feature are two lists, of the pair and of the pair exchanged.
+        """
         columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
-        encoding = tokenizer(*columns, truncation="longest_first", max_length=self.arguments.max_length)
+        encoding = self._tokens(columns, tokenizer)
+        if self.arguments.both_orders:
+            exchanged = self._tokens(columns[::-1], tokenizer)
+            encoding = {name: list(zip(encoding[name], exchanged[name], strict=True)) for name in encoding}
         features = [
             {name: encoding[name][i] for name in encoding} | {"labels": target} for i, target in enumerate(targets)
         ]
         return Encoded(features, list(range(len(examples))))
+
+    def _tokens(self, columns: list[list[str]], tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Any]:
+        return tokenizer(*columns, truncation="longest_first", max_length=self.arguments.max_length)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        """See `Task.collator`."""
+        if not self.arguments.both_orders:
+            return super().collator(tokenizer)
+        return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))  # likewise several rows in a feature
 
 
 class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):

@@ -119,7 +119,13 @@ def cross_entropy_and_samples(
 
 
 def chunked_cross_entropy(
-    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, reduction: str = "mean"
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    reduction: str = "mean",
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy of a linear decoder, computed a chunk of rows at a time.
 
@@ -132,25 +138,36 @@ def chunked_cross_entropy(
         bias: (vocabulary,) or None.
         targets: (rows,) ids, without ignored ones.
         reduction: "mean" or "sum". The mean of no rows is 0.
+        weights: (rows,) float32 factor of each row's loss, without a gradient; None for 1.
     """
     if torch.compiler.is_compiling():  # the number of chunks is data-dependent
-        total = F.cross_entropy(F.linear(hidden_states, weight, bias).float(), targets, reduction="sum")
+        total = _weighted_cross_entropy(F.linear(hidden_states, weight, bias), targets, weights)
     else:
         trains = torch.is_grad_enabled()
-        total = _ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, None, trains)[0]
+        total = _ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, None, trains, weights)[0]
     return total / max(targets.numel(), 1) if reduction == "mean" else total
 
 
-def summed_cross_entropy(decoder: nn.Module, hidden_states: Tensor, targets: Tensor) -> Tensor:
+def _weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    """The sum over rows, from (rows, vocabulary) logits."""
+    if weights is None:
+        return F.cross_entropy(logits.float(), targets, reduction="sum")
+    return (F.cross_entropy(logits.float(), targets, reduction="none") * weights).sum()
+
+
+def summed_cross_entropy(
+    decoder: nn.Module, hidden_states: Tensor, targets: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """`chunked_cross_entropy` of a linear decoder, not divided.
 
     Args:
         decoder: The linear map to the vocabulary. Its replacement (an adapter, a quantized map) is called.
-        hidden_states, targets: As there.
+        hidden_states, targets, weights: As there.
     """
     if not is_plain_linear(decoder):
-        return F.cross_entropy(decoder(hidden_states).float(), targets, reduction="sum")
-    return chunked_cross_entropy(hidden_states, decoder.weight, decoder.bias, targets, reduction="sum")
+        return _weighted_cross_entropy(decoder(hidden_states), targets, weights)
+    given = (hidden_states, decoder.weight, decoder.bias, targets)
+    return chunked_cross_entropy(*given, reduction="sum", weights=weights)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -168,17 +185,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         numbers: Tensor | None,
         trains: bool,  # from outside: within the function gradients are disabled
+        weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         device = hidden_states.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
-        ctx.save_for_backward(hidden_states, weight, bias, targets)
+        ctx.save_for_backward(hidden_states, weight, bias, targets, weights)
         samples = correct = None
         if numbers is not None:
             samples, correct = torch.empty_like(targets), targets.new_zeros(())
             ctx.mark_non_differentiable(samples, correct)
         needs_grad = ctx.needs_input_grad[:3] if trains else (False, False, False)
         total, ctx.gradients = _loss_and_gradients(
-            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, numbers, samples, correct
+            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, numbers, samples, correct, weights
         )
         return total, samples, correct
 
@@ -187,10 +205,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            hidden_states, weight, bias, targets = ctx.saved_tensors
-            needs_grad = ctx.needs_input_grad[:3]
-            gradients = _loss_and_gradients(hidden_states, weight, bias, targets, ctx.dtype, needs_grad)[1]
-        return (*(None if each is None else each.mul_(grad.to(each.dtype)) for each in gradients), None, None, None)
+            hidden_states, weight, bias, targets, weights = ctx.saved_tensors
+            given = (hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3])
+            gradients = _loss_and_gradients(*given, weights=weights)[1]
+        factor = (None if each is None else each.mul_(grad.to(each.dtype)) for each in gradients)
+        return (*factor, None, None, None, None)
 
 
 def _loss_and_gradients(
@@ -203,6 +222,7 @@ def _loss_and_gradients(
     numbers: Tensor | None = None,
     samples: Tensor | None = None,
     correct: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The summed cross-entropy, and its gradients with respect to the first three arguments if `needs_grad` is true.
 
@@ -227,7 +247,8 @@ def _loss_and_gradients(
             row_targets = targets[start : start + size, None]
             values = _log_softmax(rows, cast_weight, cast_bias, buffer)
             target_logs = values.gather(1, row_targets)
-            total -= target_logs.sum()
+            factors = None if weights is None else weights[start : start + size, None]
+            total -= target_logs.sum() if factors is None else (target_logs * factors).sum()
             if correct is not None:
                 correct += (values.amax(1, keepdim=True) == target_logs).sum()
             if numbers is not None or any(needs_grad):
@@ -236,6 +257,8 @@ def _loss_and_gradients(
                 samples[start : start + size] = sample_rows(values, numbers[start : start + size])
             if any(needs_grad):  # the gradient of the logits
                 values.scatter_add_(1, row_targets, values.new_full((1, 1), -1.0).expand_as(row_targets))
+                if factors is not None:
+                    values *= factors
             if bias_grad is not None:
                 bias_grad += values.sum(0)
             values = values.to(dtype)

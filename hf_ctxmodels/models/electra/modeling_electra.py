@@ -186,6 +186,6 @@ class CtxElectraForMultipleChoice(heads.ForMultipleChoice, CtxElectraHeadModel):
         self.dropout = Dropout(config.summary_last_dropout)
         self.classifier = nn.Linear(config.hidden_size, 1)
 
-    def score(self, pooled: Tensor) -> Tensor:
+    def score(self, pooled: Tensor, choices: int) -> Tensor:
         """(batch * choices, hidden) first tokens' states -> (batch * choices, 1)."""
         return self.classifier(self.dropout(self.activation(self.sequence_summary["summary"](pooled))))

@@ -6,6 +6,7 @@ from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CONVERSION
 from hf_ctxmodels.models.gpt2.modeling_gpt2 import (
     CtxGpt2ForCausalLM,
+    CtxGpt2ForMultipleChoice,
     CtxGpt2ForQuestionAnswering,
     CtxGpt2ForSequenceClassification,
     CtxGpt2ForTokenClassification,
@@ -49,6 +50,7 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxGpt2ForSequenceClassification,
         "AutoModelForTokenClassification": CtxGpt2ForTokenClassification,
         "AutoModelForQuestionAnswering": CtxGpt2ForQuestionAnswering,
+        "AutoModelForMultipleChoice": CtxGpt2ForMultipleChoice,
     },
     objectives={"clm": DocumentLM},
     sizes=SIZES,
@@ -60,6 +62,7 @@ SPEC = FamilySpec(
 __all__ = [
     "CtxGpt2Config",
     "CtxGpt2ForCausalLM",
+    "CtxGpt2ForMultipleChoice",
     "CtxGpt2ForQuestionAnswering",
     "CtxGpt2ForSequenceClassification",
     "CtxGpt2ForTokenClassification",

@@ -14,6 +14,8 @@ class CtxGpt2Config(CtxDecoderConfig):
     Args: those of `CtxDecoderConfig`, of which differ
         bos_token_id, eos_token_id: Id of <|endoftext|>, the only special token.
         pad_token_id: Id at padding positions; the attention mask says where these are.
+        lm_loss_weight: Weight of the language modelling loss that is added to that of multiple choice in training
+            (Radford et al. 2018, section 3.2); 0 for none.
     """
 
     model_type = "ctx-gpt2"
@@ -26,6 +28,9 @@ class CtxGpt2Config(CtxDecoderConfig):
     bos_token_id: int | None = 50256
     eos_token_id: int | list[int] | None = 50256
 
+    lm_loss_weight: float | int = 0.5
+
+    own_fields: ClassVar[tuple[str, ...]] = (*CtxDecoderConfig.own_fields, "lm_loss_weight")
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "add_cross_attention": (False,),
         "scale_attn_weights": (True,),

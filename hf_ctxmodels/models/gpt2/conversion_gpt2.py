@@ -23,4 +23,8 @@ GPT2_EXPORT: list[WeightTransform] = [
 ]
 # Of the sequence head alone: its classifier has another name than that of the token head.
 GPT2_SEQUENCE_EXPORT: list[WeightTransform] = [WeightRenaming(r"^score\.", r"classifier."), *GPT2_EXPORT]
-GPT2_CONVERSION = GPT2_SEQUENCE_EXPORT
+GPT2_CHOICE_EXPORT: list[WeightTransform] = [
+    WeightRenaming(r"^multiple_choice_head\.summary\.", r"classifier."),
+    *GPT2_EXPORT,
+]
+GPT2_CONVERSION: list[WeightTransform] = [*GPT2_CHOICE_EXPORT[:1], *GPT2_SEQUENCE_EXPORT]

@@ -1,9 +1,9 @@
 """GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): a causal Transformer with pre-norm
 layers, pretrained by language modelling."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 
@@ -11,10 +11,10 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.models._shared.transformer_decoder import Decoder, without_trailing_padding
+from hf_ctxmodels.models._shared.decoder_heads import GeneratesAfterAnyPadding, LastTokenHead
+from hf_ctxmodels.models._shared.transformer_decoder import Decoder
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
-from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
+from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CHOICE_EXPORT, GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
 
 
 class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
@@ -55,7 +55,7 @@ class CtxGpt2HeadModel(heads.HeadModel, CtxGpt2PreTrainedModel):
         return self.encoder_class(config)
 
 
-class CtxGpt2ForCausalLM(CtxGpt2HeadModel, heads.ForCausalLM, GenerationMixin):
+class CtxGpt2ForCausalLM(GeneratesAfterAnyPadding, CtxGpt2HeadModel, heads.ForCausalLM, GenerationMixin):
     """The language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}
@@ -67,31 +67,31 @@ class CtxGpt2ForCausalLM(CtxGpt2HeadModel, heads.ForCausalLM, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
-class CtxGpt2ForSequenceClassification(heads.ForSequenceClassification, CtxGpt2HeadModel):
-    """GPT-2 with a classifier or regressor on the last token's state, whatever the padding.
-
-    Without an `attention_mask`, padding tokens at the end of a row are padding, as in transformers.
-    """
+class CtxGpt2ForSequenceClassification(LastTokenHead, heads.ForSequenceClassification, CtxGpt2HeadModel):
+    """GPT-2 with a classifier or regressor on the last token's state."""
 
     reference_architecture = "GPT2ForSequenceClassification"
     export_conversion = GPT2_SEQUENCE_EXPORT
-
-    @property
-    def pooling(self) -> Pooling:
-        """Pooling of the tokens' states."""
-        return super().pooling or "last"
-
-    def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the decoder; `pooler_output` is the last token's state."""
-        input_ids, padding = kwargs.get("input_ids"), self.config.pad_token_id
-        if attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2 and padding is not None:
-            attention_mask = without_trailing_padding(input_ids, padding)
-        return super().encode(attention_mask=attention_mask, **kwargs)
 
     def build_head(self, config: CtxGpt2Config) -> None:
         """Dropout and the classifier, which has no bias."""
         super().build_head(config)
         self.classifier = nn.Linear(config.pooled_size, config.num_labels, bias=False)
+
+
+class CtxGpt2ForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.WithLanguageModeling, CtxGpt2HeadModel):
+    """GPT-2 that chooses among continuations or answers by a linear map of the last token's state, fine-tuned with
+    language modelling as GPT is (Radford et al. 2018, section 3)."""
+
+    _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}
+    reference_architecture = "GPT2DoubleHeadsModel"
+    export_conversion = GPT2_CHOICE_EXPORT
+    output_layer = "lm_head"
+
+    def build_head(self, config: CtxGpt2Config) -> None:
+        """Dropout, the classifier, and the output layer of the language model."""
+        super().build_head(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class CtxGpt2ForTokenClassification(heads.ForTokenClassification, CtxGpt2HeadModel):

@@ -1,0 +1,64 @@
+"""GPT (Radford et al. 2018): a causal Transformer with post-norm layers, pretrained and fine-tuned with language
+modelling."""
+
+from typing import Any
+
+from hf_ctxmodels.models.gpt.configuration_gpt import CtxGptConfig
+from hf_ctxmodels.models.gpt.conversion_gpt import GPT_CONVERSION
+from hf_ctxmodels.models.gpt.modeling_gpt import (
+    CtxGptForCausalLM,
+    CtxGptForMultipleChoice,
+    CtxGptForSequenceClassification,
+    CtxGptForTokenClassification,
+    CtxGptModel,
+)
+from hf_ctxmodels.models.gpt.tokenization_gpt import CtxGptTokenizer
+from hf_ctxmodels.objectives import DocumentLM
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": encoder_size(128, 2, 2),
+    "mini": encoder_size(256, 4, 4),
+    "small": encoder_size(512, 4, 8),
+    "base": encoder_size(768, 12, 12),
+}
+
+SPEC = FamilySpec(
+    name="gpt",
+    paper="Radford et al. 2018, Improving Language Understanding by Generative Pre-Training",
+    config=CtxGptConfig,
+    tokenizer=CtxGptTokenizer,
+    models={
+        "AutoModel": CtxGptModel,
+        "AutoModelForPreTraining": CtxGptForCausalLM,
+        "AutoModelForCausalLM": CtxGptForCausalLM,
+        "AutoModelForSequenceClassification": CtxGptForSequenceClassification,
+        "AutoModelForTokenClassification": CtxGptForTokenClassification,
+        "AutoModelForMultipleChoice": CtxGptForMultipleChoice,
+    },
+    objectives={"clm": DocumentLM},
+    sizes=SIZES,
+    # Counted with the reference classes of transformers 5.23.
+    published={
+        "base": PublishedCount(
+            SIZES["base"],
+            {
+                "AutoModel": 116_534_784,
+                "AutoModelForCausalLM": 116_534_784,
+                "AutoModelForMultipleChoice": 116_535_553,
+            },
+        )
+    },
+    conversion=GPT_CONVERSION,
+    traits=Traits(tiny={"embedding_dropout_prob": 0.0, "intermediate_size": None}),
+)
+
+__all__ = [
+    "CtxGptConfig",
+    "CtxGptForCausalLM",
+    "CtxGptForMultipleChoice",
+    "CtxGptForSequenceClassification",
+    "CtxGptForTokenClassification",
+    "CtxGptModel",
+    "CtxGptTokenizer",
+]

@@ -1,0 +1,62 @@
+"""GPT configuration (Radford et al. 2018, section 4.1, and the released code)."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.models._shared.configuration_decoder import CtxDecoderConfig
+
+# The reference's name of an activation -> the name here. Its "gelu" is the tanh approximation.
+ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
+
+
+@strict
+class CtxGptConfig(CtxDecoderConfig):
+    """Shape and regularisation of GPT; the defaults are the released model with 117 million parameters.
+
+    `afn`, the reference's name of the activation, is read in its meaning: "gelu" is `hidden_act="gelu_new"`.
+
+    Args: those of `CtxDecoderConfig`, of which differ
+        vocab_size: Number of tokens of the tokenizer, those of tasks included once they are added.
+        max_position_embeddings: Longest sequence, in tokens.
+        classifier_dropout: Dropout before the task heads; the choices of a row share its mask.
+        lm_loss_weight: Weight of the language modelling loss that is added to every task's in training (section 3.2,
+            equation 5); 0 for none.
+    """
+
+    model_type = "ctx-gpt"
+    reference_model_type: ClassVar[str | None] = "openai-gpt"
+    attribute_map: ClassVar[dict[str, str]] = {
+        **CtxDecoderConfig.attribute_map,
+        "summary_first_dropout": "classifier_dropout",
+    }
+
+    vocab_size: int = 40478
+    max_position_embeddings: int = 512
+    classifier_dropout: float | int | None = 0.1
+    lm_loss_weight: float | int = 0.5
+
+    own_fields: ClassVar[tuple[str, ...]] = (
+        *CtxDecoderConfig.own_fields,
+        "hidden_act",
+        "intermediate_size",
+        "lm_loss_weight",
+    )
+    supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "summary_type": ("cls_index", "last"),
+        "summary_use_proj": (True,),
+        "summary_activation": (None, ""),
+        "summary_proj_to_labels": (True,),
+    }
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if (name := kwargs.pop("afn", None)) is not None:
+            if name not in ACTIVATIONS:
+                raise ValueError(f"afn={name!r} is none of the reference's activations, {', '.join(ACTIVATIONS)}.")
+            self.hidden_act = ACTIVATIONS[name]
+        super().__post_init__(**kwargs)
+
+    def validate_lm_loss_weight(self) -> None:
+        """Check that the weight is not negative (called at construction)."""
+        if self.lm_loss_weight < 0:
+            raise ValueError(f"lm_loss_weight={self.lm_loss_weight} must be 0 or more.")

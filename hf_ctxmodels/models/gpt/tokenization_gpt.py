@@ -1,0 +1,48 @@
+"""BPE tokenizer of GPT (Radford et al. 2018, section 4.1), and the inputs of its tasks (section 3.3)."""
+
+from typing import Any, ClassVar
+
+from hf_ctxmodels.tokenizers.word_bpe import WordBPETokenizer
+
+# _start_, _delimiter_ and _classify_ of the released code, by their names in transformers
+TASK_TOKENS = {"bos_token": "_start_", "sep_token": "_delimiter_", "cls_token": "_classify_"}
+
+
+class CtxGptTokenizer(WordBPETokenizer):
+    """GPT's tokenizer: lower-cased words in subwords, of which a word's last one ends with "</w>".
+
+    Gives the ids of `transformers.OpenAIGPTTokenizer` on the same files (`vocab.json` with `merges.txt`, or
+    `tokenizer.json`). Unlike there <unk>, whose id is 0, is also the padding token, as in the released code. A newly
+    trained tokenizer has "</s>" as `eos_token`, which separates documents in pretraining; the released one has none.
+
+    No special token is added to a text until `prepare_for_tasks`; then inputs are `_start_ text _classify_` and, for
+    pairs, `_start_ text _delimiter_ text _classify_`. See `WordBPETokenizer` for arguments, training and errors.
+
+    Example:
+        >>> tokenizer = CtxGptTokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=60)
+        >>> tokenizer.decode(tokenizer("A cat sat.").input_ids)
+        'a cat sat .'
+    """
+
+    first_tokens = ("<unk>", "</s>")
+    trained: ClassVar[dict[str, Any]] = {"eos_token": "</s>"}
+    defaults: ClassVar[dict[str, Any]] = {"unk_token": "<unk>", "pad_token": "<unk>"}
+
+    def __init__(
+        self,
+        vocab: str | dict[str, int] | None = None,
+        merges: str | list[Any] | None = None,
+        do_lower_case: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(vocab, merges, do_lower_case, **kwargs)
+        self._set_task_template()
+
+    def prepare_for_tasks(self) -> None:
+        """Add the tokens of tasks to the vocabulary, behind all others, and to every text from now on."""
+        self.add_special_tokens({name: token for name, token in TASK_TOKENS.items() if getattr(self, name) is None})
+        self._set_task_template()
+
+    def _set_task_template(self) -> None:
+        if all(getattr(self, name) is not None for name in TASK_TOKENS):
+            self.set_template("{bos}:0 $A:0 {cls}:0", "{bos}:0 $A:0 {sep}:0 $B:0 {cls}:0")

@@ -1,0 +1,128 @@
+"""The base of byte-pair encodings (Sennrich et al. 2016, arXiv 1508.07909) with `vocab.json` and `merges.txt`."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tokenizers.models import BPE
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, read_text, require_tokens
+
+Merges = list[tuple[str, str]]
+
+
+class BPETokenizer(CtxTokenizer):
+    """A tokenizer whose files are a vocabulary and a list of merges, or a `tokenizer.json`."""
+
+    vocab_files_names = {"vocab_file": "vocab.json", "merges_file": "merges.txt", "tokenizer_file": "tokenizer.json"}
+    model_input_names = ["input_ids", "attention_mask"]
+    model = BPE
+
+    @classmethod
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """The arguments of `__init__`, from the files. Never runs code of a repository, and never guesses merges from
+        a vocabulary, as transformers does."""
+        if kwargs.get("tokenizer_file") is not None:
+            return super().convert_to_native_format(**kwargs)
+        files = {"vocab": kwargs.get("vocab_file"), "merges": kwargs.get("merges_file")}
+        return {**kwargs, **{name: path for name, path in files.items() if kwargs.get(name) is None}}
+
+    @classmethod
+    def read(
+        cls, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
+    ) -> tuple[dict[str, int], Merges, str | None]:
+        """Vocabulary, merges and the vocabulary's file, from the arguments of `__init__`.
+
+        Args:
+            vocab: Token -> id, or the path of a `vocab.json`.
+            merges: Pairs in the order in which they are merged, or the path of a `merges.txt`.
+            kwargs: The other arguments; what was read is removed.
+
+        Raises:
+            CtxError: A file is missing or damaged, or a special token of `kwargs` is not in the vocabulary.
+        """
+        if "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
+            learned = json.loads(kwargs["tokenizer_object"].to_str())["model"]
+            vocab, merges = learned["vocab"], learned["merges"]
+        kwargs.pop("tokenizer_file", None)  # already read
+        file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
+        table, pairs = _read(cls, vocab, merges, kwargs)
+        table = cls.own_vocabulary(table)
+        named = [str(token) for name, token in kwargs.items() if name.endswith("_token") and token is not None]
+        require_tokens(table, named, kwargs, file)
+        return table, pairs, file
+
+    @classmethod
+    def own_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
+        """This tokenizer's ids for those of a file; a family may open another's files."""
+        return vocab
+
+
+def make_bpe(vocab: dict[str, int], merges: Merges, file: str | None, **options: Any) -> BPE:
+    """The encoding of a vocabulary and its merges.
+
+    Args:
+        vocab, merges: Token -> id, and pairs.
+        file: The vocabulary's, for the message.
+        options: Arguments of `tokenizers.models.BPE`.
+
+    Raises:
+        CtxError: They are of different tokenizers.
+    """
+    try:
+        return BPE(vocab, merges, fuse_unk=False, **options)
+    except Exception as error:  # the library raises no narrower one
+        raise CtxError(
+            f"The merges do not belong to the vocabulary: {error}.",
+            location=file,
+            hint="copy vocab.json and merges.txt (or tokenizer.json) of one tokenizer again.",
+        ) from error
+
+
+def some_text(texts: Iterable[str]) -> Iterator[str]:
+    """The texts; raises in the end if none of them has a character that is no white space."""
+    found = False
+    for text in texts:
+        found = found or bool(text.strip())
+        yield text
+    if not found:
+        raise no_text()
+
+
+def _read(
+    cls: type, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
+) -> tuple[dict[str, int], Merges]:
+    """Vocabulary and merges, given as they are or as paths."""
+    if not vocab:
+        raise no_vocabulary(cls, kwargs)
+    if merges is None:
+        raise CtxError(
+            "The vocabulary has no merges: text would be split into single bytes.",
+            location=vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None,
+            hint="put merges.txt beside vocab.json, or use the tokenizer.json, which holds both.",
+        )
+    table = _read_vocabulary(vocab) if isinstance(vocab, str) else vocab
+    pairs = _read_merges(merges) if isinstance(merges, str) else merges
+    split = (pair.split(" ") if isinstance(pair, str) else pair for pair in pairs)
+    return table, [(left, right) for left, right in split]
+
+
+def _read_vocabulary(path: str) -> dict[str, int]:
+    """Token -> id of a `vocab.json`."""
+    try:
+        vocab = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise CtxError(f"vocab.json is damaged: {error}.", location=path, hint="copy it again.") from error
+    if not isinstance(vocab, dict) or not all(isinstance(index, int) for index in vocab.values()):
+        raise CtxError("vocab.json does not map tokens to ids.", location=path, hint="copy it again from its source.")
+    return vocab
+
+
+def _read_merges(path: str) -> list[str]:
+    """Lines of a `merges.txt`, without the version and empty lines."""
+    lines = [line for line in read_text(path).split("\n") if line and not line.startswith("#version")]
+    for line in lines:
+        if line.count(" ") != 1:
+            raise CtxError(f"merges.txt holds {line!r}, which is not two tokens.", location=path, hint="copy it again.")
+    return lines
