@@ -194,8 +194,8 @@ LAYERS_FAULTS = [
     Fault(
         "text without segments is of the second",
         "hf_ctxmodels/layers/embeddings.py",
-        "embedded + self.token_type_embeddings.weight[0]",
-        "embedded + self.token_type_embeddings.weight[-1]",
+        "token_type_ids = torch.zeros_like(position_ids)",
+        "token_type_ids = torch.zeros_like(position_ids) + self.token_type_embeddings.num_embeddings - 1",
         ("tests/layers/test_attention.py", "tests/models/test_common_reference.py"),
         "embeddings or ([bert- and TestOpening)",
     ),

@@ -372,14 +372,6 @@ MODELS_FAULTS = [
         "classifier",
     ),
     Fault(
-        "padding before a row predicts its first token",
-        "hf_ctxmodels/models/grover/modeling_grover.py",
-        "next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)",
-        "next_token_targets(labels, input_ids.shape[1], None, sequence_ids)",
-        ("tests/models/test_grover.py",),
-        "micro_batches",
-    ),
-    Fault(
         "Grover writes tokens of other fields",
         "hf_ctxmodels/inference/news_fields.py",
         '"suppress_tokens": banned,',

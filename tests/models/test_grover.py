@@ -1,4 +1,4 @@
-"""Grover's own: the language modelling term of its classifier, and fields written from others."""
+"""Grover's own: ids, initialisation, what its classifier reads, and fields written and scored given others."""
 
 import json
 from pathlib import Path
@@ -67,46 +67,24 @@ def test_initialisation_is_cut_and_narrow_in_feed_forward_layers() -> None:
             assert weight.detach().std() == pytest.approx(0.88 * std, rel=0.05), name
 
 
-@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
-def test_the_language_modelling_term_adds_up_over_micro_batches(problem: str | None) -> None:
-    """Rows of other lengths and one without a label; left, right and no padding; also without an attention mask."""
+def test_the_classifier_reads_the_beginning_of_the_summary() -> None:
+    """The first one, else the last token; with padding left, right and unmasked, and one row alone."""
     torch.manual_seed(0)
-    config = CtxGroverConfig(vocab_size=61, num_labels=3, problem_type=problem, initializer_range=0.2, **SIZES)
-    model = CtxGroverForSequenceClassification(config).eval()
-    lengths = (9, 2, 1, 6, 12, 3)
-    rows = [torch.randint(1, 61, (length,)) for length in lengths]
-    rows[3][2] = rows[3][4] = config.classifier_token_id
-    labels = torch.tensor([0, 2, 1, -100, 1, 0])
-    if problem is not None:
-        labels = torch.randint(2, (6, 3)).float()
-    counts = {"labels": labels.numel() if problem else 5}
-
-    def padded(rows: list[torch.Tensor], side: str, masked: bool = True) -> dict[str, torch.Tensor]:
+    model = CtxGroverForSequenceClassification(CtxGroverConfig(vocab_size=61, initializer_range=0.2, **SIZES)).eval()
+    rows = [torch.randint(1, 50, (length,)) for length in (9, 2, 1, 6)]
+    rows[3][2] = rows[3][4] = model.config.classifier_token_id
+    states = [model.grover(row[None]).last_hidden_state[0] for row in rows]
+    read = torch.stack([states[0][8], states[1][1], states[2][0], states[3][2]])
+    for side, masked in (("left", True), ("right", True), ("right", False)):
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
-        return {"input_ids": ids, "attention_mask": (ids != 0).long()} if masked else {"input_ids": ids}
-
-    def gradient(loss: torch.Tensor) -> torch.Tensor:
-        model.zero_grad()
-        loss.backward()
-        return model.grover.word_embeddings.weight.grad.clone()
-
-    whole = model(**padded(rows, "right"), labels=labels).loss
-    expected = gradient(whole)
-    without = model(**padded(rows, "right"), labels=labels.clone())
-    model.config.lm_loss_weight = 0
-    assert whole > model(**padded(rows, "right"), labels=labels).loss + 0.1
-    model.config.lm_loss_weight = 0.5
-    one_by_one = [model(input_ids=row[None]).logits[0] for row in rows]
-    torch.testing.assert_close(without.logits, torch.stack(one_by_one), atol=1e-5, rtol=1e-5)
-    for side, masked in (("left", True), ("right", False)):
-        again = model(**padded(rows, side, masked), labels=labels).loss
-        torch.testing.assert_close(again, whole, atol=1e-5, rtol=1e-5)
-    parts = [
-        model(**padded(rows[part], "right"), labels=labels[part], num_items_in_batch=counts).loss
-        for part in (slice(0, 1), slice(1, 4), slice(4, 6))
-    ]
-    torch.testing.assert_close(sum(parts), whole, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(gradient(sum(parts)), expected, atol=1e-5, rtol=1e-5)
+        given = {"input_ids": ids, "attention_mask": (ids != 0).long()} if masked else {"input_ids": ids}
+        torch.testing.assert_close(model(**given).logits, model.classifier(read), atol=1e-5, rtol=1e-5)
+    pooled = CtxGroverForSequenceClassification(
+        CtxGroverConfig(**model.config.to_dict() | {"classifier_pooling": "mean"})
+    )
+    pooled.load_state_dict(model.state_dict())
+    expected = model.classifier(torch.stack([each.mean(0) for each in states]))
+    torch.testing.assert_close(pooled.eval()(**given).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_field_is_written_from_the_others(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:

@@ -227,12 +227,16 @@ def compare_gradients(model: torch.nn.Module, plain: dict[str, Tensor]) -> None:
 
 
 def test_a_classifier_is_the_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of <|beginsummary|>, and half of the language modelling loss, the mean of each row."""
+    """The state of <|beginsummary|>, and in training half of the language modelling loss, the mean of each row."""
     variables = released(words=273, classes=2, seed=1)
     write_checkpoint(variables, tmp_path / "model.ckpt", shards=1, per_block=1000)
     out = convert(tmp_path, monkeypatch)
-    model = AutoModelForSequenceClassification.from_pretrained(out).eval().double()
-    tokenizer = AutoTokenizer.from_pretrained(out, add_begin_summary=True)
+    dropout = {"hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    model = AutoModelForSequenceClassification.from_pretrained(out, **dropout).double().train()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    tokenizer.prepare_for_tasks()
+    tokenizer.save_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
     rows = [tokenizer(text).input_ids for text in ("the cat", "th")]
     assert [row[-1] for row in rows] == [270, 270]
     rows[0] += [5, 6]  # what follows is not read by the classifier

@@ -10,7 +10,7 @@ from hf_ctxmodels.models.grover.modeling_grover import (
 )
 from hf_ctxmodels.models.grover.tokenization_grover import CtxGroverTokenizer
 from hf_ctxmodels.objectives import NewsFieldsLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, encoder_size
 
 # base, large, mega: the released models (lm/configs of the released code)
 SIZES: dict[str, dict[str, Any]] = {
@@ -43,7 +43,6 @@ SPEC = FamilySpec(
     objectives={"fields": NewsFieldsLM},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(tiny={"lm_loss_weight": 0.0}),  # its test is the family's own
 )
 
 __all__ = [

@@ -7,26 +7,20 @@ from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
-from hf_ctxmodels.heads.causal_lm import next_token_targets
-from hf_ctxmodels.heads.downstream import sequence_loss
 from hf_ctxmodels.layers.attention.backends import Mask
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.lm_loss.chunked import chunked_cross_entropy
-from hf_ctxmodels.layers.pooling import Pooling, token_mask
+from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import last_columns, states_at
 from hf_ctxmodels.layers.transformer.block import BlockOutput, Memory
-from hf_ctxmodels.models._shared.transformer_decoder import Decoder, without_trailing_padding
+from hf_ctxmodels.models._shared.decoder_heads import GeneratesAfterAnyPadding, LastTokenHead
+from hf_ctxmodels.models._shared.transformer_decoder import Decoder
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
 _CUT = 2.0  # standard deviations at which the initialisation is truncated, as in TensorFlow
@@ -121,7 +115,7 @@ class CtxGroverHeadModel(heads.HeadModel, CtxGroverPreTrainedModel):
         return CtxGroverModel(config)
 
 
-class CtxGroverForCausalLM(CtxGroverHeadModel, heads.ForCausalLM, GenerationMixin):
+class CtxGroverForCausalLM(GeneratesAfterAnyPadding, CtxGroverHeadModel, heads.ForCausalLM, GenerationMixin):
     """The language model; the output layer is tied to the word embeddings and has no bias.
 
     `hf_ctxmodels.inference.generate_field` writes a field of an article from other fields.
@@ -135,96 +129,24 @@ class CtxGroverForCausalLM(CtxGroverHeadModel, heads.ForCausalLM, GenerationMixi
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
-class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGroverHeadModel):
+class CtxGroverForSequenceClassification(
+    LastTokenHead, heads.ForSequenceClassification, heads.WithLanguageModeling, CtxGroverHeadModel
+):
     """Grover with a classifier, for instance of articles by people and by machines (section 5).
 
     The classifier reads the state of the first `config.classifier_token_id`, <|beginsummary|>, in a row without it that
-    of the last token. With labels, `config.lm_loss_weight` times the language modelling loss of the input is added:
-    the mean over a row's targets, then over the rows with a label. The released code takes one mean over all tokens of
-    a batch, which gradient accumulation would change. Inputs by embeddings have no language modelling term.
+    of the last token. The training loss has a language modelling term (`heads.WithLanguageModeling`): the mean over a
+    row's targets, then over the rows. The released code takes one mean over all tokens of a batch, which gradient
+    accumulation would change.
     """
 
-    @property
-    def pooling(self) -> Pooling:
-        """Pooling of the tokens' states."""
-        return super().pooling or "last"
-
-    def encode(self, *, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+    def encode(self, *, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
         """Run the decoder; `pooler_output` is the state that is classified."""
-        outputs = super().encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        outputs = super().encode(input_ids=input_ids, **kwargs)
         if self.config.classifier_pooling is None and input_ids is not None:
-            states = outputs.last_hidden_state
-            tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
+            states, read = outputs.last_hidden_state, outputs.tokens_read
+            tokens = token_mask(states, read["attention_mask"], read["sequence_ids"])
             found = (input_ids == self.config.classifier_token_id) & tokens
             columns = torch.where(found.any(1), found.int().argmax(1), last_columns(states, tokens))
             outputs.pooler_output = states_at(states, columns)
         return outputs
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """Logits (batch, num_labels), and the loss with `labels`, as in `heads.ForSequenceClassification`.
-
-        Without an `attention_mask`, padding tokens at the end of a row are padding.
-        """
-        padding = self.config.pad_token_id
-        if attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2 and padding is not None:
-            attention_mask = without_trailing_padding(input_ids, padding)
-        outputs = self.encode(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        logits = self.classifier(self.dropout(outputs.pooler_output))
-        loss = None
-        if labels is not None:
-            loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
-            if self.config.lm_loss_weight and input_ids is not None:
-                states = outputs.last_hidden_state
-                targets = self.next_tokens(input_ids, attention_mask, kwargs.get("sequence_ids"))
-                term = self.language_modeling_term(states, targets, labels, num_items_in_batch)
-                loss = loss + self.config.lm_loss_weight * term
-        return self.task_output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
-
-    def next_tokens(
-        self, input_ids: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None = None
-    ) -> Tensor:
-        """(batch, length) targets of the language modelling term; -100 for none, as at <|padding|>."""
-        padding = self.config.pad_token_id
-        labels = input_ids if padding is None else input_ids.masked_fill(input_ids == padding, IGNORED)
-        mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
-        if mask is not None:
-            labels = labels.masked_fill(mask == 0, IGNORED)
-        return next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)
-
-    def language_modeling_term(self, states: Tensor, targets: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
-        """The mean cross-entropy in nats of each row, and of these the mean over the rows with a label.
-
-        Args:
-            states: (batch, length, hidden).
-            targets: (batch, length) ids, -100 for none.
-            labels: (batch,), or (batch, num_labels) numbers.
-            counts: As in `mean_over_targets`.
-        """
-        weight = self.base_model.get_input_embeddings().weight
-        labelled = (
-            torch.ones(len(labels), dtype=torch.bool) if labels.is_floating_point() else labels.view(-1) != IGNORED
-        )
-        total = states.new_zeros((), dtype=torch.float32)
-        for row in labelled.nonzero()[:, 0].tolist():
-            there = targets[row] != IGNORED
-            loss = chunked_cross_entropy(states[row][there], weight, None, targets[row][there], reduction="sum")
-            total = total + loss / there.sum().clamp(min=1)
-        labels_per_row = labels.numel() // len(labels) if labels.is_floating_point() else 1
-        return mean_over_targets(total * labels_per_row, labels, "labels", counts)

@@ -22,7 +22,8 @@ class CtxGroverTokenizer(CtxByteBPETokenizer):
     Opens GPT-2's own files (`encoder.json` with `vocab.bpe`), whose ids it shifts, and those that it saves.
 
     Args: those of `CtxByteBPETokenizer`, and
-        add_begin_summary: Add <|beginsummary|> after every text, whose state the classifier reads.
+        add_begin_summary: Add <|beginsummary|> after every text, whose state the classifier reads; `prepare_for_tasks`
+            sets it.
 
     Example:
         >>> tokenizer = CtxGroverTokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=280)
@@ -44,6 +45,11 @@ class CtxGroverTokenizer(CtxByteBPETokenizer):
     def __init__(self, *args: Any, add_begin_summary: bool = False, **kwargs: Any) -> None:
         self.add_begin_summary = add_begin_summary
         super().__init__(*args, add_begin_summary=add_begin_summary, **kwargs)
+
+    def prepare_for_tasks(self) -> None:
+        """Add <|beginsummary|> after every text from now on."""
+        self.add_begin_summary = self.init_kwargs["add_begin_summary"] = True
+        self._tokenizer.post_processor = self.build_post_processor(self.add_prefix_space)
 
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
         """The processor that trims offsets and, with `add_begin_summary`, adds this token."""
