@@ -234,8 +234,8 @@ MODELS_FAULTS = [
     Fault(
         "a text without known words is empty",
         "hf_ctxmodels/models/infersent/modeling_infersent.py",
-        "return torch.where(known.any(1, keepdim=True), known, tokens)",
-        "return tokens",
+        "return known | (tokens & ~known.any(1, keepdim=True))",
+        "return known",
         ("tests/models/test_infersent.py",),
         "unknown",
     ),
