@@ -169,3 +169,11 @@ def test_text_goes_on_alike_with_a_cache_and_any_padding(case: Case) -> None:
                 assert torch.equal(found[:, 6:], torch.cat(alone)), f"{side} padding, cache={cache}, {how}"
                 assert torch.equal(found[:, :6], padded.repeat_interleave(len(alone[0]), 0))
     assert len(torch.cat(alone).unique()) > 4, "too dull a text to tell anything"
+
+
+def test_compiled_training_gives_the_same_loss() -> None:
+    model = CLASSIFIER.model(num_hidden_layers=1).train()
+    batch = make_batch(CLASSIFIER)
+    batch |= make_targets(CLASSIFIER, batch)
+    torch._dynamo.reset()
+    assert_close(torch.compile(model, backend="eager")(**batch).loss, model(**batch).loss)
