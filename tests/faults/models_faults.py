@@ -242,8 +242,8 @@ MODELS_FAULTS = [
     Fault(
         "the decoder writes the first language",
         "hf_ctxmodels/models/laser/modeling_laser.py",
-        "        if languages is None:\n            languages = ids.new_zeros(len(ids))\n",
-        "        languages = ids.new_zeros(len(ids))\n",
+        "        if languages is None:\n            languages = ids.new_zeros(ids.shape[0])\n",
+        "        languages = ids.new_zeros(ids.shape[0])\n",
         ("tests/models/test_laser.py",),
         "decoder or greedy",
     ),
