@@ -47,7 +47,7 @@ def run(
     attention: str,
     only: str | None = None,
     busy: bool = False,
-    cases: Sequence[Case] = CASES,
+    cases: Sequence[Case] | None = None,
 ) -> Iterator[Result]:
     """Run every case.
 
@@ -57,10 +57,10 @@ def run(
         attention: Attention implementation of the peer; eager where it has no other.
         only: Run the cases that `Case.chosen_by` chooses.
         busy: Whether another process spins on one core meanwhile.
-        cases: What to run.
+        cases: What to run; None for the suite `encoders`.
     """
     ceiling = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)
-    for case in [case.when(busy) for case in cases]:
+    for case in [case.when(busy) for case in (CASES if cases is None else cases)]:
         if case.chosen_by(only):
             yield _run_case(case, device, dtype, repeats, attention, ceiling)
 

@@ -10,6 +10,7 @@ from hf_ctxmodels.benchmarks import cases, encoders, report
 CPU = torch.device("cpu")
 # Compiling takes longer than the rest together; tests/models compiles every encoder.
 COMPARED = [case for case in cases.CASES if case.work != "compiled inference"]
+COMPARED += [*cases.LANGUAGE_MODEL_CASES, *cases.GENERATION_CASES]
 
 
 @pytest.fixture
