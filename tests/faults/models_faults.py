@@ -210,7 +210,7 @@ MODELS_FAULTS = [
     Fault(
         "a text without known words is empty",
         "hf_ctxmodels/models/infersent/modeling_infersent.py",
-        "return torch.where(known.any(1, keepdim=True), known, tokens)",
+        "return known | (tokens & ~known.any(1, keepdim=True))",
         "return tokens",
         ("tests/models/test_infersent.py",),
         "unknown",
@@ -218,8 +218,8 @@ MODELS_FAULTS = [
     Fault(
         "the decoder writes the first language",
         "hf_ctxmodels/models/laser/modeling_laser.py",
-        "        if languages is None:\n            languages = ids.new_zeros(len(ids))\n",
-        "        languages = ids.new_zeros(len(ids))\n",
+        "        if languages is None:\n            languages = ids.new_zeros(ids.shape[0])\n",
+        "        languages = ids.new_zeros(ids.shape[0])\n",
         ("tests/models/test_laser.py",),
         "decoder or greedy",
     ),
