@@ -53,7 +53,7 @@ def write(file: Path, following: dict[str, str], words: int, documents: int, see
 
 
 NEWS = {"a": "b", "b": "c", "c": "d", "d": "a"}
-STEPS = 200
+STEPS = 300
 LAW = {next_: word for word, next_ in NEWS.items()}  # the same words the other way round
 TEXT = ["a b c d A B C D ."]
 
