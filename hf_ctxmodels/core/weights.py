@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import (
+    Concatenate,
+    ConversionOps,
+    Transpose,
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+)
 
 from hf_ctxmodels.core.errors import CtxError
 
@@ -116,6 +123,24 @@ def fused_projections(attention: str) -> list[WeightConverter]:
             [Concatenate(dim=0)],
         )
         for kind in ("weight", "bias")
+    ]
+
+
+def decoder_layers() -> list[WeightTransform]:
+    """The layers of GPT and GPT-2 in the reference, which keeps the weights of linear maps as (in, out) -> the native
+    layout."""
+    maps = {
+        "attn.c_attn": "attention.qkv_proj",
+        "attn.c_proj": "attention.out_proj",
+        "mlp.c_fc": "feed_forward.up_proj",
+        "mlp.c_proj": "feed_forward.down_proj",
+    }
+    return [
+        WeightRenaming(r"h\.", r"layers."),
+        WeightRenaming(r"ln_1\.", r"attention_norm."),
+        WeightRenaming(r"ln_2\.", r"feed_forward_norm."),
+        *(WeightConverter(f"{old}.weight", f"{new}.weight", [Transpose()]) for old, new in maps.items()),
+        *(WeightRenaming(f"{old}.bias", f"{new}.bias") for old, new in maps.items()),
     ]
 
 

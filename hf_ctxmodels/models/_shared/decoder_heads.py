@@ -1,14 +1,25 @@
-"""Heads of GPT-like decoders: downstream heads read a row's last token, and generation goes on after it."""
+"""Heads of GPT-like decoders: what they stand on, the language model, downstream heads on a row's last token."""
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationMixin
 
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads.base import HeadModel
+from hf_ctxmodels.heads.causal_lm import ForCausalLM
 from hf_ctxmodels.heads.downstream import SequenceHead
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.models._shared.transformer_decoder import without_trailing_padding
+
+
+class DecoderHeadModel(HeadModel):
+    """A head on a decoder, which has no pooler."""
+
+    def build_encoder(self, config: Any) -> CtxPreTrainedModel:
+        """Create the decoder."""
+        return self.encoder_class(config)
 
 
 class LastTokenHead(SequenceHead):
@@ -67,3 +78,13 @@ def _is_padded_on_the_right(ids: Any, mask: Any) -> bool:
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or mask.dim() != 2 or ids.shape != mask.shape:
         return False
     return bool((mask[:, -1] == 0).any())
+
+
+class DecoderForCausalLM(GeneratesAfterAnyPadding, ForCausalLM):
+    """The language model of a decoder; the output layer has no bias. A family ties it to its word embeddings."""
+
+    output_layer = "lm_head"
+
+    def build_head(self, config: Any) -> None:
+        """The output layer."""
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -44,6 +44,7 @@ class Decoder(CtxPreTrainedModel):
 
     Attributes:
         word_embeddings, position_embeddings: Tables whose rows are summed.
+        embedding_norm: The norm of the sum, identity in most families.
         layers: The layers in the order of application.
         final_norm: The norm of the last layer's output, identity with post-norm.
         masks: Which earlier tokens a token sees: one mask for all layers, or one for each.
@@ -57,6 +58,7 @@ class Decoder(CtxPreTrainedModel):
         super().__init__(config)
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.embedding_norm = self.build_embedding_norm(config)
         self.dropout = Dropout(config.embedding_dropout_prob)
         self.layers = nn.ModuleList(self.build_layer(config) for _ in range(config.num_hidden_layers))
         self.final_norm = self.build_final_norm(config)
@@ -66,6 +68,10 @@ class Decoder(CtxPreTrainedModel):
         """Create a layer."""
         return build_layer(config, "pre")
 
+    def build_embedding_norm(self, config: Any) -> nn.Module:
+        """Create the norm of the embeddings."""
+        return nn.Identity()
+
     def build_final_norm(self, config: Any) -> nn.Module:
         """Create the norm of the last layer's output."""
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -73,7 +79,7 @@ class Decoder(CtxPreTrainedModel):
     def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
         """(...) ids or (..., hidden) word embeddings, and (...) positions -> (..., hidden)."""
         embedded = words if words.is_floating_point() else self.word_embeddings(words)
-        return self.dropout(embedded + self.position_embeddings(position_ids))
+        return self.dropout(self.embedding_norm(embedded + self.position_embeddings(position_ids)))
 
     @can_return_tuple
     def forward(
@@ -162,13 +168,11 @@ def default_positions(
         past: Columns in the cache.
     """
     length = words.shape[1]
-    if attention_mask is not None and attention_mask.dim() == 2:
-        if sequence_ids is not None:
-            return (count_tokens(token_mask(words, attention_mask, sequence_ids), sequence_ids) - 1).clamp(min=0)
-        counted = (attention_mask != 0).cumsum(1)[:, -length:]
-        return (counted - 1).clamp(min=0)
+    padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
     if sequence_ids is not None:
-        return (count_tokens(sequence_ids != 0, sequence_ids) - 1).clamp(min=0)
+        return (count_tokens(token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
+    if padding is not None:
+        return ((padding != 0).cumsum(1)[:, -length:] - 1).clamp(min=0)
     return torch.arange(length, device=words.device)[None] + past
 
 

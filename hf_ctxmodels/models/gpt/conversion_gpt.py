@@ -1,24 +1,14 @@
 """GPT weight names: the reference layout of transformers -> the native layout here."""
 
-from transformers.core_model_loading import Transpose, WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-# The reference keeps the weights of its linear maps as (in, out).
-_PROJECTIONS = {
-    "attn.c_attn": "attention.qkv_proj",
-    "attn.c_proj": "attention.out_proj",
-    "mlp.c_fc": "feed_forward.up_proj",
-    "mlp.c_proj": "feed_forward.down_proj",
-}
+from hf_ctxmodels.core.weights import decoder_layers
 
 GPT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^transformer\.", r"gpt."),
     WeightRenaming(r"tokens_embed\.", r"word_embeddings."),
     WeightRenaming(r"positions_embed\.", r"position_embeddings."),
-    WeightRenaming(r"h\.", r"layers."),
-    WeightRenaming(r"ln_1\.", r"attention_norm."),
-    WeightRenaming(r"ln_2\.", r"feed_forward_norm."),
-    *(WeightConverter(f"{old}.weight", f"{new}.weight", [Transpose()]) for old, new in _PROJECTIONS.items()),
-    *(WeightRenaming(f"{old}.bias", f"{new}.bias") for old, new in _PROJECTIONS.items()),
+    *decoder_layers(),
 ]
 GPT_SEQUENCE_EXPORT: list[WeightTransform] = [WeightRenaming(r"^score\.", r"classifier."), *GPT_EXPORT]
 GPT_CHOICE_EXPORT: list[WeightTransform] = [

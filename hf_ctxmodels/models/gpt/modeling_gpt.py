@@ -11,7 +11,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.dropout import shared_dropout
-from hf_ctxmodels.models._shared.decoder_heads import GeneratesAfterAnyPadding, LastTokenHead
+from hf_ctxmodels.models._shared.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
 from hf_ctxmodels.models._shared.transformer_decoder import Decoder, build_layer
 from hf_ctxmodels.models.gpt.configuration_gpt import ACTIVATIONS, CtxGptConfig
 from hf_ctxmodels.models.gpt.conversion_gpt import GPT_CHOICE_EXPORT, GPT_EXPORT, GPT_SEQUENCE_EXPORT
@@ -60,26 +60,17 @@ class CtxGptModel(Decoder, CtxGptPreTrainedModel):
         return nn.Identity()
 
 
-class CtxGptHeadModel(heads.HeadModel, CtxGptPreTrainedModel):
+class CtxGptHeadModel(DecoderHeadModel, CtxGptPreTrainedModel):
     """Binds the generic heads to GPT."""
 
     encoder_class = CtxGptModel
 
-    def build_encoder(self, config: CtxGptConfig) -> CtxGptModel:
-        """Create the decoder."""
-        return CtxGptModel(config)
 
-
-class CtxGptForCausalLM(GeneratesAfterAnyPadding, CtxGptHeadModel, heads.ForCausalLM, GenerationMixin):
+class CtxGptForCausalLM(DecoderForCausalLM, CtxGptHeadModel, GenerationMixin):
     """The language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt.word_embeddings.weight"}
     reference_architecture = "OpenAIGPTLMHeadModel"
-    output_layer = "lm_head"
-
-    def build_head(self, config: CtxGptConfig) -> None:
-        """The output layer."""
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class CtxGptForSequenceClassification(

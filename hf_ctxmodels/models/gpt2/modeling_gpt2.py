@@ -11,7 +11,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.models._shared.decoder_heads import GeneratesAfterAnyPadding, LastTokenHead
+from hf_ctxmodels.models._shared.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
 from hf_ctxmodels.models._shared.transformer_decoder import Decoder
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CHOICE_EXPORT, GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
@@ -45,26 +45,17 @@ class CtxGpt2Model(Decoder, CtxGpt2PreTrainedModel):
     reference_architecture = "GPT2Model"
 
 
-class CtxGpt2HeadModel(heads.HeadModel, CtxGpt2PreTrainedModel):
+class CtxGpt2HeadModel(DecoderHeadModel, CtxGpt2PreTrainedModel):
     """Binds the generic heads to GPT-2."""
 
     encoder_class = CtxGpt2Model
 
-    def build_encoder(self, config: CtxGpt2Config) -> CtxPreTrainedModel:
-        """Create the decoder."""
-        return self.encoder_class(config)
 
-
-class CtxGpt2ForCausalLM(GeneratesAfterAnyPadding, CtxGpt2HeadModel, heads.ForCausalLM, GenerationMixin):
+class CtxGpt2ForCausalLM(DecoderForCausalLM, CtxGpt2HeadModel, GenerationMixin):
     """The language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}
     reference_architecture = "GPT2LMHeadModel"
-    output_layer = "lm_head"
-
-    def build_head(self, config: CtxGpt2Config) -> None:
-        """The output layer."""
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class CtxGpt2ForSequenceClassification(LastTokenHead, heads.ForSequenceClassification, CtxGpt2HeadModel):

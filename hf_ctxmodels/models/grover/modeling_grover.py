@@ -19,7 +19,7 @@ from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import last_columns, states_at
 from hf_ctxmodels.layers.transformer.block import BlockOutput, Memory
-from hf_ctxmodels.models._shared.decoder_heads import GeneratesAfterAnyPadding, LastTokenHead
+from hf_ctxmodels.models._shared.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
 from hf_ctxmodels.models._shared.transformer_decoder import Decoder
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
@@ -86,47 +86,32 @@ def _init_truncated(weight: Tensor, std: float) -> None:
 class CtxGroverModel(Decoder, CtxGroverPreTrainedModel):
     """The decoder, without the output layer: word and position embeddings, their norm, the layers."""
 
-    def __init__(self, config: CtxGroverConfig) -> None:
-        super().__init__(config)
-        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.post_init()
-
     def build_layer(self, config: CtxGroverConfig) -> nn.Module:
         """Create a layer."""
         return GroverBlock(config)
+
+    def build_embedding_norm(self, config: CtxGroverConfig) -> nn.Module:
+        """Create the norm of the embeddings."""
+        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def build_final_norm(self, config: CtxGroverConfig) -> nn.Module:
         """None: every layer ends with a norm."""
         return nn.Identity()
 
-    def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
-        """(...) ids or (..., hidden) word embeddings, and (...) positions -> (..., hidden)."""
-        embedded = words if words.is_floating_point() else self.word_embeddings(words)
-        return self.dropout(self.embedding_norm(embedded + self.position_embeddings(position_ids)))
 
-
-class CtxGroverHeadModel(heads.HeadModel, CtxGroverPreTrainedModel):
+class CtxGroverHeadModel(DecoderHeadModel, CtxGroverPreTrainedModel):
     """Binds the generic heads to Grover."""
 
     encoder_class = CtxGroverModel
 
-    def build_encoder(self, config: CtxGroverConfig) -> CtxGroverModel:
-        """Create the decoder."""
-        return CtxGroverModel(config)
 
-
-class CtxGroverForCausalLM(GeneratesAfterAnyPadding, CtxGroverHeadModel, heads.ForCausalLM, GenerationMixin):
+class CtxGroverForCausalLM(DecoderForCausalLM, CtxGroverHeadModel, GenerationMixin):
     """The language model; the output layer is tied to the word embeddings and has no bias.
 
     `hf_ctxmodels.inference.generate_field` writes a field of an article from other fields.
     """
 
     _tied_weights_keys = {"lm_head.weight": "grover.word_embeddings.weight"}
-    output_layer = "lm_head"
-
-    def build_head(self, config: CtxGroverConfig) -> None:
-        """The output layer."""
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class CtxGroverForSequenceClassification(
