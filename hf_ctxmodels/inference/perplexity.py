@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ForCausalLM
+from hf_ctxmodels.inference.next_token_loss import sum_next_token_loss
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class Perplexity:
         return math.exp(self.nats / self.words)
 
 
-@torch.no_grad()
 def measure_perplexity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -77,15 +76,7 @@ def measure_perplexity(
     _check_windows(length, step, limit)
     counts = {"words": 0}
     windows = _windows(_texts(tokenizer, documents, counts), length, step)
-    training = model.training
-    model.eval()
-    nats, tokens = 0.0, 0
-    try:
-        while batch := [window for _, window in zip(range(batch_size), windows)]:
-            loss, count = _score(model, batch, tokenizer.pad_token_id or 0)
-            nats, tokens = nats + loss, tokens + count
-    finally:
-        model.train(training)
+    nats, tokens = sum_next_token_loss(model, windows, batch_size=batch_size, padding=tokenizer.pad_token_id or 0)
     if not tokens or not counts["words"]:
         raise CtxError("There is no text to predict.", hint="check the documents.")
     return Perplexity(nats, tokens, counts["words"])
@@ -127,14 +118,3 @@ def _windows(texts: Iterable[Tensor], length: int | None, step: int | None) -> I
             scored = stop
             if stop == len(ids) - 1:
                 break
-
-
-def _score(model: PreTrainedModel, batch: list[tuple[Tensor, Tensor]], padding: int) -> tuple[float, int]:
-    """Summed cross-entropy, and the number of targets."""
-    inputs = pad_sequence([ids for ids, _ in batch], batch_first=True, padding_value=padding)
-    labels = pad_sequence([targets for _, targets in batch], batch_first=True, padding_value=IGNORED)
-    mask = pad_sequence([torch.ones_like(ids) for ids, _ in batch], batch_first=True)
-    given = {"input_ids": inputs, "attention_mask": mask, "shift_labels": labels}
-    loss = model(**{name: tensor.to(model.device) for name, tensor in given.items()}, return_logits=False).loss
-    count = int((labels != IGNORED).sum())
-    return float(loss) * count, count

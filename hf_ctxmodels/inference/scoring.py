@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 
 Row = dict[str, Any]
 
@@ -29,7 +30,6 @@ class TextScore(NamedTuple):
     predictions: int
 
 
-@torch.no_grad()
 def score(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, batch_size: int = 32
 ) -> list[TextScore]:
@@ -66,16 +66,12 @@ def score(
         rows.extend((number, row) for row in own)
     rows.sort(key=lambda row: len(row[1]["input_ids"]))
     totals, counts = [0.0] * len(texts), [0] * len(texts)
-    training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         for first in range(0, len(rows), batch_size):
             numbers, batch = zip(*rows[first : first + batch_size], strict=True)
             for number, total, count in zip(numbers, *scorer.run(list(batch)), strict=True):
                 totals[number] += total
                 counts[number] += count
-    finally:
-        model.train(training)
     return [TextScore(*each) for each in zip(totals, counts, strict=True)]
 
 
