@@ -52,13 +52,7 @@ def generate_field(
         tokenizer.field_ids(field)
     texts = {field: field_text(field, fields.get(field)) for field in NEWS_FIELDS if field != target}
     context = tokenizer.encode_fields(texts, target)
-    room = model.config.max_sequence_length - len(context)
-    if room < 1:
-        raise CtxError(
-            f"The other fields have {len(context)} tokens with that which begins {target!r}; the model reads "
-            f"{model.config.max_sequence_length}.",
-            hint="leave a field out, or shorten it.",
-        )
+    room = _room(context, target, model.config.max_sequence_length)
     banned = sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end})
     ids = torch.tensor([context], device=model.device)
     settings: dict[str, Any] = {
@@ -74,6 +68,16 @@ def generate_field(
     with evaluation_mode(model):
         written = model.generate(ids, attention_mask=torch.ones_like(ids), **settings | options)
     return [tokenizer.decode(row, skip_special_tokens=True).strip() for row in written[:, len(context) :].tolist()]
+
+
+def _room(context: list[int], target: str, limit: int) -> int:
+    """How many tokens the target may have."""
+    if len(context) >= limit:
+        raise CtxError(
+            f"The other fields have {len(context)} tokens with that which begins {target!r}; the model reads {limit}.",
+            hint="leave a field out, or shorten it.",
+        )
+    return limit - len(context)
 
 
 def field_loss(
