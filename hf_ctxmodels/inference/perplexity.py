@@ -9,8 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads import IGNORED, ForCausalLM
-from hf_ctxmodels.inference.next_token_loss import sum_next_token_loss
+from hf_ctxmodels.heads import IGNORED
+from hf_ctxmodels.inference.next_token_loss import (
+    predicts_in_any_order,
+    predicts_next_tokens,
+    sum_next_token_loss,
+)
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,11 @@ def measure_perplexity(
     A document longer than `max_length` is read in windows, each `stride` tokens after the one before; a window scores
     the tokens that no earlier one has scored, each with at least `max_length - stride + 1` tokens before it. With
     stride 1 every token has as many tokens before it as the model can read. The separator, the tokenizer's `eos_token`,
-    stands before and after a document unless the tokenizer adds special tokens by itself.
+    stands before and after a document unless the tokenizer adds special tokens by itself. XLNet reads and predicts the
+    tokens of the text alone, each by its query stream; its factorisation order is that of the text.
 
     Args:
-        model: A causal language model; its mode is restored.
+        model: A causal language model or XLNet; its mode is restored.
         tokenizer: Its tokenizer.
         documents: Texts; those without tokens are skipped.
         max_length: Tokens of a window; None for the model's longest input, or the whole document where there is none.
@@ -65,7 +70,7 @@ def measure_perplexity(
     Raises:
         CtxError: The model predicts no token from those before it, the windows do not fit it, or there is no text.
     """
-    if not isinstance(model, ForCausalLM) or model.is_backward:
+    if not predicts_next_tokens(model):
         raise CtxError(
             f"{type(model).__name__} gives no probability of each token after those before it.",
             hint="open a causal language model that reads from left to right with AutoModelForCausalLM.",
@@ -75,7 +80,8 @@ def measure_perplexity(
     step = stride if stride is not None else None if length is None else max(1, length // 2)
     _check_windows(length, step, limit)
     counts = {"words": 0}
-    windows = _windows(_texts(tokenizer, documents, counts), length, step)
+    plain = predicts_in_any_order(model)
+    windows = _windows(_texts(tokenizer, documents, counts, plain), length, step)
     nats, tokens = sum_next_token_loss(model, windows, batch_size=batch_size, padding=tokenizer.pad_token_id or 0)
     if not tokens or not counts["words"]:
         raise CtxError("There is no text to predict.", hint="check the documents.")
@@ -93,12 +99,14 @@ def _check_windows(length: int | None, step: int | None, limit: int | None) -> N
         )
 
 
-def _texts(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], counts: dict[str, int]) -> Iterator[Tensor]:
-    """(tokens,) ids of each document, two at least; counts its words."""
+def _texts(
+    tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], counts: dict[str, int], plain: bool
+) -> Iterator[Tensor]:
+    """(tokens,) ids of each document, two at least, without special tokens if `plain`; counts its words."""
     own, end = tokenizer.num_special_tokens_to_add(), tokenizer.eos_token_id
     for document in documents:
-        ids = tokenizer(document, verbose=False)["input_ids"]
-        if not own and end is not None:
+        ids = tokenizer(document, add_special_tokens=not plain, verbose=False)["input_ids"]
+        if not plain and not own and end is not None:
             ids = [end, *ids, end] if ids else []
         if len(ids) > 1:
             counts["words"] += len(document.split())

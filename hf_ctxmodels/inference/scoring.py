@@ -1,6 +1,5 @@
 """Log-probabilities of texts, by language models of every kind."""
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
+from hf_ctxmodels.inference.next_token_loss import predicts_in_any_order
 
 Row = dict[str, Any]
 
@@ -192,7 +192,7 @@ def _scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
         return _Causal(model, tokenizer)
     if getattr(model, "label_axes", ()) and hasattr(tokenizer, "vocabulary_ids"):
         return _BothWays(model, tokenizer)
-    if model.can_generate() and "permutation_order" in inspect.signature(model.forward).parameters:
+    if predicts_in_any_order(model):
         return _Permuted(model, tokenizer)
     raise CtxError(
         f"{type(model).__name__} is no language model that scores texts.",
