@@ -12,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors, sequence_numbers
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss, loss_of_logits
+from hf_ctxmodels.layers.linear import apply_linear
 
 
 class ForCausalLM(HeadModel, GenerationMixin):
@@ -77,7 +78,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        logits = self._decoder(slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
+        logits = apply_linear(self._decoder, slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
         loss = None
         if targets is not None:
             full = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None

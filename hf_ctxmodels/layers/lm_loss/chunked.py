@@ -38,7 +38,7 @@ class MaskedPredictionHead(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., vocabulary) logits."""
-        return self.decoder(self._transform(hidden_states))
+        return apply_linear(self.decoder, self._transform(hidden_states))
 
     def summed_loss(self, hidden_states: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy in nats.

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import DynamicCache, GenerationMixin
 
+from hf_ctxmodels.core.growing_cache import GrowingCache
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
@@ -42,10 +43,16 @@ class LastTokenHead(SequenceHead):
 
 
 class GeneratesAfterAnyPadding(GenerationMixin):
-    """`generate` that goes on after each row's last token, wherever the padding is.
+    """`generate` that goes on after each row's last token, wherever the padding is, with a `GrowingCache`.
 
     transformers goes on after the last column, which is padding in a row that is padded on the right.
     """
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+        cache: Any = model_kwargs.get("past_key_values")
+        if type(cache) is DynamicCache and not cache.offloading and not hasattr(cache, "_is_user_defined"):
+            model_kwargs["past_key_values"] = GrowingCache(config=self.config)  # type: ignore[attr-defined]
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers. The prompts are returned as they were given.

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import is_plain_linear
+from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear
 from hf_ctxmodels.layers.lm_loss.sampled import sampled_cross_entropy
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import concat_directions
@@ -243,7 +243,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             **kwargs,
         )
         top = self.dropout(outputs.last_hidden_state).unflatten(-1, (2, self.config.projection_size))
-        loss, logits = None, self.decoder(top) if everywhere else None
+        loss, logits = None, apply_linear(self.decoder, top) if everywhere else None
         if labels is not None and target_mask is not None:
             samples = self.training and is_plain_linear(self.decoder)  # an adapter acts on the full softmax
             sampled = partial(self._sampled_loss, negatives) if samples and negatives is not None else None

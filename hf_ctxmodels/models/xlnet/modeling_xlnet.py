@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.positions import first_columns, last_columns, states_at
 from hf_ctxmodels.models.xlnet.beam_span import ForBeamQuestionAnswering
 from hf_ctxmodels.models.xlnet.checks_xlnet import check_target_labels
@@ -180,7 +181,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             **kwargs,
         )
         loss, states = None, outputs.last_hidden_state
-        logits = self.lm_head(slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
+        logits = apply_linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
         if labels is not None:
             states = states[target_mask] if two_streams or everywhere else states
             loss = heads.language_modeling_loss(self.lm_head, states, labels, num_items_in_batch)

@@ -1,0 +1,115 @@
+"""The cache of `generate` holds what transformers' `DynamicCache` holds, whatever is done to it."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from hf_ctxmodels import CtxGpt2Config, CtxGpt2ForCausalLM
+from hf_ctxmodels.core.growing_cache import GrowingCache, GrowingLayer
+
+ROWS, HEADS, SIZE, LAYERS = 6, 2, 3, 2
+CONFIG = CtxGpt2Config(vocab_size=40, hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2)
+
+
+def assert_equal(ours: DynamicCache, theirs: DynamicCache) -> None:
+    assert ours.get_seq_length() == theirs.get_seq_length()
+    for got, expected in zip(ours.layers, theirs.layers, strict=True):
+        assert torch.equal(got.keys, expected.keys)
+        assert torch.equal(got.values, expected.values)
+
+
+def extend(caches: list[DynamicCache], rows: int, length: int) -> None:
+    for layer in range(LAYERS):
+        keys, values = torch.randn(2, rows, HEADS, length, SIZE)
+        for cache in caches:
+            found = cache.update(keys, values, layer)
+            assert torch.equal(found[0][:, :, -length:], keys)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_sequence_of_operations(seed: int) -> None:
+    """Beams that share a beginning, rejected candidates, other rows."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    ours, theirs = GrowingCache(config=CONFIG), DynamicCache(config=CONFIG)
+    extend([ours, theirs], ROWS, 5)
+    rows = ROWS
+    for _ in range(80):
+        match draw.choice(["extend", "extend", "reorder", "reorder", "crop", "select", "repeat", "copy"]):
+            case "extend":
+                extend([ours, theirs], rows, draw.choice([1, 1, 2, 40]))
+            case "reorder":
+                order = torch.tensor([draw.randrange(rows) for _ in range(rows)])
+                ours.reorder_cache(order), theirs.reorder_cache(order)
+            case "crop" if theirs.get_seq_length() > 3:
+                ours.crop(-2), theirs.crop(-2)
+            case "select" if rows > ROWS:
+                kept = torch.arange(0, rows, rows // ROWS)
+                ours.batch_select_indices(kept), theirs.batch_select_indices(kept)
+                rows = len(kept)
+            case "repeat" if rows == ROWS:
+                ours.batch_repeat_interleave(2), theirs.batch_repeat_interleave(2)
+                rows *= 2
+            case "copy":
+                before, ours = ours, copy.deepcopy(ours)
+                extend([before], rows, 1)  # which the copy must not see
+        assert_equal(ours, theirs)
+    ours.reset(), theirs.reset()
+    extend([ours, theirs], 3, 2)
+    assert_equal(ours, theirs)
+
+
+def test_beams_move_only_what_they_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, firsts = GrowingCache(config=CONFIG), []
+    copy_rows = GrowingLayer.copy_rows
+
+    def spy(self: GrowingLayer, rows: Tensor, sources: Tensor, first: int) -> None:
+        firsts.append((rows.tolist(), sources.tolist(), first))
+        copy_rows(self, rows, sources, first)
+
+    monkeypatch.setattr(GrowingLayer, "copy_rows", spy)
+    extend([cache], 4, 7)
+    cache.reorder_cache(torch.tensor([0, 0, 2, 2]))  # the prompt, once
+    extend([cache], 4, 2)
+    cache.reorder_cache(torch.tensor([1, 0, 2, 3]))  # from where rows 0 and 1 differ
+    cache.reorder_cache(torch.tensor([0, 1, 2, 3]))
+    assert firsts[::LAYERS] == [([1, 3], [0, 2], 0), ([0, 1], [1, 0], 7), ([], [], 9)]
+
+
+def test_new_tokens_are_written_in_place() -> None:
+    cache = GrowingCache(config=CONFIG)
+    extend([cache], 2, 4)
+    places = [cache.layers[0].keys.data_ptr()]
+    for _ in range(30):
+        extend([cache], 2, 1)
+        places.append(cache.layers[0].keys.data_ptr())
+    assert len(set(places)) == 1
+
+
+def test_gradients_reach_cached_keys() -> None:
+    cache = GrowingCache(config=CONFIG)
+    keys = torch.randn(2, HEADS, 3, SIZE, requires_grad=True)
+    cache.update(keys, keys, 0)
+    cache.update(torch.randn(2, HEADS, 1, SIZE), torch.randn(2, HEADS, 1, SIZE), 0)
+    cache.layers[0].reorder_cache(torch.tensor([1, 1]))
+    cache.layers[0].keys.sum().backward()
+    assert keys.grad is not None
+    assert (keys.grad[0] == 0).all()
+    assert (keys.grad[1] == 2).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}], ids=str)
+def test_generate_uses_it_and_writes_the_same(options: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    model = CtxGpt2ForCausalLM(CtxGpt2Config(**{**CONFIG.to_diff_dict(), "initializer_range": 0.5})).eval()
+    ids = torch.randint(1, 40, (3, 6))
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False, **options}
+    found = model.generate(ids, **given, return_dict_in_generate=True)
+    assert type(found.past_key_values) is GrowingCache
+    expected = model.generate(ids, **given, past_key_values=DynamicCache(config=model.config))
+    assert torch.equal(found.sequences, expected)
+    assert len(set(found.sequences[:, 6:].flatten().tolist())) > 5
