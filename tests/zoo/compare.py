@@ -84,3 +84,11 @@ def assert_every_parameter_learns(model: PreTrainedModel, found: dict[str, Tenso
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not name.endswith(OF_A_SECOND_STREAM):
             assert found[name].any(), f"{name} gets no gradient"
+
+
+def assert_same_weights(got: PreTrainedModel, expected: PreTrainedModel) -> None:
+    """The same names, and under each the same numbers bit for bit."""
+    found, wanted = got.state_dict(), expected.state_dict()
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
