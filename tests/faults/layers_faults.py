@@ -399,7 +399,7 @@ LAYERS_FAULTS = [
         "self.weights.float().softmax(0) * self.gamma",
         "self.weights.float().softmax(0)",
         ("tests/models/test_common_training.py",),
-        "elmo and every_parameter",
+        "elmo and each_target",
     ),
     Fault(
         "layers are normalised over padding too",
