@@ -128,3 +128,18 @@ def test_a_recipe_runs_by_its_name_from_the_wheel(installed: Path, tmp_path: Pat
     for directory in (tmp_path / "out", tmp_path / "out" / "checkpoint-1"):  # which opens by trust_remote_code=True
         assert "ctx_bert_auto.py" in json.loads((directory / "manifest.json").read_text())["sha256"]
         assert (directory / "ctx_bert_auto.py").is_file()
+
+
+def test_gpt3_is_trained_by_the_table_of_the_paper():
+    """Brown et al. 2020, table 2.1: tokens a step and peak rate of each size; 300 billion tokens, warm-up over 375
+    million (appendix B)."""
+    table = {"base": (0.5, 6.0e-4), "medium": (0.5, 3.0e-4), "large": (0.5, 2.5e-4), "xl": (1, 2.0e-4)}
+    table |= {"2.7b": (1, 1.6e-4), "6.7b": (2, 1.2e-4), "13b": (2, 1.0e-4), "175b": (3.2, 0.6e-4)}
+    for size, (millions, rate) in table.items():
+        given = ["--recipe", f"gpt3_{size}", "--output_dir", "o", "--dataset", "x"]
+        pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=given)
+        assert (pretraining.family, pretraining.config, pretraining.objective) == ("gpt3", size, "clm")
+        tokens = pretraining.max_length * loop.per_device_batch_size * loop.gradient_accumulation_steps
+        assert tokens == pytest.approx(millions * 1e6, rel=0.05), size
+        assert (tokens * loop.max_steps, tokens * loop.warmup_steps) == pytest.approx((300e9, 375e6), rel=2e-3), size
+        assert (loop.learning_rate, loop.adam_beta2, loop.min_lr_rate) == (rate, 0.95, 0.1)

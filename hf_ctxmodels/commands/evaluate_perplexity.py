@@ -17,7 +17,7 @@ from hf_ctxmodels.training.recipe import parse_arguments
 class PerplexityArguments:
     """Which model, which text, which windows."""
 
-    model: str = field(metadata={"help": "Checkpoint directory or Hub id of a causal language model."})
+    model: str = field(metadata={"help": "Checkpoint directory or Hub id of a causal language model, or XLNet."})
     dataset: str = field(metadata={"help": "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id."})
     split: str = flag("test", "Split of a Hub data set.")
     max_length: int | None = flag(None, "Tokens of a window; by default the model's longest input.")

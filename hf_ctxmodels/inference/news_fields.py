@@ -8,10 +8,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORED, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.data.news import field_text
+from hf_ctxmodels.inference.next_token_loss import sum_next_token_loss
 
 
-@torch.no_grad()
 def generate_field(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -51,13 +52,7 @@ def generate_field(
         tokenizer.field_ids(field)
     texts = {field: field_text(field, fields.get(field)) for field in NEWS_FIELDS if field != target}
     context = tokenizer.encode_fields(texts, target)
-    room = model.config.max_sequence_length - len(context)
-    if room < 1:
-        raise CtxError(
-            f"The other fields have {len(context)} tokens with that which begins {target!r}; the model reads "
-            f"{model.config.max_sequence_length}.",
-            hint="leave a field out, or shorten it.",
-        )
+    room = _room(context, target, model.config.max_sequence_length)
     banned = sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end})
     ids = torch.tensor([context], device=model.device)
     settings: dict[str, Any] = {
@@ -70,14 +65,21 @@ def generate_field(
         "pad_token_id": tokenizer.pad_token_id,
         "suppress_tokens": banned,
     }
-    training = model.training
-    model.eval()
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), **settings | options)
-    model.train(training)
+    with evaluation_mode(model):
+        written = model.generate(ids, attention_mask=torch.ones_like(ids), **settings | options)
     return [tokenizer.decode(row, skip_special_tokens=True).strip() for row in written[:, len(context) :].tolist()]
 
 
-@torch.no_grad()
+def _room(context: list[int], target: str, limit: int) -> int:
+    """How many tokens the target may have."""
+    if len(context) >= limit:
+        raise CtxError(
+            f"The other fields have {len(context)} tokens with that which begins {target!r}; the model reads {limit}.",
+            hint="leave a field out, or shorten it.",
+        )
+    return limit - len(context)
+
+
 def field_loss(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -107,22 +109,12 @@ def field_loss(
         if fields.get(target):
             context = tokenizer.encode_fields({name: fields[name] for name in given if name in fields}, target)
             ids = [*context, *tokenizer.encode_text(fields[target]), tokenizer.field_ids(target)[1]][: limit + 1]
-            rows.append((ids, len(context)))
-    rows.sort(key=lambda row: len(row[0]))
-    total, count, training = 0.0, 0, model.training
-    model.eval()
-    for start in range(0, len(rows), batch_size):
-        some = rows[start : start + batch_size]
-        batch = tokenizer.pad({"input_ids": [ids[:-1] for ids, _ in some]}, return_tensors="pt", padding_side="right")
-        targets = torch.full_like(batch["input_ids"], IGNORED)
-        for row, (ids, before) in enumerate(some):
-            targets[row, before - 1 : len(ids) - 1] = torch.tensor(ids[before:])
-        number = int((targets != IGNORED).sum())
-        inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
-        if number:
-            total += float(model(**inputs, shift_labels=targets.to(model.device), return_logits=False).loss) * number
-            count += number
-    model.train(training)
-    if not count:
+            targets = torch.tensor(ids[1:])
+            targets[: len(context) - 1] = IGNORED
+            if len(ids) > len(context):
+                rows.append((torch.tensor(ids[:-1]), targets))
+    if not rows:
         raise CtxError(f"No article has the field {target!r} within {limit} tokens.", hint="give others.")
-    return total / count
+    rows.sort(key=lambda row: len(row[0]))
+    nats, tokens = sum_next_token_loss(model, rows, batch_size=batch_size, padding=tokenizer.pad_token_id)
+    return nats / tokens

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads import IGNORED, ForCausalLM
+from hf_ctxmodels.heads import IGNORED
+from hf_ctxmodels.inference.next_token_loss import (
+    predicts_in_any_order,
+    predicts_next_tokens,
+    sum_next_token_loss,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,6 @@ class Perplexity:
         return math.exp(self.nats / self.words)
 
 
-@torch.no_grad()
 def measure_perplexity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -53,10 +56,11 @@ def measure_perplexity(
     A document longer than `max_length` is read in windows, each `stride` tokens after the one before; a window scores
     the tokens that no earlier one has scored, each with at least `max_length - stride + 1` tokens before it. With
     stride 1 every token has as many tokens before it as the model can read. The separator, the tokenizer's `eos_token`,
-    stands before and after a document unless the tokenizer adds special tokens by itself.
+    stands before and after a document unless the tokenizer adds special tokens by itself. XLNet reads and predicts the
+    tokens of the text alone, each by its query stream; its factorisation order is that of the text.
 
     Args:
-        model: A causal language model; its mode is restored.
+        model: A causal language model or XLNet; its mode is restored.
         tokenizer: Its tokenizer.
         documents: Texts; those without tokens are skipped.
         max_length: Tokens of a window; None for the model's longest input, or the whole document where there is none.
@@ -66,7 +70,7 @@ def measure_perplexity(
     Raises:
         CtxError: The model predicts no token from those before it, the windows do not fit it, or there is no text.
     """
-    if not isinstance(model, ForCausalLM) or model.is_backward:
+    if not predicts_next_tokens(model):
         raise CtxError(
             f"{type(model).__name__} gives no probability of each token after those before it.",
             hint="open a causal language model that reads from left to right with AutoModelForCausalLM.",
@@ -76,16 +80,9 @@ def measure_perplexity(
     step = stride if stride is not None else None if length is None else max(1, length // 2)
     _check_windows(length, step, limit)
     counts = {"words": 0}
-    windows = _windows(_texts(tokenizer, documents, counts), length, step)
-    training = model.training
-    model.eval()
-    nats, tokens = 0.0, 0
-    try:
-        while batch := [window for _, window in zip(range(batch_size), windows)]:
-            loss, count = _score(model, batch, tokenizer.pad_token_id or 0)
-            nats, tokens = nats + loss, tokens + count
-    finally:
-        model.train(training)
+    plain = predicts_in_any_order(model)
+    windows = _windows(_texts(tokenizer, documents, counts, plain), length, step)
+    nats, tokens = sum_next_token_loss(model, windows, batch_size=batch_size, padding=tokenizer.pad_token_id or 0)
     if not tokens or not counts["words"]:
         raise CtxError("There is no text to predict.", hint="check the documents.")
     return Perplexity(nats, tokens, counts["words"])
@@ -102,12 +99,14 @@ def _check_windows(length: int | None, step: int | None, limit: int | None) -> N
         )
 
 
-def _texts(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], counts: dict[str, int]) -> Iterator[Tensor]:
-    """(tokens,) ids of each document, two at least; counts its words."""
+def _texts(
+    tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], counts: dict[str, int], plain: bool
+) -> Iterator[Tensor]:
+    """(tokens,) ids of each document, two at least, without special tokens if `plain`; counts its words."""
     own, end = tokenizer.num_special_tokens_to_add(), tokenizer.eos_token_id
     for document in documents:
-        ids = tokenizer(document, verbose=False)["input_ids"]
-        if not own and end is not None:
+        ids = tokenizer(document, add_special_tokens=not plain, verbose=False)["input_ids"]
+        if not plain and not own and end is not None:
             ids = [end, *ids, end] if ids else []
         if len(ids) > 1:
             counts["words"] += len(document.split())
@@ -127,14 +126,3 @@ def _windows(texts: Iterable[Tensor], length: int | None, step: int | None) -> I
             scored = stop
             if stop == len(ids) - 1:
                 break
-
-
-def _score(model: PreTrainedModel, batch: list[tuple[Tensor, Tensor]], padding: int) -> tuple[float, int]:
-    """Summed cross-entropy, and the number of targets."""
-    inputs = pad_sequence([ids for ids, _ in batch], batch_first=True, padding_value=padding)
-    labels = pad_sequence([targets for _, targets in batch], batch_first=True, padding_value=IGNORED)
-    mask = pad_sequence([torch.ones_like(ids) for ids, _ in batch], batch_first=True)
-    given = {"input_ids": inputs, "attention_mask": mask, "shift_labels": labels}
-    loss = model(**{name: tensor.to(model.device) for name, tensor in given.items()}, return_logits=False).loss
-    count = int((labels != IGNORED).sum())
-    return float(loss) * count, count

@@ -1,6 +1,5 @@
 """Log-probabilities of texts, by language models of every kind."""
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.evaluation_mode import evaluation_mode
+from hf_ctxmodels.inference.next_token_loss import predicts_in_any_order
 
 Row = dict[str, Any]
 
@@ -29,7 +30,6 @@ class TextScore(NamedTuple):
     predictions: int
 
 
-@torch.no_grad()
 def score(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, batch_size: int = 32
 ) -> list[TextScore]:
@@ -66,16 +66,12 @@ def score(
         rows.extend((number, row) for row in own)
     rows.sort(key=lambda row: len(row[1]["input_ids"]))
     totals, counts = [0.0] * len(texts), [0] * len(texts)
-    training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         for first in range(0, len(rows), batch_size):
             numbers, batch = zip(*rows[first : first + batch_size], strict=True)
             for number, total, count in zip(numbers, *scorer.run(list(batch)), strict=True):
                 totals[number] += total
                 counts[number] += count
-    finally:
-        model.train(training)
     return [TextScore(*each) for each in zip(totals, counts, strict=True)]
 
 
@@ -196,7 +192,7 @@ def _scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
         return _Causal(model, tokenizer)
     if getattr(model, "label_axes", ()) and hasattr(tokenizer, "vocabulary_ids"):
         return _BothWays(model, tokenizer)
-    if model.can_generate() and "permutation_order" in inspect.signature(model.forward).parameters:
+    if predicts_in_any_order(model):
         return _Permuted(model, tokenizer)
     raise CtxError(
         f"{type(model).__name__} is no language model that scores texts.",

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,6 @@ class Score:
     signature: str
 
 
-@torch.no_grad()
 def translate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -66,20 +67,17 @@ def translate(
         if len(ids) == special:
             raise CtxError(f"Text {number} (counted from 0) has no words: {texts[number]!r}.", hint="remove it.")
     order = sorted(range(len(texts)), key=lambda number: len(encoded[number]))
-    training = model.training
-    model.eval()
+    generate = partial(model.generate, num_beams=num_beams, do_sample=False, max_new_tokens=max_new_tokens)
     found: dict[int, str] = {}
-    for first in range(0, len(order), batch_size):
-        numbers = order[first : first + batch_size]
-        batch = tokenizer.pad({"input_ids": [encoded[number] for number in numbers]}, return_tensors="pt")
-        batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
-        if language is not None:
-            batch["target_languages"] = torch.full((len(numbers),), languages.index(language), device=model.device)
-        generated = model.generate(
-            **batch, num_beams=num_beams, do_sample=False, max_new_tokens=max_new_tokens, **options
-        )
-        found |= dict(zip(numbers, tokenizer.decode_target(generated.tolist()), strict=True))
-    model.train(training)
+    with evaluation_mode(model):
+        for first in range(0, len(order), batch_size):
+            numbers = order[first : first + batch_size]
+            batch = tokenizer.pad({"input_ids": [encoded[number] for number in numbers]}, return_tensors="pt")
+            batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            if language is not None:
+                batch["target_languages"] = torch.full((len(numbers),), languages.index(language), device=model.device)
+            generated = generate(**batch, **options)
+            found |= dict(zip(numbers, tokenizer.decode_target(generated.tolist()), strict=True))
     return [found[number] for number in range(len(texts))]
 
 

@@ -37,6 +37,7 @@ class LoopArguments:
     lr_scheduler: Literal["linear", "cosine", "constant", "slanted-triangular"] = flag(
         "linear", "Learning rate after the warm-up; slanted-triangular is that of ULMFiT."
     )
+    min_lr_rate: float = flag(0.0, "Lowest learning rate of cosine, as a share of the peak; GPT-3: 0.1.")
     slant_ratio: float = flag(32.0, "Ratio of the peak to the lowest rate of slanted-triangular.")
     warmup_steps: float = flag(0.0, "Steps of linear warm-up; a value below 1 is a share of all steps.")
     layerwise_lr_decay: float = flag(1.0, "Factor between the learning rates of adjacent layers; ULMFiT: 2.6.")
@@ -83,6 +84,12 @@ class LoopArguments:
                 "A run is either continued or overwritten.",
                 location="--resume --overwrite",
                 hint="leave one of them out.",
+            )
+        if self.min_lr_rate and (self.lr_scheduler != "cosine" or not 0 < self.min_lr_rate < 1):
+            raise CtxError(
+                "A lowest learning rate is a share of the peak, from 0 to below 1, and needs cosine decay.",
+                location=f"--lr_scheduler {self.lr_scheduler} --min_lr_rate {self.min_lr_rate}",
+                hint="leave it out, or use --lr_scheduler cosine --min_lr_rate 0.1, for example.",
             )
         if self.optimizer == "nt-asgd" and not self.eval_steps:
             raise CtxError(

@@ -5,7 +5,9 @@ import json
 import pickle
 import random
 
+import bpe_texts
 import pytest
+from bpe_texts import TEXTS
 from forked import run_forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,17 +16,7 @@ from transformers import AutoTokenizer, OpenAIGPTTokenizer
 from hf_ctxmodels import CtxGptTokenizer
 from hf_ctxmodels.core.errors import CtxError
 
-TRICKY = [
-    "",
-    "Don't stop -- we'll see 3.14% of Café Zoë's naïve résumé!",
-    "中文和English混排，日本語のテキスト。한국어 문장입니다.",
-    "  leading, trailing and   inner spaces  \n\n\tTab\r\n",
-    "a\u0301 e\u0300 \u200b zero\u00adwidth \ufeff \x00 null\u3000wide",
-    "</w> <unk> a</w> _start_ unk",
-    "🙂 emoji; математика Ελληνικά हिन्दी",
-]
-WORDS = ["boat", "bridge", "garden", "letter", "sailor", "small", "story", "window", "Café", "2,000", "(old)", "it's"]
-TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in range(200)]
+TRICKY = [*bpe_texts.TRICKY, "</w> <unk> a</w> _start_ unk"]
 
 
 @pytest.fixture(scope="module")

@@ -65,11 +65,10 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "predictions are made with dropout",
-        "hf_ctxmodels/inference/running.py",
+        "hf_ctxmodels/core/evaluation_mode.py",
         "    model.eval()\n",
         "    model.train()\n",
-        ("tests/scripts/test_ensemble.py", "tests/scripts/test_pipelines.py"),
-        "mean or answers",
+        ("tests/models/test_evaluation_mode.py", "tests/scripts/test_ensemble.py"),
     ),
     Fault(
         "translations come by length",

@@ -16,6 +16,9 @@ from hf_ctxmodels import (
     CtxUlmfitConfig,
     CtxUlmfitForCausalLM,
     CtxUlmfitTokenizer,
+    CtxXLNetConfig,
+    CtxXLNetForPreTraining,
+    CtxXLNetTokenizer,
 )
 from hf_ctxmodels.inference.perplexity import measure_perplexity
 
@@ -69,6 +72,29 @@ def test_a_recurrent_model_reads_whole_documents() -> None:
     ids = [tokenizer(text).input_ids for text in DOCUMENTS if text]
     nats, tokens = plain(model, ids, 10_000, 10_000)
     assert found.tokens == tokens
+    assert found.nats == pytest.approx(nats, rel=1e-5)
+
+
+@pytest.mark.parametrize(("length", "stride"), [(6, 4), (None, None)])
+@torch.no_grad()
+def test_xlnet_predicts_by_its_query_stream_in_the_order_of_the_text(length: int | None, stride: int | None) -> None:
+    torch.manual_seed(0)
+    tokenizer = CtxXLNetTokenizer.train(DOCUMENTS, vocab_size=40)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = CtxXLNetConfig(vocab_size=len(tokenizer), initializer_range=0.2, **sizes)
+    model = CtxXLNetForPreTraining(config).eval()
+    found = measure_perplexity(model, tokenizer, DOCUMENTS, max_length=length, stride=stride, batch_size=3)
+    nats, count = 0.0, 0
+    for ids in tokenizer([text for text in DOCUMENTS if text], add_special_tokens=False).input_ids:
+        for target in range(1, len(ids)):
+            start = 0 if length is None else max(0, -(-(target - length) // stride)) * stride
+            read = torch.tensor([[*ids[start:target], tokenizer.pad_token_id]])  # the target itself is not read
+            hidden = torch.ones(1, read.shape[1], read.shape[1]).triu()  # the content stream sees itself anyway
+            here = torch.eye(read.shape[1])[None, -1:]
+            zeros = torch.zeros_like(read)
+            logits = model(read, token_type_ids=zeros, perm_mask=hidden, target_mapping=here).logits[0, 0].double()
+            nats, count = nats - float(logits.log_softmax(-1)[ids[target]]), count + 1
+    assert found.tokens == count
     assert found.nats == pytest.approx(nats, rel=1e-5)
 
 

@@ -148,6 +148,8 @@ def test_scripts_leave_unexpected_errors_their_traceback():
         {"max_steps": 1, "learning_rate": -1.0},
         {"max_steps": 1, "save_steps": -1},
         {"max_steps": 1, "seed": -1},
+        {"max_steps": 1, "min_lr_rate": 0.1},
+        {"max_steps": 1, "min_lr_rate": 1.0, "lr_scheduler": "cosine"},
     ],
 )
 def test_arguments_out_of_range(wrong):
@@ -167,6 +169,21 @@ def test_warm_up_and_decay():
     assert rates[:11] == pytest.approx([step / 10 for step in range(11)])
     assert rates[55] == pytest.approx(0.5)
     assert scheduler.get_last_lr()[0] == pytest.approx(0.0)
+
+
+def test_cosine_decay_to_a_share_of_the_peak():
+    options = {"lr_scheduler": "cosine", "min_lr_rate": 0.1, "warmup_steps": 0.1}
+    arguments = LoopArguments(output_dir="x", max_steps=100, learning_rate=2.0, **options)
+    optimizer = make_optimizer(nn.Linear(2, 2), arguments)
+    scheduler = make_scheduler(optimizer, arguments, 100)
+    rates = []
+    for _ in range(101):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert rates[10] == max(rates) == pytest.approx(2.0)
+    assert rates[55] == pytest.approx(1.1)
+    assert rates[100] == min(rates[10:]) == pytest.approx(0.2)
 
 
 def test_weight_decay_spares_biases_and_normalisation():

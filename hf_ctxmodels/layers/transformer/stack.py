@@ -77,34 +77,30 @@ def run_stack(
     chain = list(blocks)
     final = layout if output_mask is None else layout.select(output_mask, and_first=and_first)
     views = _views(masks, len(chain), layout, final, memory, hidden_states)
-    records = output_hidden_states is not None and output_hidden_states is not False
     kept = chosen_numbers(output_hidden_states, len(chain) + 1)
     recorded: list[Tensor | None] = []
-    own: list[Tensor | None] = []
-    cross: list[Tensor | None] = []
+    weights: list[tuple[Tensor, Tensor | None]] = []
     for number, (block, view) in enumerate(zip(chain, views, strict=True)):
         recorded.append(layout.unpack(hidden_states) if number in kept else None)
         if recorded[-1] is not None:  # gradients with respect to what is recorded pass through it
             hidden_states = layout.pack(recorded[-1])
-        hidden_states, probabilities, cross_probabilities = block(
+        hidden_states, *probabilities = block(
             hidden_states, view.layout, view.mask, view.memory, past_key_values=past_key_values, layer_index=number
         )
         if output_attentions:
-            _check_weights(probabilities)
-            own.append(probabilities)
-            cross.append(cross_probabilities)
-    if final_norm is not None:
-        hidden_states = final_norm(hidden_states)
+            weights.append(_checked_weights(*probabilities))
+    hidden_states = hidden_states if final_norm is None else final_norm(hidden_states)
     output = final.output(hidden_states)
-    if len(chain) in kept and output_mask is None:
+    recorded.append(output if len(chain) in kept else None)
+    if recorded[-1] is not None and output_mask is None:
         hidden_states = final.pack(output)
     return StackOutput(
         last_hidden_state=output,
         rows=hidden_states,
         layout=final,
-        hidden_states=(*recorded, output if len(chain) in kept else None) if records else None,
-        attentions=_given(own) if output_attentions else None,
-        cross_attentions=_given(cross) if output_attentions else None,
+        hidden_states=None if output_hidden_states is None or output_hidden_states is False else tuple(recorded),
+        attentions=tuple(own for own, _ in weights) if output_attentions else None,
+        cross_attentions=tuple(cross for _, cross in weights if cross is not None) if output_attentions else None,
     )
 
 
@@ -145,16 +141,13 @@ def _prepare_memory(memory: Memory, layout: Layout, like: Tensor) -> Memory:
     return replace(memory, mask=prepare_mask(memory.mask, layout, like, memory.layout))
 
 
-def _check_weights(probabilities: Tensor | None) -> None:
+def _checked_weights(probabilities: Tensor | None, cross_probabilities: Tensor | None) -> tuple[Tensor, Tensor | None]:
     if probabilities is None or probabilities.dim() != 4:  # flex attention may give the logarithms of sums
         raise CtxError(
             "The attention implementation in use gives no attention weights, which output_attentions asks for.",
             hint='use attn_implementation="eager": model.set_attn_implementation("eager").',
         )
-
-
-def _given(weights: list[Tensor | None]) -> tuple[Tensor, ...]:
-    return tuple(each for each in weights if each is not None)
+    return probabilities, cross_probabilities
 
 
 def chosen_numbers(choice: HiddenStates, count: int) -> set[int]:

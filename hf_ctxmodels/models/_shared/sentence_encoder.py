@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
@@ -66,7 +67,6 @@ def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooli
     return pooled
 
 
-@torch.no_grad()
 def encode_sentences(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -110,9 +110,7 @@ def encode_sentences(
     lengths = [len(ids) for ids in encoded["input_ids"]]
     order = sorted(range(len(texts)), key=lambda number: lengths[number])
     vectors: dict[int, Tensor] = {}
-    training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         for first in range(0, len(order), batch_size):
             numbers = order[first : first + batch_size]
             batch = tokenizer.pad(
@@ -120,8 +118,6 @@ def encode_sentences(
             )
             found = sentence_vectors(model, {name: each.to(model.device) for name, each in batch.items()}, pooling)
             vectors |= dict(zip(numbers, F.normalize(found, dim=1) if normalize else found, strict=True))
-    finally:
-        model.train(training)
     return torch.stack([vectors[number] for number in range(len(texts))])
 
 

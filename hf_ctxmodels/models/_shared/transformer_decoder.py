@@ -115,24 +115,12 @@ class Decoder(CtxPreTrainedModel):
             CtxError: Inputs do not match each other, the cache or the model.
         """
         recorded = self.config.recorded_outputs(kwargs)
-        given = input_ids if input_ids is not None else inputs_embeds
         cache = past_key_values
-        if cache is None and use_cache and given is not None:
+        if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
         past = 0 if cache is None else cache.get_seq_length()
-        own_mask = _of_input(attention_mask, given, cache)
-        words = self.check_encoder_input(
-            input_ids,
-            inputs_embeds,
-            own_mask,
-            None,
-            width=self.config.hidden_size,
-            sequence_ids=sequence_ids,
-            output_mask=output_mask,
-            position_ids=position_ids,
-        )
-        _check_cache(cache, words, past, self.config.max_position_embeddings)
-        check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
+        places = {"sequence_ids": sequence_ids, "output_mask": output_mask, "position_ids": position_ids}
+        words = self._checked_input(input_ids, inputs_embeds, attention_mask, cache, past, **places)
         if position_ids is None:
             position_ids = default_positions(words, attention_mask, sequence_ids, past)
         kwargs |= recorded
@@ -154,6 +142,23 @@ class Decoder(CtxPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _checked_input(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: Cache | None,
+        past: int | Tensor,
+        **places: Tensor | None,
+    ) -> Tensor:
+        """(batch, length) ids or (batch, length, hidden) embeddings; raises CtxError if an argument does not fit."""
+        own_mask = _of_input(attention_mask, inputs_embeds if input_ids is None else input_ids, cache)
+        width, limit = self.config.hidden_size, self.config.max_position_embeddings
+        words = self.check_encoder_input(input_ids, inputs_embeds, own_mask, None, width=width, **places)
+        _check_cache(cache, words, past, limit)
+        check_ids("position_ids", places["position_ids"], limit, "max_position_embeddings")
+        return words
 
 
 def default_positions(

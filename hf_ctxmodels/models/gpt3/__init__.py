@@ -5,6 +5,7 @@ from typing import Any
 from hf_ctxmodels.models.gpt3.configuration_gpt3 import CtxGpt3Config
 from hf_ctxmodels.models.gpt3.modeling_gpt3 import (
     CtxGpt3ForCausalLM,
+    CtxGpt3ForMultipleChoice,
     CtxGpt3ForQuestionAnswering,
     CtxGpt3ForSequenceClassification,
     CtxGpt3ForTokenClassification,
@@ -55,6 +56,7 @@ SPEC = FamilySpec(
         "AutoModelForCausalLM": CtxGpt3ForCausalLM,
         "AutoModelForSequenceClassification": CtxGpt3ForSequenceClassification,
         "AutoModelForTokenClassification": CtxGpt3ForTokenClassification,
+        "AutoModelForMultipleChoice": CtxGpt3ForMultipleChoice,
         "AutoModelForQuestionAnswering": CtxGpt3ForQuestionAnswering,
     },
     objectives={"clm": DocumentLM},
@@ -67,6 +69,7 @@ SPEC = FamilySpec(
 __all__ = [
     "CtxGpt3Config",
     "CtxGpt3ForCausalLM",
+    "CtxGpt3ForMultipleChoice",
     "CtxGpt3ForQuestionAnswering",
     "CtxGpt3ForSequenceClassification",
     "CtxGpt3ForTokenClassification",

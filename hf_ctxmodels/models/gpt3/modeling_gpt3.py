@@ -48,6 +48,12 @@ class CtxGpt3ForSequenceClassification(CtxGpt3HeadModel, gpt2.CtxGpt2ForSequence
     """GPT-3 with a classifier or regressor on the last token's state."""
 
 
+class CtxGpt3ForMultipleChoice(CtxGpt3HeadModel, gpt2.CtxGpt2ForMultipleChoice):
+    """GPT-3 that chooses among continuations or answers, fine-tuned with language modelling as GPT is."""
+
+    _tied_weights_keys = {"lm_head.weight": "gpt3.word_embeddings.weight"}
+
+
 class CtxGpt3ForTokenClassification(CtxGpt3HeadModel, gpt2.CtxGpt2ForTokenClassification):
     """GPT-3 with a classifier of each token."""
 

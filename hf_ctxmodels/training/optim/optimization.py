@@ -105,12 +105,16 @@ def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:
-    """Linear warm-up, then linear or cosine decay to 0 at `total_steps`, or a constant rate; or slanted triangular."""
+    """Linear warm-up, then linear or cosine decay until `total_steps`, or a constant rate; or slanted triangular."""
     warmup = arguments.warmup(total_steps)
     if arguments.lr_scheduler == "slanted-triangular":
         return LambdaLR(optimizer, lambda step: slanted_triangle(step, warmup, total_steps, arguments.slant_ratio))
+    steps = {"num_warmup_steps": warmup, "num_training_steps": total_steps}
+    if arguments.lr_scheduler == "cosine" and arguments.min_lr_rate:
+        lowest = {"min_lr_rate": arguments.min_lr_rate}
+        return get_scheduler("cosine_with_min_lr", optimizer, **steps, scheduler_specific_kwargs=lowest)
     name = "constant_with_warmup" if arguments.lr_scheduler == "constant" else arguments.lr_scheduler
-    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total_steps)
+    return get_scheduler(name, optimizer, **steps)
 
 
 def slanted_triangle(step: int, cut: int, total_steps: int, ratio: float = 32) -> float:
