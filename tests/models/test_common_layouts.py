@@ -361,22 +361,17 @@ class TestSequenceIds:
 
     def test_numbers_tell_only_neighbours_apart(self, base: Case) -> None:
         """One sequence per row is a mask; a number that comes again is another sequence; rows stay apart anyway."""
-        batch, pair, rows = (
-            make_batch(base),
-            *(make_batch(base, lengths, masked=False) for lengths in ((9, 9), (6, 6, 6))),
-        )
-        again, fresh = (
-            torch.tensor([numbers] * 2) for numbers in ([1, 1, 2, 2, 2, 1, 1, 1, 1], [1, 1, 2, 2, 2, 3, 3, 3, 3])
-        )
+        batch = make_batch(base)
+        mask = batch["attention_mask"]
+        unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
+        pair, rows = make_batch(base, (9, 9), masked=False), make_batch(base, (6, 6, 6), masked=False)
+        again = torch.tensor([[1, 1, 2, 2, 2, 1, 1, 1, 1], [1, 1, 0, 1, 1, 2, 2, 2, 2]])
+        fresh = torch.tensor([[1, 1, 2, 2, 2, 3, 3, 3, 3], [1, 1, 0, 2, 2, 3, 3, 3, 3]])
         for path, model in by_fast_path(base).items():
             where = f"by the {path} path"
-            expected = model(**batch)
-            mask = batch["attention_mask"]
-            unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
-            assert_same_outputs(
-                model(**unmasked, sequence_ids=mask * 3), expected, mask, where=f"of one per row {where}"
-            )
+            got = model(**unmasked, sequence_ids=mask * 3)
+            assert_same_outputs(got, model(**batch), mask, where=f"of one per row {where}")
             got = model(**pair, sequence_ids=again)
-            assert_same_outputs(got, model(**pair, sequence_ids=fresh), where=f"of a number again {where}")
+            assert_same_outputs(got, model(**pair, sequence_ids=fresh), fresh, where=f"of a number again {where}")
             got = model(**rows, sequence_ids=torch.ones_like(base.positions(rows)))
             assert_same_outputs(got, model(**rows), where=f"of rows with one number {where}")
