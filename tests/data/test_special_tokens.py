@@ -19,6 +19,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, PreTrai
 
 
 def test_a_token_that_is_given_is_added(saved: tuple[Path, PreTrainedTokenizerBase], tmp_path: Path) -> None:
+    """Only the unknown token is given by the vocabulary itself."""
     directory, plain = saved
     names = {"pad_token", *(name for name in plain.SPECIAL_TOKENS_ATTRIBUTES if plain.special_tokens_map.get(name))}
     for name in names - {"unk_token"}:
@@ -29,11 +30,8 @@ def test_a_token_that_is_given_is_added(saved: tuple[Path, PreTrainedTokenizerBa
             assert (len(tokenizer), getattr(tokenizer, f"{name}_id")) == (len(plain) + 1, len(plain)), name
             assert tokenizer.decode(tokenizer("the cat").input_ids, skip_special_tokens=True).strip() == "the cat"
         assert opened(TEXTS, padding=True) == again(TEXTS, padding=True)
-
-
-def test_the_vocabulary_itself_gives_the_unknown_token(saved: tuple[Path, PreTrainedTokenizerBase]) -> None:
     with pytest.raises(CtxError, match=r"lacks \[FILL\]"):
-        AutoTokenizer.from_pretrained(saved[0], unk_token="[FILL]")
+        AutoTokenizer.from_pretrained(directory, unk_token="[FILL]")
 
 
 def test_a_token_of_none_is_left_out(tmp_path: Path) -> None:

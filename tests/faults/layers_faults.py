@@ -41,7 +41,7 @@ LAYERS_FAULTS = [
         "rows - self.first_position",
         "rows",
         ("tests/models/test_roberta.py", "tests/models/test_common_errors.py"),
-        "test_roberta or (too_long and roberta)",
+        "test_roberta or (lengths and roberta)",
     ),
     Fault(
         "positions of a later sequence begin one too low",
@@ -399,7 +399,7 @@ LAYERS_FAULTS = [
         "self.weights.float().softmax(0) * self.gamma",
         "self.weights.float().softmax(0)",
         ("tests/models/test_common_training.py",),
-        "elmo and every_parameter",
+        "elmo and each_target",
     ),
     Fault(
         "layers are normalised over padding too",

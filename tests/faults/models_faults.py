@@ -153,7 +153,7 @@ MODELS_FAULTS = [
         "states = zero_padding(inputs.embed(self.look_up), inputs.tokens)",
         "states = inputs.embed(self.look_up)",
         ("tests/models/test_common_layouts.py",),
-        "(glove or word2vec) and zero",
+        "(glove or word2vec) and hidden_states",
     ),
     Fault(
         "several sequences of a row share their positions",

@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.testing_utils import CaptureLogger
 from transformers.utils import logging
-from zoo import PEERED, REPRESENTATIVES, Case, assert_same_outputs, make_batch
+from zoo import (
+    PEERED,
+    REPRESENTATIVES,
+    TIED_HEADS,
+    Case,
+    assert_close,
+    assert_same_outputs,
+    assert_same_weights,
+    make_batch,
+)
 
 # Runs in a process of its own: opens every exported folder as a user without this package would.
 OPEN_EXPORTS = """
@@ -39,6 +49,12 @@ assert not [name for name in sys.modules if name.startswith("hf_ctxmodels")]
 """
 
 PEERED_BASES = [case for case in PEERED if case.is_base]
+
+
+@pytest.fixture(params=PEERED_BASES, ids=str)
+def base(request: pytest.FixtureRequest) -> Case:
+    """Every encoder that transformers has too."""
+    return request.param
 
 
 @pytest.fixture(params=PEERED, ids=str)
@@ -76,77 +92,62 @@ class TestOpening:
         batch = make_batch(case)
         assert_same_outputs(model.eval()(**batch), case.reference_model(seed=3)(**batch), batch["attention_mask"])
 
-    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
-    def test_configuration(self, case: Case, exports: Path) -> None:
-        """Every field the two have in common."""
-        ours = case.family.config.from_pretrained(exports / str(case) / "reference").to_dict()
-        reference = case.reference_config().to_dict()
+    def test_configuration(self, base: Case, exports: Path, tmp_path: Path) -> None:
+        """Every field the two have in common, without a warning unless it is of another architecture."""
+        reference = base.reference_config().to_dict()
+        logger = logging.get_logger("transformers.configuration_utils")
+        with CaptureLogger(logger) as shown:
+            config = base.family.config.from_pretrained(exports / str(base) / "reference")
+        assert (shown.out, config.model_type) == ("", base.family.config.model_type)
+        ours = config.to_dict()
         own = ("model_type", "architectures", "dtype", "transformers_version")
-        shared = {name: case.config().reference_name(name) for name in ours.keys() - set(own)}
+        shared = {name: base.config().reference_name(name) for name in ours.keys() - set(own)}
         shared = {name: other for name, other in shared.items() if other in reference}
         assert {"vocab_size", "hidden_size", "num_hidden_layers"} <= shared.keys()
         for name, other in shared.items():
             assert ours[name] == reference[other], name
+        (tmp_path / "config.json").write_text(json.dumps(reference | {"model_type": "xmod"}))
+        with CaptureLogger(logger) as shown:
+            base.family.config.from_pretrained(tmp_path)
+        assert "model of type `xmod`" in shown.out, "of another architecture"
 
-    def test_the_encoder_opens_every_head(self, head: Case, exports: Path) -> None:
-        encoder = head.family.models["AutoModel"].from_pretrained(exports / str(head) / "reference").eval()
+    def test_heads_and_encoders_open_each_other(self, head: Case, exports: Path, tmp_path: Path) -> None:
+        encoder_class = head.family.models["AutoModel"]
+        encoder = encoder_class.from_pretrained(exports / str(head) / "reference").eval()
         reference = head.reference_model(seed=3).base_model
         batch = {name: tensor.flatten(0, -2) for name, tensor in make_batch(head).items()}
-        got, expected = encoder(**batch), reference(**batch)
         tokens = batch["attention_mask"] == 1
-        torch.testing.assert_close(
-            got.last_hidden_state[tokens], expected.last_hidden_state[tokens], atol=1e-5, rtol=1e-5
-        )
+        got, expected = encoder(**batch).last_hidden_state, reference(**batch).last_hidden_state
+        assert_close(got[tokens], expected[tokens], "the encoder in the reference's head")
 
-    def test_the_encoder_opens_every_native_head(self, head: Case, tmp_path: Path) -> None:
-        """No name of ours is taken for one of the reference's."""
         model = head.model()
         model.save_pretrained(tmp_path)
-        _, report = head.family.models["AutoModel"].from_pretrained(tmp_path, output_loading_info=True)
-        assert set(report["unexpected_keys"]) <= model.state_dict().keys()
+        _, report = encoder_class.from_pretrained(tmp_path, output_loading_info=True)
+        assert set(report["unexpected_keys"]) <= model.state_dict().keys()  # none taken for one of the reference's
         assert not [name for name in report["missing_keys"] if "pooler" not in name]
 
-    def test_heads_open_a_bare_encoder(self, head: Case, exports: Path) -> None:
-        """Only the head is missing."""
-        base = exports / str(Case(head.family, "AutoModel")) / "reference"
-        model, report = head.model_class.from_pretrained(base, output_loading_info=True)
+        bare = exports / str(Case(head.family, "AutoModel")) / "reference"
+        model, report = head.model_class.from_pretrained(bare, output_loading_info=True)
         prefix = model.base_model_prefix + "."
         own = {name for name, _ in model.named_parameters() if not name.startswith(prefix)}  # none where it is tied
         assert bool(report["missing_keys"]) == bool(own)
         assert not [name for name in report["missing_keys"] if name.startswith(prefix)]
         assert not report["unexpected_keys"]
 
-    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
-    def test_half_precision(self, case: Case, tmp_path: Path) -> None:
-        case.reference_model().to(torch.bfloat16).save_pretrained(tmp_path / "reference")
-        model = case.model_class.from_pretrained(tmp_path / "reference")
-        assert model.dtype is torch.bfloat16
-        model.export_reference(tmp_path / "export")
-        again = case.reference_class.from_pretrained(tmp_path / "export")
-        expected = case.reference_class.from_pretrained(tmp_path / "reference")
-        assert again.dtype is expected.dtype
-        _assert_same_weights(again, expected)
-
-    def test_untied(self, tied_head: Case, tmp_path: Path) -> None:
-        if not tied_head.has_peer:
-            pytest.skip(f"transformers has no {tied_head}")
-        reference = tied_head.reference_model(tie_word_embeddings=False)
-        reference.save_pretrained(tmp_path)
-        model, report = tied_head.model_class.from_pretrained(tmp_path, output_loading_info=True)
-        assert not any(report.values()), report
-        batch = make_batch(tied_head)
-        assert_same_outputs(model.eval()(**batch), reference(**batch), batch["attention_mask"])
-
-    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
-    def test_sharded(self, case: Case, tmp_path: Path) -> None:
+    def test_half_precision_and_several_files(self, base: Case, tmp_path: Path) -> None:
         """Queries, keys and values of one layer may lie in different files."""
-        reference = case.reference_model()
-        reference.save_pretrained(tmp_path / "reference", max_shard_size="5KB")
-        assert len(list((tmp_path / "reference").glob("*.safetensors"))) > 3
-        model, report = case.model_class.from_pretrained(tmp_path / "reference", output_loading_info=True)
-        assert not any(report.values()), report
-        model.export_reference(tmp_path / "export")
-        _assert_same_weights(case.reference_class.from_pretrained(tmp_path / "export"), reference)
+        for dtype, options in ((torch.bfloat16, {}), (torch.float32, {"max_shard_size": "5KB"})):
+            folder = tmp_path / str(dtype)
+            reference = base.reference_model().to(dtype)
+            reference.save_pretrained(folder / "reference", **options)
+            assert (len(list((folder / "reference").glob("*.safetensors"))) > 3) == bool(options)
+            model, report = base.model_class.from_pretrained(folder / "reference", output_loading_info=True)
+            assert not any(report.values()), report
+            assert model.dtype is dtype
+            model.export_reference(folder / "export")
+            again, expected = (base.reference_class.from_pretrained(folder / name) for name in ("export", "reference"))
+            assert again.dtype is expected.dtype
+            assert_same_weights(again, expected)
 
 
 class TestExport:
@@ -167,55 +168,57 @@ class TestExport:
         for name, tensor in expected.items():
             assert torch.equal(weights[name], tensor), name
 
-    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
-    def test_configuration(self, case: Case, exports: Path) -> None:
-        found = self._found(case, exports)["config"]
-        expected = case.reference_config(architectures=[case.reference_class.__name__]).to_dict()
+    def test_configuration(self, base: Case, exports: Path, tmp_path: Path) -> None:
+        """The reference's own, and one that was changed."""
+        found = self._found(base, exports)["config"]
+        expected = base.reference_config(architectures=[base.reference_class.__name__]).to_dict()
         for name in expected.keys() - {"_name_or_path", "dtype", "transformers_version"}:
             assert json.loads(json.dumps(found[name])) == json.loads(json.dumps(expected[name])), name
-
-    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
-    def test_changed_configuration_survives(self, case: Case, tmp_path: Path) -> None:
         changes: dict[str, Any] = {
             "layer_norm_eps": 1e-5,
             "hidden_act": "relu",
             "hidden_dropout_prob": 0.25,
             "pad_token_id": 3,
-            "id2label": {number: f"kind {number}" for number in range(case.num_labels)},
-            "label2id": {f"kind {number}": number for number in range(case.num_labels)},
+            "id2label": {number: f"kind {number}" for number in range(base.num_labels)},
+            "label2id": {f"kind {number}": number for number in range(base.num_labels)},
         }
-        changes = {name: value for name, value in changes.items() if name not in case.family.config.own_fields}
-        model = case.model(unpad=False, **changes)
+        changes = {name: value for name, value in changes.items() if name not in base.family.config.own_fields}
+        model = base.model(unpad=False, **changes)
         model.export_reference(tmp_path)
         written = json.loads((tmp_path / "config.json").read_text())
         assert "unpad" not in written
-        config = case.reference_class.from_pretrained(tmp_path).config
+        config = base.reference_class.from_pretrained(tmp_path).config
         assert {name: getattr(config, model.config.reference_name(name)) for name in changes} == changes
 
-    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
-    def test_of_a_model_trained_here(self, case: Case, tmp_path: Path) -> None:
-        """Never opened from a reference checkpoint."""
-        _assert_export_opens(case, case.model(seed=5), tmp_path)
+    def test_of_a_model_trained_here(self, base: Case, tmp_path: Path) -> None:
+        """Never opened from a reference checkpoint; it is opened here again, bit for bit."""
+        model = base.model(seed=5)
+        _assert_export_opens(base, model, tmp_path)
+        assert_same_weights(base.model_class.from_pretrained(tmp_path), model)
 
-    def test_of_an_untied_model(self, tied_head: Case, tmp_path: Path) -> None:
-        if not tied_head.has_peer:
-            pytest.skip(f"transformers has no {tied_head}")
-        _assert_export_opens(tied_head, tied_head.model(seed=5, tie_word_embeddings=False), tmp_path)
+    def test_leaves_the_model_as_it_was(self, base: Case, exports: Path, tmp_path: Path) -> None:
+        """Trainer resumes with `load_state_dict`, which knows no conversion: files hold the native names, also after
+        opening a reference checkpoint."""
+        opened = base.model_class.from_pretrained(exports / str(base) / "reference")
+        for name, model in {"own": base.model(), "opened": opened}.items():
+            model.export_reference(tmp_path / name / "export")
+            model.save_pretrained(tmp_path / name / "native")
+            with safe_open(tmp_path / name / "native" / "model.safetensors", "pt") as file:
+                assert set(file.keys()) == {name for name, _ in model.named_parameters()}
+            again, report = base.model_class.from_pretrained(tmp_path / name / "native", output_loading_info=True)
+            assert not any(report.values()), report
+            assert again.config.model_type == model.config.model_type == base.family.config.model_type
 
-    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
-    def test_leaves_the_model_as_it_was(self, case: Case, tmp_path: Path) -> None:
-        model = case.model()
-        model.export_reference(tmp_path / "export")
-        model.save_pretrained(tmp_path / "native")
-        again, report = case.model_class.from_pretrained(tmp_path / "native", output_loading_info=True)
-        assert not any(report.values()), report
-        assert again.config.model_type == model.config.model_type == case.family.config.model_type
 
-    @pytest.mark.parametrize("case", PEERED_BASES, ids=str, indirect=True)
-    def test_there_and_back(self, case: Case, tmp_path: Path) -> None:
-        model = case.model(seed=6)
-        model.export_reference(tmp_path)
-        _assert_same_weights(case.model_class.from_pretrained(tmp_path), model)
+@pytest.mark.parametrize("head", [head for head in TIED_HEADS if head.has_peer], ids=str)
+def test_untied_heads_are_opened_and_exported(head: Case, tmp_path: Path) -> None:
+    reference = head.reference_model(tie_word_embeddings=False)
+    reference.save_pretrained(tmp_path / "reference")
+    model, report = head.model_class.from_pretrained(tmp_path / "reference", output_loading_info=True)
+    assert not any(report.values()), report
+    batch = make_batch(head)
+    assert_same_outputs(model.eval()(**batch), reference(**batch), batch["attention_mask"])
+    _assert_export_opens(head, head.model(seed=5, tie_word_embeddings=False), tmp_path / "export")
 
 
 def _assert_export_opens(case: Case, model: PreTrainedModel, folder: Path) -> None:
@@ -225,24 +228,3 @@ def _assert_export_opens(case: Case, model: PreTrainedModel, folder: Path) -> No
     assert not any(report.values()), report
     batch = make_batch(case)
     assert_same_outputs(model(**batch), reference.eval()(**batch), batch["attention_mask"])
-
-
-def _assert_same_weights(got: PreTrainedModel, expected: PreTrainedModel) -> None:
-    found, wanted = got.state_dict(), expected.state_dict()
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert torch.equal(found[name], tensor), name
-
-
-@pytest.mark.parametrize("case", PEERED_BASES, ids=str)
-def test_a_reference_configuration_opens_without_a_warning(case: Case, tmp_path: Path) -> None:
-    case.reference_model(seed=0).config.save_pretrained(tmp_path)
-    logger = logging.get_logger("transformers.configuration_utils")
-    with CaptureLogger(logger) as shown:
-        config = case.family.config.from_pretrained(tmp_path)
-    assert (shown.out, config.model_type) == ("", case.family.config.model_type)
-    values = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "xmod"}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    with CaptureLogger(logger) as shown:
-        case.family.config.from_pretrained(tmp_path)
-    assert "model of type `xmod`" in shown.out, "of another architecture"

@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from zoo import (
+    ARCHETYPES,
     BASES,
     HEADS,
+    REPRESENTATIVES,
     Batch,
     Case,
     assert_close,
+    assert_every_parameter_learns,
     assert_same_gradients,
+    by_fast_path,
     each_forward,
     gradients,
     learnable_batch,
@@ -24,9 +28,9 @@ from zoo import (
 
 from hf_ctxmodels.spec import Target
 
-OF_A_SECOND_STREAM = "mask_embedding"  # which the common suite does not run; tests/models/test_two_streams.py does
 RECOMPUTED = [case for case in BASES if case.model_class.supports_gradient_checkpointing]
-SEQUENCE_CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
+DROPPING = [case for case in [*BASES, *ARCHETYPES] if case.has_field("hidden_dropout_prob")]
+SEQUENCE_CLASSIFIERS = [case for case in REPRESENTATIVES if case.auto_name == "AutoModelForSequenceClassification"]
 
 
 def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -53,6 +57,11 @@ def _has_terms(head: Case) -> bool:
     return several and (head.auto_name == "AutoModelForPreTraining" or head.teaches_itself)
 
 
+def _counts_answers(head: Case) -> bool:
+    """Whether the output has metrics."""
+    return head.detects or (_has_terms(head) and (not head.writes or Target.PAIR_CLASS in head.targets.values()))
+
+
 class TestLoss:
     def test_is_cross_entropy_of_the_full_logits(self, plain_head: Case) -> None:
         model = plain_head.model()
@@ -73,7 +82,8 @@ class TestLoss:
 
     @each_forward
     def test_outputs_with_targets_and_without(self, head: Case) -> None:
-        """No vocabulary logits with labels, terms that add up to the loss, and no loss without targets."""
+        """No vocabulary logits with labels, terms that add up to the loss, metrics of answers that are right or wrong,
+        and no loss without targets."""
         batch, model = make_batch(head), head.model()
         assert model(**batch).loss is None
         targets = make_targets(head, batch)
@@ -83,6 +93,7 @@ class TestLoss:
         outputs = model(**batch, **targets)
         logits = [name for name in tensors_of(outputs) if name in ("logits", "prediction_logits")]
         assert bool(logits) == (not head.predicts_where_labelled and "start_logits" not in outputs)
+        assert bool(outputs.get("metrics")) == _counts_answers(head)
         parts = [head.loss_weight(name) * value for name, value in outputs.items() if name.endswith("_loss")]
         assert len(parts) == (len(head.model_class.loss_targets) if _has_terms(head) else 0)
         assert not any(part.requires_grad for part in parts)
@@ -115,31 +126,30 @@ class TestLoss:
             assert model(**batch, **targets).get(name) is None
         assert model(**batch, **targets, return_logits=True)[name].shape == asked[0][name].shape
 
-    @each_forward
+    @pytest.mark.parametrize("head", [head for head in REPRESENTATIVES if _counts_answers(head)], ids=str)
     def test_metrics_are_counts_that_add_up_over_batches(self, head: Case) -> None:
         batch = make_batch(head)
         batch |= make_targets(head, batch, ignore_some=True)
         model, rows = head.model(), len(batch["input_ids"])
-        whole = model(**batch).get("metrics") or {}
+        whole = model(**batch).metrics
         parts = [{name: value[part] for name, value in batch.items()} for part in (slice(0, 1), slice(1, rows))]
-        halves = [model(**part).get("metrics") or {} for part in parts]
-        classifies = _has_terms(head) and (not head.writes or Target.PAIR_CLASS in head.targets.values())
-        assert bool(whole) == (classifies or head.detects)
+        halves = [model(**part).metrics for part in parts]
+        assert whole
         for name, counts in whole.items():
             assert not counts.requires_grad
             assert 0 <= counts[0] <= counts[1]
             assert_close(sum(half[name] for half in halves), counts, name)
 
-    @pytest.mark.parametrize(
-        ("problem", "labels"),
-        [("regression", torch.randn(4, 3)), ("multi_label_classification", torch.randint(2, (4, 3)).float())],
-    )
     @pytest.mark.parametrize("case", SEQUENCE_CLASSIFIERS, ids=str)
-    def test_other_problem_types(self, case: Case, problem: str, labels: Tensor) -> None:
-        model = case.model(problem_type=problem)
+    def test_other_problem_types(self, case: Case) -> None:
         batch = make_batch(case)
-        error = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
-        assert_close(model(**batch, labels=labels).loss, error(model(**batch).logits, labels))
+        numbers, marks = torch.randn(4, 3), torch.randint(2, (4, 3)).float()
+        for problem, labels, error in (
+            ("regression", numbers, F.mse_loss),
+            ("multi_label_classification", marks, F.binary_cross_entropy_with_logits),
+        ):
+            model = case.model(problem_type=problem)
+            assert_close(model(**batch, labels=labels).loss, error(model(**batch).logits, labels), problem)
 
 
 class TestAccumulation:
@@ -161,32 +171,32 @@ class TestAccumulation:
             )
         return batch, targets, quarters
 
-    def _check(self, head: Case, counts: Mapping[str, Tensor] | Tensor | int) -> None:
+    def _check(self, head: Case, *ways: Mapping[str, Tensor | int] | Tensor | int) -> None:
+        """Of each way to give the number of targets; every parameter learns."""
         batch, targets, quarters = self._whole_and_quarters(head)
         model = head.model()
         whole = model(**batch, **targets).loss
-        parts = [model(**inputs, **some, num_items_in_batch=counts).loss for inputs, some in quarters]
-        assert_close(torch.stack(parts).sum(), whole, "loss")
-        assert_same_gradients(gradients(model, torch.stack(parts).sum()), gradients(model, whole))
+        expected = gradients(model, whole)
+        assert_every_parameter_learns(model, expected)
+        for counts in ways:
+            parts = [model(**inputs, **some, num_items_in_batch=counts).loss for inputs, some in quarters]
+            assert_close(torch.stack(parts).sum(), whole, f"loss with {counts}")
+            assert_same_gradients(gradients(model, torch.stack(parts).sum()), expected, where=f"with {counts}")
 
     def test_with_a_number_for_each_target(self, head: Case) -> None:
         _, targets, quarters = self._whole_and_quarters(head)
         counts = count_targets(targets)
         if "labels" in counts:
             assert len({int(count_targets(some)["labels"]) for _, some in quarters}) > 1
-        self._check(head, counts)
-        self._check(head, {name: int(count) for name, count in counts.items()})
+        self._check(head, counts, {name: int(count) for name, count in counts.items()})
 
     def test_with_one_number_as_trainer_passes_it(self, archetype: Case) -> None:
         head = archetype
         counts = count_targets(self._whole_and_quarters(head)[1])
-        if len(counts) > 1:
-            assert head.model_class.accepts_loss_kwargs is False
-        else:
-            assert head.model_class.accepts_loss_kwargs is True
+        assert head.model_class.accepts_loss_kwargs is (len(counts) == 1)
+        if len(counts) == 1:
             (number,) = counts.values()
-            self._check(head, number)
-            self._check(head, int(number))
+            self._check(head, number, int(number))
 
     def test_shares_of_processes(self, archetype: Case) -> None:
         """DDP averages gradients over P processes; counts / P makes the average the global mean."""
@@ -199,15 +209,6 @@ class TestAccumulation:
 
 
 class TestGradients:
-    def test_backward_reaches_every_parameter(self, case: Case) -> None:
-        """A parameter without any gradient is a part of the model that is not trained."""
-        batch = make_batch(case, (12, 9, 7, 5))
-        batch |= make_targets(case, batch)
-        model = case.model()
-        fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        for name, gradient in gradients(model, objective(case, model, batch)).items():
-            assert name in fixed or gradient.any() or name.endswith(OF_A_SECOND_STREAM), f"{name} gets no gradient"
-
     @pytest.mark.parametrize("base", RECOMPUTED, ids=str)
     def test_gradient_checkpointing_changes_nothing(self, base: Case) -> None:
         """Bit for bit, dropout included, and with hidden states recorded."""
@@ -227,11 +228,10 @@ class TestGradients:
         for name, gradient in plain_gradients.items():
             assert torch.equal(gradient, recomputed_gradients[name]), name
 
-    def test_dropout_only_in_training(self, sample: Case) -> None:
-        if not sample.has_field("hidden_dropout_prob"):
-            pytest.skip(f"{sample} has no dropout")
-        batch = make_batch(sample)
-        model = sample.model(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3, dropout_scale=1.0)
+    @pytest.mark.parametrize("case", DROPPING, ids=str)
+    def test_dropout_only_in_training(self, case: Case) -> None:
+        batch = make_batch(case)
+        model = case.model(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3, dropout_scale=1.0)
         first, second = tensors_of(model(**batch)), tensors_of(model(**batch))
         model.train()
         noisy = tensors_of(model(**batch))
@@ -239,19 +239,18 @@ class TestGradients:
             assert torch.equal(value, second[name])
             assert not torch.allclose(value, noisy[name])
 
-    @pytest.mark.parametrize("unpad", [True, False])
-    def test_attention_dropout(self, attentive: Case, unpad: bool) -> None:
+    def test_attention_dropout(self, attentive: Case) -> None:
         """On average over many draws the output stays about what it is without dropout of attention."""
         batch = make_batch(attentive, (8, 5))
-        model = attentive.model(unpad=unpad, attention_probs_dropout_prob=0.1, num_hidden_layers=1)
-        expected = model(**batch).last_hidden_state
-        model.train()
-        torch.manual_seed(0)
-        with torch.no_grad():
-            draws = torch.stack([model(**batch).last_hidden_state for _ in range(200)])
-        assert (draws[0] - expected).abs().max() > 0.01
         real = batch["attention_mask"].bool()
-        assert (draws.mean(0) - expected)[real].abs().mean() < 0.05
+        for path, model in by_fast_path(attentive, attention_probs_dropout_prob=0.1, num_hidden_layers=1).items():
+            expected = model(**batch).last_hidden_state
+            model.train()
+            torch.manual_seed(0)
+            with torch.no_grad():
+                draws = torch.stack([model(**batch).last_hidden_state for _ in range(200)])
+            assert (draws[0] - expected).abs().max() > 0.01, path
+            assert (draws.mean(0) - expected)[real].abs().mean() < 0.05, path
 
 
 class TestLearning:

@@ -39,24 +39,14 @@ def one_by_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> to
     return torch.stack([state.mean(0) for state in states])
 
 
-def test_means_in_order_whatever_the_batches(opened: Opened) -> None:
+def test_means_and_own_vectors_in_order_whatever_the_batches(opened: Opened) -> None:
+    """Means of states, and what the model pools itself, if anything."""
     model, tokenizer, _ = opened
     got = encode_sentences(model.train(), tokenizer, TEXTS, pooling="mean", batch_size=3)
     assert model.training, "the model is left as it was"
     torch.testing.assert_close(got, one_by_one(model.eval(), tokenizer), atol=1e-5, rtol=1e-5)
     unit = encode_sentences(model, tokenizer, TEXTS, pooling="mean", normalize=True)
     torch.testing.assert_close(unit, got / got.norm(dim=1, keepdim=True), atol=1e-5, rtol=1e-5)
-
-
-@some_families
-def test_no_sentence(opened: Opened) -> None:
-    model, tokenizer, _ = opened
-    some = encode_sentences(model, tokenizer, TEXTS[:1], pooling="mean+max")
-    assert encode_sentences(model, tokenizer, [], pooling="mean+max").shape == (0, some.shape[1])
-
-
-def test_what_the_model_pools_itself(opened: Opened) -> None:
-    model, tokenizer, _ = opened
     with torch.no_grad():
         pooled = getattr(model(**tokenizer(TEXTS[:1], return_tensors="pt")), "pooler_output", None)
     if pooled is None:
@@ -64,6 +54,13 @@ def test_what_the_model_pools_itself(opened: Opened) -> None:
             encode_sentences(model, tokenizer, TEXTS)
     else:
         torch.testing.assert_close(encode_sentences(model, tokenizer, TEXTS)[:1], pooled, atol=1e-5, rtol=1e-5)
+
+
+@some_families
+def test_no_sentence(opened: Opened) -> None:
+    model, tokenizer, _ = opened
+    some = encode_sentences(model, tokenizer, TEXTS[:1], pooling="mean+max")
+    assert encode_sentences(model, tokenizer, [], pooling="mean+max").shape == (0, some.shape[1])
 
 
 @some_families

@@ -21,14 +21,10 @@ from hf_ctxmodels.training.optim.discriminative_lr import (
 from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler, slanted_triangle
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
+# What follows from the groups alone is tried on a few.
 some_classifiers = pytest.mark.parametrize(
     "case", [case for case in CLASSIFIERS if case.family in ARCHETYPE_FAMILIES], ids=str
 )
-
-
-@pytest.fixture(params=CLASSIFIERS, ids=str)
-def case(request: pytest.FixtureRequest) -> Case:
-    return request.param
 
 
 def names(model: torch.nn.Module, group: list[torch.nn.Parameter]) -> set[str]:
@@ -44,6 +40,7 @@ def arguments(folder: Path, **more: Any) -> LoopArguments:
     return LoopArguments(output_dir=str(folder), max_steps=10, **more)
 
 
+@pytest.mark.parametrize("case", CLASSIFIERS, ids=str)
 def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
     model = case.model()
     groups = layer_groups(model)
@@ -70,6 +67,7 @@ def test_a_bare_encoder_has_groups_as_well(case: Case) -> None:
     assert len(groups) >= len(layer_groups(case.model())) - 1
 
 
+@some_classifiers
 def test_rates_fall_from_layer_to_layer(case: Case, tmp_path: Path) -> None:
     model = case.model()
     groups = layer_groups(model)
@@ -108,6 +106,7 @@ def test_slanted_triangles_are_those_of_the_paper(tmp_path: Path) -> None:
     assert slanted_triangle(0, 0, 1) == 1
 
 
+@some_classifiers
 def test_layers_are_unfrozen_from_the_head_down(case: Case) -> None:
     model = case.model()
     groups, learning = layer_groups(model), trainable(model)

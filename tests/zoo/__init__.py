@@ -31,14 +31,18 @@ from zoo.cases import (
 )
 from zoo.compare import (
     assert_close,
+    assert_every_parameter_learns,
     assert_same_gradients,
     assert_same_outputs,
+    assert_same_weights,
     at_tokens,
     gradients,
     objective,
+    objective_of,
     tensors_of,
 )
 from zoo.low_rank import LowRank
+from zoo.paths import PATHS, SIDES, by_fast_path, by_path
 from zoo.targets import learnable_batch, make_targets
 
 __all__ = [
@@ -53,8 +57,10 @@ __all__ = [
     "LENGTHS",
     "MASK",
     "PAD",
+    "PATHS",
     "PEERED",
     "REPRESENTATIVES",
+    "SIDES",
     "STEPS",
     "TIED_HEADS",
     "TINY",
@@ -64,9 +70,13 @@ __all__ = [
     "Case",
     "LowRank",
     "assert_close",
+    "assert_every_parameter_learns",
     "assert_same_gradients",
     "assert_same_outputs",
+    "assert_same_weights",
     "at_tokens",
+    "by_fast_path",
+    "by_path",
     "each_forward",
     "gradients",
     "learnable_batch",
@@ -74,6 +84,7 @@ __all__ = [
     "make_batch",
     "make_targets",
     "objective",
+    "objective_of",
     "randomised",
     "tensors_of",
     "tiny_config",

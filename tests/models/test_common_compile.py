@@ -1,0 +1,71 @@
+"""Every family is compiled: one graph for all shapes, and the same gradients."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from zoo import (
+    ARCHETYPE_FAMILIES,
+    BASES,
+    Case,
+    assert_same_gradients,
+    assert_same_outputs,
+    gradients,
+    make_batch,
+    make_targets,
+    objective,
+)
+
+# Tracing the backward pass takes four seconds each: one encoder of each kind is quick.
+TRAINED_COMPILED = [
+    pytest.param(base, marks=() if base.family in ARCHETYPE_FAMILIES else pytest.mark.slow) for base in BASES
+]
+
+
+class TestCompile:
+    """Mostly with ahead-of-time tracing instead of the code generator: the same graph and guards, in less time."""
+
+    SHAPES = ((12, 7, 3, 9), (15, 4, 6), (8, 20, 5, 6, 7), (9, 9))
+
+    def _run_over_shapes(self, case: Case, backend: str) -> None:
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend(backend)
+        model = case.model(num_hidden_layers=1)
+        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+        graphs = set()
+        with torch.no_grad():
+            for lengths in self.SHAPES:
+                batch = make_batch(case, lengths)
+                assert_same_outputs(compiled(**batch), model(**batch), batch["attention_mask"])
+                graphs.add(counter.frame_count)
+        assert len(graphs) == 1, "another shape made torch compile again"
+
+    def test_encoder_is_one_graph_for_all_shapes(self, base: Case) -> None:
+        self._run_over_shapes(base, "aot_eager")
+
+    @pytest.mark.slow
+    def test_head_is_one_graph_for_all_shapes(self, head: Case) -> None:
+        """Some seconds of tracing for each head."""
+        self._run_over_shapes(head, "aot_eager")
+
+    @pytest.mark.slow
+    def test_code_generation(self, base: Case) -> None:
+        """A minute of C++."""
+        self._run_over_shapes(base, "inductor")
+
+    def _train_one_step(self, case: Case) -> None:
+        torch._dynamo.reset()
+        batch = make_batch(case)
+        batch |= make_targets(case, batch)
+        model = case.model(num_hidden_layers=1)
+        compiled = torch.compile(model, dynamic=True, backend="aot_eager")
+        expected = gradients(model, objective(case, model, batch))
+        assert_same_gradients(gradients(model, objective(case, compiled, batch)), expected)
+
+    @pytest.mark.parametrize("base", TRAINED_COMPILED, ids=str)
+    def test_training_step_of_the_encoder(self, base: Case) -> None:
+        self._train_one_step(base)
+
+    @pytest.mark.slow
+    def test_training_step(self, head: Case) -> None:
+        """Tracing the backward pass of every head takes minutes in all."""
+        self._train_one_step(head)
