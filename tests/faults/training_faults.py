@@ -251,8 +251,8 @@ TRAINING_FAULTS = [
     Fault(
         "there is no warm-up",
         "hf_ctxmodels/training/optim/optimization.py",
-        "num_warmup_steps=warmup,",
-        "num_warmup_steps=0,",
+        '"num_warmup_steps": warmup',
+        '"num_warmup_steps": 0',
         ("tests/training/test_parts.py",),
         "warm",
     ),
