@@ -31,5 +31,5 @@ def trust_remote_code(place: Workplace) -> str:
     )
     with torch.no_grad():
         expected = place.classifier()(**place.batch(TEXTS[:1])).logits
-    assert_close(torch.tensor(json.loads(place.launch("-c", code).splitlines()[-1])), expected)
+    assert_close(torch.tensor(json.loads(place.launch("-c", code).stdout.splitlines()[-1])), expected)
     return "the package must be installed, not imported"

@@ -66,8 +66,8 @@ class Workplace:
         """The tokenized texts."""
         return dict(self.tokenizer(list(texts), padding=True, return_tensors="pt"))
 
-    def launch(self, *arguments: str) -> str:
-        """What a Python process of its own prints.
+    def launch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a Python process of its own; what it printed is in `stdout` and `stderr`.
 
         Raises:
             RuntimeError: It failed; the end of what it printed.
@@ -78,7 +78,7 @@ class Workplace:
         )
         if done.returncode:
             raise RuntimeError((done.stdout + done.stderr)[-2000:])
-        return done.stdout + done.stderr
+        return done
 
     def pretrain(self, config_file: str, *arguments: str) -> None:
         """A short distributed run of `pretrain`, whose model opens afterwards."""
@@ -88,8 +88,8 @@ class Workplace:
         launcher = ("-m", "accelerate.commands.launch", "--config_file", str(ROOT / "scripts/accelerate" / config_file))
         sizes = ("--family", "bert", "--config", "tiny", "--max_length", "32", "--max_steps", "4")
         paths = ("--dataset", str(text), "--tokenizer", tokenizer, "--output_dir", str(output))
-        printed = self.launch(*launcher, *arguments, "-m", "hf_ctxmodels", "pretrain", *sizes, *paths)
-        assert "not in force" not in printed, printed
+        done = self.launch(*launcher, *arguments, "-m", "hf_ctxmodels", "pretrain", *sizes, *paths)
+        assert "not in force" not in done.stdout + done.stderr, done
         AutoModel.from_pretrained(output)
 
 
