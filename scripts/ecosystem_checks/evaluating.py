@@ -72,8 +72,8 @@ def perplexity(directory: str, **options: Any) -> float:
 
 @check("lm-evaluation-harness", "lm-eval")
 def lm_eval(place: Workplace) -> str:
-    """Its `hf` model opens saved GPT-2, ULMFiT and seqae models without an import of this package; on a local task their
-    perplexity is that of the models themselves."""
+    """Its `hf` model opens saved GPT-2, ULMFiT and seqae models without an import of this package; on a local task
+    their perplexity is that of the models themselves."""
     task = place.folder / "task"
     task.mkdir(exist_ok=True)
     (task / "rows.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), encoding="utf-8")

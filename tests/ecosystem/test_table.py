@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_page_has_the_rows_of_the_script() -> None:
     page = (ROOT / "docs" / "ecosystem.md").read_text("utf-8")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| ")
+    ]
     rows = rows[1:]
     for cells, one in zip(rows, CHECKS, strict=True):
         tool, versions, checked, outcome, note = cells
