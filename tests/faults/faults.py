@@ -1,5 +1,6 @@
 """The faults of all rooms."""
 
+from core_faults import CORE_FAULTS
 from data_faults import DATA_FAULTS
 from docs_faults import DOCS_FAULTS
 from fault import Fault
@@ -10,4 +11,4 @@ from training_faults import TRAINING_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*LAYERS_FAULTS, *MODELS_FAULTS, *GPT_FAULTS, *DATA_FAULTS, *TRAINING_FAULTS, *DOCS_FAULTS]
+FAULTS = [*CORE_FAULTS, *LAYERS_FAULTS, *MODELS_FAULTS, *GPT_FAULTS, *DATA_FAULTS, *TRAINING_FAULTS, *DOCS_FAULTS]

@@ -237,7 +237,7 @@ TRAINING_FAULTS = [
         "hf_ctxmodels/training/optim/optimization.py",
         "if parameter.ndim >= 2]",
         "if parameter.ndim >= 1]",
-        ("tests/training/test_parts.py",),
+        ("tests/training/test_optimization.py",),
         "decay",
     ),
     Fault(
@@ -253,7 +253,7 @@ TRAINING_FAULTS = [
         "hf_ctxmodels/training/optim/optimization.py",
         '"num_warmup_steps": warmup',
         '"num_warmup_steps": 0',
-        ("tests/training/test_parts.py",),
+        ("tests/training/test_optimization.py",),
         "warm",
     ),
     Fault(

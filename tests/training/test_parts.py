@@ -1,13 +1,11 @@
 """Recipes, arguments, summaries, optimizer, checkpoint files, loading guards."""
 
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from transformers import BertConfig, BertForTokenClassification
 
 from hf_ctxmodels import CtxBertConfig, CtxError
@@ -29,7 +27,6 @@ from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.progress import read_log
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler
 from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_options
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -157,102 +154,6 @@ def test_arguments_out_of_range(wrong):
         LoopArguments(output_dir="x", **wrong)
 
 
-def test_warm_up_and_decay():
-    arguments = LoopArguments(output_dir="x", max_steps=100, learning_rate=1.0, warmup_steps=0.1)
-    optimizer = make_optimizer(nn.Linear(2, 2), arguments)
-    scheduler = make_scheduler(optimizer, arguments, 100)
-    rates = []
-    for _ in range(100):
-        rates.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
-    assert rates[:11] == pytest.approx([step / 10 for step in range(11)])
-    assert rates[55] == pytest.approx(0.5)
-    assert scheduler.get_last_lr()[0] == pytest.approx(0.0)
-
-
-def test_cosine_decay_to_a_share_of_the_peak():
-    options = {"lr_scheduler": "cosine", "min_lr_rate": 0.1, "warmup_steps": 0.1}
-    arguments = LoopArguments(output_dir="x", max_steps=100, learning_rate=2.0, **options)
-    optimizer = make_optimizer(nn.Linear(2, 2), arguments)
-    scheduler = make_scheduler(optimizer, arguments, 100)
-    rates = []
-    for _ in range(101):
-        rates.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
-    assert rates[10] == max(rates) == pytest.approx(2.0)
-    assert rates[55] == pytest.approx(1.1)
-    assert rates[100] == min(rates[10:]) == pytest.approx(0.2)
-
-
-def test_weight_decay_spares_biases_and_normalisation():
-    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4), nn.LayerNorm(4))
-    model[1].bias.requires_grad_(False)
-    optimizer = make_optimizer(model, LoopArguments(output_dir="x", max_steps=1, weight_decay=0.5))
-    decayed, spared = optimizer.param_groups
-    assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[1].weight)}
-    assert {id(p) for p in spared["params"]} == {id(model[2].weight), id(model[2].bias)}
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.5, 0.0)
-
-
-def test_lamb_is_that_of_the_paper():
-    """Algorithm 2 of You et al. 2020 without bias correction, written down plainly."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(3000, 64), nn.Linear(64, 4), nn.LayerNorm(4))
-    nn.init.zeros_(model[1].weight)  # a norm of zero has a trust ratio of one
-    rate, decay, beta1, beta2, epsilon = 0.02, 0.1, 0.9, 0.99, 1e-6
-    assert model[0].weight.norm() > 10
-    arguments = LoopArguments(
-        "x", max_steps=1, optimizer="lamb", learning_rate=rate, weight_decay=decay, adam_beta2=beta2
-    )
-    optimizer = make_optimizer(model, arguments)
-    expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    moments = {name: (torch.zeros_like(x), torch.zeros_like(x)) for name, x in expected.items()}
-    for _ in range(4):
-        model.zero_grad()
-        model(torch.randint(3000, (16,))).square().mul(torch.randn(16, 4)).sum().backward()
-        optimizer.step()
-        for name, parameter in model.named_parameters():
-            x, g = expected[name], parameter.grad
-            first, second = moments[name]
-            first.copy_(beta1 * first + (1 - beta1) * g)
-            second.copy_(beta2 * second + (1 - beta2) * g * g)
-            update = first / (second.sqrt() + epsilon)
-            if x.ndim == 2:
-                update = update + decay * x
-                norms = x.norm(), update.norm()
-                update = update * (norms[0] / norms[1] if all(norms) else 1.0)
-            x -= rate * update
-            torch.testing.assert_close(parameter.detach(), x, rtol=1e-5, atol=1e-6)
-
-
-def test_adafactor_is_that_of_the_paper():
-    """Algorithm 4 of Shazeer & Stern 2018 with the rate of the schedule, and decoupled weight decay."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
-    rate, decay, tiny = 0.02, 0.1, 1e-30
-    arguments = LoopArguments("x", max_steps=1, optimizer="adafactor", learning_rate=rate, weight_decay=decay)
-    optimizer = make_optimizer(model, arguments)
-    expected = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
-    moments = {name: [torch.zeros_like(x.mean(-1)), torch.zeros_like(x.mean(0)), 0 * x] for name, x in expected.items()}
-    for step in range(1, 5):
-        model.zero_grad()
-        model(torch.randint(30, (16,))).square().mul(torch.randn(16, 4)).sum().backward()
-        optimizer.step()
-        for name, parameter in model.named_parameters():
-            x, g = expected[name], parameter.grad.double()
-            kept = 1 - step**-0.8
-            means = ((g**2 + tiny).mean(-1), (g**2 + tiny).mean(0), g**2 + tiny)
-            moments[name] = [kept * old + (1 - kept) * new for old, new in zip(moments[name], means, strict=True)]
-            rows, columns, each = moments[name]
-            second = rows[:, None] * columns / rows.mean() if x.ndim == 2 else each
-            update = g / second.sqrt()
-            update = update / max(1.0, float((update**2).mean().sqrt()))
-            x -= rate * (update + (decay * x if x.ndim == 2 else 0))
-            torch.testing.assert_close(parameter.detach().double(), x, rtol=1e-4, atol=1e-6)
-
-
 def test_losses_of_transformers_add_up_over_micro_batches():
     """Its heads return a batch's mean; here a row with one target comes before rows with all."""
     torch.manual_seed(0)
@@ -269,12 +170,6 @@ def test_losses_of_transformers_add_up_over_micro_batches():
     ]
     torch.testing.assert_close(sum(parts), whole)
     assert model.loss_targets == ("labels",)
-
-
-def test_a_missing_optimizer_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(CtxError, match=r"pytorch_optimizer(.|\n)*--optimizer lamb(.|\n)*pip install"):
-        make_optimizer(nn.Linear(2, 2), LoopArguments(output_dir="x", max_steps=1, optimizer="lamb"))
 
 
 def test_random_state_round_trip(tmp_path):
