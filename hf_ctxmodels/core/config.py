@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from hf_ctxmodels.core.adapters import register_targets
 from hf_ctxmodels.core.code_copy import InstalledCode
+from hf_ctxmodels.core.config_values import check_labels_and_dtype, check_numbers
 from hf_ctxmodels.core.stub import stub_of
 
 logger = logging.get_logger(__name__)
@@ -100,11 +101,17 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             self._check_file_keys(unknown, file_keys)
         elif unknown:
             raise ValueError(self._unknown_message(unknown))
+        check_labels_and_dtype(self.id2label, kwargs.get("num_labels"), kwargs.get("torch_dtype") or self.dtype)
         super().__post_init__(**kwargs)
         if self.id2label is not None and self.label2id is None:  # zero-shot classification looks a label up in it
             self.label2id: dict[str, int] | dict[str, str] | None = {
                 label: number for number, label in self.id2label.items()
             }
+
+    def validate_architecture(self) -> None:
+        """Check the bounds of all fields, see `core.config_values` (called at construction)."""
+        super().validate_architecture()
+        check_numbers({field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

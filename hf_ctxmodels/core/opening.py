@@ -21,7 +21,9 @@ def open_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: s
         if not source:
             raise OSError("no directory or Hub id is given.")
         return auto_class.from_pretrained(source)
-    except (OSError, ValueError) as error:
+    except CtxError:
+        raise
+    except Exception as error:  # whatever the files hold
         raise CtxError(
             f"Cannot open {what}: {error}",
             location=str(source) if source else None,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, mean_over_targets
@@ -66,8 +66,14 @@ class WithLanguageModeling(HeadModel):
                 "tied to the word embeddings.",
                 hint="set lm_loss_weight=0.",
             )
-        table = self.get_input_embeddings().weight
-        return chunked_cross_entropy(states, table, None, wanted, reduction="sum", weights=weights)
+        return chunked_cross_entropy(states, self._word_vectors(), None, wanted, reduction="sum", weights=weights)
+
+    def _word_vectors(self) -> Tensor:
+        """(vocabulary, width) the tied table. What stands in its place, for example an adapter, is called."""
+        table = self.get_input_embeddings()
+        if type(table) is nn.Embedding:
+            return table.weight
+        return table(torch.arange(self.config.vocab_size, device=self.device))
 
 
 def _number_of_targets(targets: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.outputs import TOKENIZER_FILES
@@ -53,10 +54,12 @@ def load_config(
                     hint=f"use one of {', '.join(sorted(type(config).__dataclass_fields__))}.",
                 )
             setattr(config, name, value)
+        if isinstance(config, CtxConfig):
+            config.validate()
         return config
     except CtxError:
         raise
-    except (OSError, ValueError, TypeError, StrictDataclassError) as error:
+    except Exception as error:  # whatever a file holds, down to lists that are nested too deeply
         raise CtxError(
             f"No usable model configuration: {_first_line(error)}",
             location=str(source),
@@ -77,7 +80,7 @@ def load_config_file(
         fields = {name: value for name, value in fields.items() if name != "architectures"}
     except FileNotFoundError as error:
         raise CtxError("No such configuration file.", location=str(file), hint="check --config.") from error
-    except (ValueError, AttributeError) as error:
+    except Exception as error:  # no JSON, no object, or one that is nested too deeply
         raise _no_configuration(config_class, file, error) from error
     return make_config(config_class, {**fields, **changes}, location=str(file))
 
@@ -110,7 +113,7 @@ def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any],
         return config_class(**fields)
     except CtxError:
         raise
-    except (ValueError, TypeError, StrictDataclassError) as error:
+    except Exception as error:
         raise _no_configuration(config_class, location, error) from error
 
 
@@ -266,7 +269,7 @@ def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
         ) from error
     except CtxError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except Exception as error:  # of weights that are no pickle of tensors, of sizes that do not go together, ...
         raise CtxError(
             f"The model cannot be opened with {auto_class}: {_first_line(error)}",
             location=str(source),

@@ -13,6 +13,7 @@ from hf_ctxmodels.io.word_files import READERS, WRITERS
 from hf_ctxmodels.io.word_vectors import WordVectors
 from hf_ctxmodels.models._shared.static import StaticEncoder
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.tokenizers.base import remember_tokenizer
 
 SCRIPT = Path(__file__).resolve().parents[2] / "conversion" / "word_vectors.py"
 STATIC = [name for name, family in FAMILIES.items() if issubclass(family.models["AutoModel"], StaticEncoder)]
@@ -156,3 +157,14 @@ def test_other_families_have_no_fixed_vectors() -> None:
     other = next(name for name in FAMILIES if name not in STATIC)
     with pytest.raises(CtxError, match="has no static embeddings"):
         VECTORS.to_model(other)
+
+
+@pytest.mark.parametrize("family", STATIC)
+def test_words_of_another_vocabulary_are_refused(family: str) -> None:
+    """Of the same size: each vector would stand beside another word."""
+    model, tokenizer = VECTORS.to_model(family)
+    remember_tokenizer(model.config, tokenizer)
+    assert WordVectors.of_model(model, tokenizer).words == VECTORS.words
+    _, other = WordVectors([word + "s" for word in VECTORS.words], VECTORS.matrix).to_model(family)
+    with pytest.raises(CtxError, match="tokenizer_digest"):
+        WordVectors.of_model(model, other)

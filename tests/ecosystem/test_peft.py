@@ -80,6 +80,20 @@ def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
         assert_close(objective(case, reopened, batch), loss, f"{case}: the reopened merged weights")
 
 
+@pytest.mark.parametrize(
+    "case", [case for case in TRANSFORMERS if issubclass(case.model_class, WithLanguageModeling)], ids=str
+)
+def test_an_adapted_table_of_words_acts_in_the_auxiliary_loss(case: Case) -> None:
+    """Heads without an output layer predict words by the table itself, in training alone."""
+    model, batch = case.model(lm_loss_weight=0.5), labelled(case)
+    torch.manual_seed(1)
+    targets = ["word_embeddings"]
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)).train()
+    loss = objective(case, adapted, batch)
+    merged = adapted.merge_and_unload().train()
+    assert_close(objective(case, merged, batch), loss, "the merged weights")
+
+
 @each_transformer
 def test_a_task_is_enough(family: str, tmp_path: Path) -> None:
     """The default targets are the attention's projections; what a checkpoint lacks is trained and saved."""

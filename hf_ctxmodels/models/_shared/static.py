@@ -17,6 +17,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import RowPooler
 from hf_ctxmodels.models._shared.configuration_static import CtxStaticConfig
 from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 
 # For numba kernels: sums in any order, but no assumption of finite numbers. Kernels are loops, since every array
@@ -185,7 +186,7 @@ def words_and_vectors(
     their ids.
 
     Raises:
-        CtxError: The model is no static embedding, or the tokenizer is not one of words.
+        CtxError: The model is no static embedding, or the tokenizer is not one of words, or not the model's.
     """
     encoder: Any = model.base_model
     if not isinstance(encoder, StaticEncoder) or not isinstance(tokenizer, CtxWordTokenizer):
@@ -193,6 +194,7 @@ def words_and_vectors(
             f"{type(model).__name__} with {type(tokenizer).__name__} is no static word embedding.",
             hint="use a model of word2vec or GloVe with its tokenizer.",
         )
+    check_fit(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
     special = set(tokenizer.all_special_ids)
     words = tokenizer.words
     ids = [number for number in range(len(words)) if number not in special]
