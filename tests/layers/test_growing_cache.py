@@ -15,6 +15,10 @@ ROWS, HEADS, SIZE, LAYERS = 6, 2, 3, 2
 CONFIG = CtxGpt2Config(vocab_size=40, hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2)
 
 
+def both() -> tuple[GrowingCache, DynamicCache]:
+    return GrowingCache(config=CONFIG), DynamicCache(config=CONFIG)
+
+
 def assert_equal(ours: DynamicCache, theirs: DynamicCache) -> None:
     assert ours.get_seq_length() == theirs.get_seq_length()
     for got, expected in zip(ours.layers, theirs.layers, strict=True):
@@ -35,7 +39,7 @@ def test_any_sequence_of_operations(seed: int) -> None:
     """Beams that share a beginning, rejected candidates, other rows."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
-    ours, theirs = GrowingCache(config=CONFIG), DynamicCache(config=CONFIG)
+    ours, theirs = both()
     extend([ours, theirs], ROWS, 5)
     rows = ROWS
     for _ in range(80):
@@ -61,6 +65,32 @@ def test_any_sequence_of_operations(seed: int) -> None:
     ours.reset(), theirs.reset()
     extend([ours, theirs], 3, 2)
     assert_equal(ours, theirs)
+
+
+def test_tokens_in_place_of_rejected_ones_are_not_shared() -> None:
+    """Assisted generation removes candidates, and others follow in their columns."""
+    caches = both()
+    extend([*caches], 4, 3)
+    for cache in caches:
+        cache.reorder_cache(torch.tensor([0, 0, 0, 0]))
+        cache.crop(-1)
+    extend([*caches], 4, 1)
+    for cache in caches:
+        cache.reorder_cache(torch.tensor([1, 0, 2, 3]))
+    assert_equal(*caches)
+
+
+def test_selected_rows_of_a_full_buffer_are_not_taken_for_it() -> None:
+    caches = both()
+    extend([*caches], 3, 4)
+    buffer, _ = caches[0].layers[0]._buffers
+    extend([*caches], 3, buffer.shape[2] - 4)
+    assert caches[0].layers[0].keys.stride() == buffer.stride()
+    for cache in caches:
+        cache.batch_select_indices(torch.tensor([2, 0, 1]))
+        cache.crop(-1)
+    extend([*caches], 3, 1)
+    assert_equal(*caches)
 
 
 def test_beams_move_only_what_they_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
