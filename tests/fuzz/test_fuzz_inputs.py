@@ -17,7 +17,7 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 
-EACH, MANY = 50, 1000
+EACH, MANY = 50, 400
 COUNTS = [EACH, pytest.param(MANY, marks=pytest.mark.slow)]
 _TYPES: tuple[Callable[[Tensor], Any], ...] = (
     lambda given: given.tolist(),
@@ -80,17 +80,21 @@ def check_strange(
     batch = rng.choice(batches)
     names = rng.choices(list(batch), k=rng.randint(1, 2))
     changed = {name: strange(batch[name], rng) for name in names}
+    message = None
     with one_screen((str(case), changed)):
         try:
             found = model(**batch | changed)
         except CtxError as error:
-            refused.append(str(error))
-            assert any(name in str(error) for name in (*batch, "The batch is empty")), f"{case}: {error}"
+            message = str(error)
             raise
-        wrong = [name for name, tensor in tensors_of(found).items() if not tensor.isfinite().all()]
-        assert not wrong, f"{case}: {wrong} not finite"
-        if all(is_same(batch[name], value) for name, value in changed.items()):
-            assert_same_outputs(found, model(**batch))
+    if message is not None:
+        refused.append(message)
+        assert any(name in message for name in (*batch, "The batch is empty")), f"{case}: {message}"
+        return
+    wrong = [name for name, tensor in tensors_of(found).items() if not tensor.isfinite().all()]
+    assert not wrong, f"{case}: {wrong} not finite"
+    if all(is_same(batch[name], value) for name, value in changed.items()):
+        assert_same_outputs(found, model(**batch))
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -79,6 +79,8 @@ class TestInput:
         for dtype in (torch.float64, torch.float16):
             parts = (f"inputs_embeds is {dtype}", "the model is torch.float32")
             assert_refused(model, batch | {"inputs_embeds": embeddings.to(dtype)}, *parts)
+        with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 as it is
+            assert_refused(model, batch | {"inputs_embeds": embeddings.double()}, "inputs_embeds is torch.float64")
         for wrong in (embeddings[..., :-1], torch.cat([embeddings, embeddings], -1)):
             parts = ("inputs_embeds", str(tuple(wrong.shape)), f"width {embeddings.shape[-1]}")
             assert_refused(model, batch | {"inputs_embeds": wrong}, *parts)
@@ -188,8 +190,8 @@ class TestTargets:
                 assert_refused(model, batch | targets | {name: target.to(dtype)}, f"{name} is {dtype}", "torch.int64")
             for dtype in (torch.float16, torch.float32):
                 assert_refused(model, batch | targets | {name: target.to(dtype)}, name)
-        narrow = {name: target.int() for name, target in targets.items()}
-        assert_same_outputs(model(**batch, **narrow), model(**batch, **targets))
+        narrow = {name: tensor.int() for name, tensor in (batch | targets).items()}
+        assert_same_outputs(model(**narrow), model(**batch, **targets))
 
     @pytest.mark.parametrize("case", SPAN_HEADS, ids=str)
     def test_span_outside_the_window_or_on_padding(self, case: Case) -> None:
