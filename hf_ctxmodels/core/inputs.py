@@ -27,6 +27,7 @@ def check_encoder_input(
     sequence_ids: Tensor | None = None,
     output_mask: Tensor | None = None,
     aligned: Mapping[str, Tensor | None] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Check inputs that would otherwise fail inside a layer or, on a GPU, abort the process.
 
@@ -43,6 +44,7 @@ def check_encoder_input(
         sequence_ids: (batch, length), 0 at padding.
         output_mask: (batch, length) bool, the positions whose outputs are computed.
         aligned: Other (batch, length) tensors by argument name.
+        dtype: Of the model, and so of embeddings where autocast does not convert them; None does not check it.
 
     Returns:
         The ids, or the embeddings (batch, length, hidden), with zeros at padding positions: values there that are not
@@ -62,9 +64,11 @@ def check_encoder_input(
         )
     if width is not None and inputs_embeds is not None and inputs_embeds.shape[2] != width:
         raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
+    if dtype is not None and inputs_embeds is not None:
+        _check_precision(inputs_embeds, dtype)
     padding_mask = _padding_mask(attention_mask, given.shape[0], length, takes_ready_masks, mask_hint)
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
-    _check_aligned({**(aligned or {}), **masks, "output_mask": output_mask}, given.shape[0], length)
+    check_aligned({**(aligned or {}), **masks, "output_mask": output_mask}, given.shape[0], length)
     check_padding_mask(padding_mask)
     _check_sequence_ids(sequence_ids)
     if input_ids is not None:
@@ -141,7 +145,17 @@ def _padding_mask(
     raise CtxError(f"{found}; it must be (batch, length) = {expected}.", hint=hint)
 
 
-def _check_aligned(aligned: Mapping[str, Tensor | None], batch_size: int, length: int) -> None:
+def _check_precision(embeddings: Tensor, dtype: torch.dtype) -> None:
+    wide = torch.float64 in (embeddings.dtype, dtype)  # autocast leaves it as it is
+    if embeddings.dtype == dtype or (torch.is_autocast_enabled(embeddings.device.type) and not wide):
+        return
+    raise CtxError(
+        f"inputs_embeds is {embeddings.dtype}, but the model is {dtype}.", hint="give inputs_embeds.to(model.dtype)."
+    )
+
+
+def check_aligned(aligned: Mapping[str, Tensor | None], batch_size: int, length: int) -> None:
+    """Raise CtxError if one of the arguments, by name, is no tensor for tokens of a (batch, length) input."""
     check_tensors(**aligned)
     for name, tensor in aligned.items():
         if tensor is None:
@@ -183,15 +197,18 @@ def _check_output_mask(output_mask: Tensor, masks: Mapping[str, Tensor | None]) 
             )
 
 
+def check_id_type(name: str, ids: Any) -> None:
+    """Raise CtxError for what is neither a tensor of int64 or int32 nor None."""
+    check_tensors(**{name: ids})
+    if ids is not None and ids.dtype not in _ID_TYPES:
+        raise CtxError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32.", hint=f"give {name}.long().")
+
+
 def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> None:
     """Raise CtxError for ids of a type other than int64 and int32, and for the first id outside [0, limit). While a
     graph is being traced, the type alone is checked."""
-    check_tensors(**{name: ids})
-    if ids is None:
-        return
-    if ids.dtype not in _ID_TYPES:
-        raise CtxError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32.", hint=f"give {name}.long().")
-    if is_traced(ids):
+    check_id_type(name, ids)
+    if ids is None or is_traced(ids) or not ids.numel():
         return
     low, high = torch.aminmax(ids)
     if int(low) >= 0 and int(high) < limit:

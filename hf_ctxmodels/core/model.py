@@ -204,6 +204,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             sequence_ids=sequence_ids,
             output_mask=output_mask,
             aligned=aligned,
+            dtype=None if inputs_embeds is None or torch.compiler.is_compiling() else self.dtype,
         )
 
     def check_word_input(

@@ -6,12 +6,15 @@ from hf_ctxmodels.heads.base import (
     HeadModel,
     ItemCounts,
     accuracy_counts,
+    as_targets,
     check_classes,
+    check_target_shape,
     check_token_labels,
     cross_entropy_over_targets,
     language_modeling_loss,
     loss_of_logits,
     mean_over_targets,
+    row_targets,
 )
 from hf_ctxmodels.heads.causal_lm import ForCausalLM, next_token_targets
 from hf_ctxmodels.heads.downstream import (

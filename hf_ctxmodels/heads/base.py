@@ -5,7 +5,7 @@ processes), so that accumulation is exact: a number for heads with one term (fro
 names to numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,11 +15,43 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling
 
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
+
+
+def as_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
+    """The targets as int64, once they are a tensor of integers of one of the shapes. No value is read.
+
+    Args:
+        targets: Class numbers or token ids, as given to `forward`.
+        name: Their argument there.
+        shapes: Those that are right; none for any. Not checked while a graph is being traced.
+
+    Raises:
+        CtxError: They are not.
+    """
+    check_id_type(name, targets)
+    check_target_shape(targets, name, *shapes)
+    return targets.long()
+
+
+def row_targets(targets: Any, name: str, rows: int) -> Tensor:
+    """`as_targets` of (rows,) or (rows, 1) targets, as (rows,)."""
+    return as_targets(targets, name, (rows,), (rows, 1)).reshape(-1)
+
+
+def check_target_shape(targets: Tensor, name: str, *shapes: Sequence[int]) -> None:
+    """Raise CtxError if there are shapes, of which the targets have none. Skipped while a graph is being traced."""
+    if not shapes or is_traced(targets) or tuple(targets.shape) in (expected := [tuple(each) for each in shapes]):
+        return
+    raise CtxError(
+        f"{name} is {tuple(targets.shape)}, expected {' or '.join(map(str, expected))}.",
+        hint=f"{name} and the inputs must be of the same batch.",
+    )
 
 
 def mean_over_targets(total: Tensor, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
@@ -46,9 +78,10 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, count
         name, counts: As in `mean_over_targets`.
 
     Raises:
-        CtxError: A target outside [0, classes).
+        CtxError: Targets of another type or shape, or one outside [0, classes).
     """
     classes = logits.shape[-1]
+    targets = as_targets(targets, name, logits.shape[:-1])
     check_classes(targets, classes, name)
     total = F.cross_entropy(
         logits.reshape(-1, classes).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="sum"
@@ -87,8 +120,9 @@ def language_modeling_loss(
         summed_loss: (targets, hidden) states and (targets,) ids -> summed cross-entropy; None for that of `decoder`.
 
     Raises:
-        CtxError: A label outside the vocabulary.
+        CtxError: Labels of another type, or one outside the vocabulary.
     """
+    labels = as_targets(labels, name)
     check_token_labels(labels, decoder.out_features, name)
     targets = labels[labels != IGNORED]
     total = summed_cross_entropy(decoder, states, targets) if summed_loss is None else summed_loss(states, targets)
@@ -104,8 +138,9 @@ def loss_of_logits(logits: Tensor, labels: Tensor, counts: ItemCounts, name: str
         counts, name: As in `mean_over_targets`.
 
     Raises:
-        CtxError: A label outside the vocabulary.
+        CtxError: Labels of another type or shape, or one outside the vocabulary.
     """
+    labels = as_targets(labels, name, logits.shape[:-1])
     check_token_labels(labels, logits.shape[-1], name)
     targets = labels != IGNORED
     total = F.cross_entropy(logits[targets].float(), labels[targets], reduction="sum")
@@ -182,6 +217,29 @@ class HeadModel(CtxPreTrainedModel):
     def build_head(self, config: Any) -> None:
         """Create the head's own modules."""
         raise NotImplementedError
+
+    def input_shape(self, input_ids: Any, inputs_embeds: Any) -> tuple[int, int] | None:
+        """(batch, length) of the ids or the embeddings; None if the encoder will refuse them for their dimensions.
+
+        Raises:
+            CtxError: One of them is no tensor.
+        """
+        check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
+        given = input_ids if input_ids is not None else inputs_embeds
+        axes = 3 if input_ids is None else 2 + len(self.id_axes)
+        return None if given is None or given.dim() != axes or not given.numel() else (given.shape[0], given.shape[1])
+
+    def token_targets(
+        self, targets: Any, name: str, input_ids: Any, inputs_embeds: Any = None, *more: int
+    ) -> Tensor | None:
+        """`as_targets` of (batch, length, *more) targets, one for each token of the input; None without targets.
+
+        What a head does with targets before it encodes comes after this.
+        """
+        shape = self.input_shape(input_ids, inputs_embeds)
+        if targets is None:
+            return None
+        return as_targets(targets, name, *([] if shape is None else [(*shape, *more)]))
 
     def returns_logits(self, asked: bool | None) -> bool:
         """Whether a language model returns, with labels too, the logits of all positions, which it otherwise does not

@@ -9,9 +9,15 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_tensors, sequence_numbers
-from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss, loss_of_logits
+from hf_ctxmodels.core.inputs import check_aligned, check_tensors, is_traced, sequence_numbers
+from hf_ctxmodels.heads.base import (
+    IGNORED,
+    HeadModel,
+    ItemCounts,
+    as_targets,
+    language_modeling_loss,
+    loss_of_logits,
+)
 from hf_ctxmodels.layers.linear import apply_linear
 
 
@@ -62,8 +68,9 @@ class ForCausalLM(HeadModel, GenerationMixin):
             kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
                 none, in place of `labels`. It is no argument by name, since Trainer takes those for labels of its own.
         """
-        given = input_ids if input_ids is not None else inputs_embeds
-        targets = self._targets(given, labels, kwargs.pop("shift_labels", None), attention_mask, sequence_ids)
+        check_tensors(attention_mask=attention_mask)
+        shape = self.input_shape(input_ids, inputs_embeds)
+        targets = self._targets(shape, labels, kwargs.pop("shift_labels", None), attention_mask, sequence_ids)
         everywhere = targets is None or self.returns_logits(return_logits)
         outputs = self.encode_for_targets(
             None if targets is None else targets != IGNORED,
@@ -95,21 +102,25 @@ class ForCausalLM(HeadModel, GenerationMixin):
 
     def _targets(
         self,
-        given: Tensor | None,
+        shape: tuple[int, int] | None,
         labels: Tensor | None,
         shift_labels: Tensor | None,
         attention_mask: Tensor | None,
         sequence_ids: Tensor | None,
     ) -> Tensor | None:
-        """(batch, length) from either argument, or None; arguments as in `forward`, `given` the ids or embeddings."""
-        check_tensors(input_ids=given, attention_mask=attention_mask, labels=labels, shift_labels=shift_labels)
-        if given is None or (labels is None and shift_labels is None):
+        """(batch, length) from either argument, or None; arguments as in `forward`, `shape` the input's."""
+        check_tensors(labels=labels, shift_labels=shift_labels)
+        if shape is None:
+            return None  # the encoder says what is wrong
+        if shift_labels is not None:
+            return as_targets(shift_labels, "shift_labels", shape)
+        if labels is None:
             return None
-        if shift_labels is not None and shift_labels.shape != given.shape[:2]:
-            raise CtxError(f"shift_labels is {tuple(shift_labels.shape)}, but the input is {tuple(given.shape[:2])}.")
-        if shift_labels is not None or labels is None:
-            return shift_labels
-        return next_token_targets(labels, given.shape[1], attention_mask, sequence_ids, self.is_backward)
+        rows, length = shape
+        labels = as_targets(labels, "labels", shape, (rows, length + 1))
+        if not is_traced(labels):
+            check_aligned({"attention_mask": attention_mask, "sequence_ids": sequence_ids}, rows, length)
+        return next_token_targets(labels, length, attention_mask, sequence_ids, self.is_backward)
 
     def encode_for_targets(self, target_mask: Tensor | None, everywhere: bool, **inputs: Any) -> Any:
         """Run the encoder.

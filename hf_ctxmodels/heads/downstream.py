@@ -15,7 +15,15 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors
-from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, cross_entropy_over_targets, mean_over_targets
+from hf_ctxmodels.heads.base import (
+    IGNORED,
+    HeadModel,
+    ItemCounts,
+    check_target_shape,
+    cross_entropy_over_targets,
+    mean_over_targets,
+    row_targets,
+)
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.chunked import ProjectedHead
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
@@ -124,9 +132,11 @@ def problem_type_of(config: Any, labels: Tensor | None) -> str:
 
 def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
     """Mean squared error, cross-entropy or binary cross-entropy of (batch, num_labels) logits, by `problem_type_of`."""
-    problem_type = problem_type_of(config, labels)
+    check_tensors(labels=labels)
+    problem_type, (rows, classes) = problem_type_of(config, labels), logits.shape
     if problem_type == "single_label_classification":
-        return cross_entropy_over_targets(logits, labels.view(-1), "labels", counts)
+        return cross_entropy_over_targets(logits, row_targets(labels, "labels", rows), "labels", counts)
+    check_target_shape(labels, "labels", *([(rows,)] if classes == 1 else []), (rows, classes))
     labels = labels.to(torch.float32).view(logits.shape)
     error = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
     return mean_over_targets(error(logits.float(), labels, reduction="sum"), labels, "labels", counts)
@@ -257,13 +267,20 @@ class ForMultipleChoice(SequenceHead):
                 "Multiple choice takes input_ids (batch, choices, length) or inputs_embeds (batch, choices, length, "
                 f"hidden); got {None if given is None else tuple(given.shape)}."
             )
+        for name, tensor in inputs.items():
+            if tensor is not None and (tensor.dim() < 3 or tensor.shape[:2] != given.shape[:2]):
+                raise CtxError(
+                    f"{name} is {tuple(tensor.shape)}, expected (batch, choices, ...) as of the input, "
+                    f"{tuple(given.shape[:2])}."
+                )
         inputs = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in inputs.items()}
         outputs = self.encode(**inputs, **kwargs)
         logits = self.score(outputs.pooler_output, given.shape[1]).view(given.shape[:2])
         loss = None
         if labels is not None:
-            loss = cross_entropy_over_targets(logits, labels.view(-1), "labels", num_items_in_batch)
-            loss = self.regularized(loss, outputs, labels.view(-1), "labels", num_items_in_batch)
+            targets = row_targets(labels, "labels", len(logits))
+            loss = cross_entropy_over_targets(logits, targets, "labels", num_items_in_batch)
+            loss = self.regularized(loss, outputs, targets, "labels", num_items_in_batch)
         return self.task_output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
 
 
@@ -282,7 +299,7 @@ def position_loss(
     Raises:
         CtxError: A target is excluded.
     """
-    positions = positions.view(-1)
+    positions = row_targets(positions, name, len(scores))
     positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORED)
     if excluded is not None:
         misplaced = excluded.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORED)

@@ -20,6 +20,7 @@ from hf_ctxmodels.heads.base import (
     cross_entropy_over_targets,
     language_modeling_loss,
     loss_of_logits,
+    row_targets,
 )
 from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
 
@@ -83,6 +84,7 @@ class ForMaskedLM(HeadModel):
     ) -> MaskedLMOutput:
         """Logits, or the loss with `labels` (batch, length); -100 is ignored. For `return_logits` see
         `returns_logits`."""
+        labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
         everywhere = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
@@ -165,6 +167,7 @@ class ForMaskedLMWithPair(ForMaskedLM):
             return_logits: See `returns_logits`.
             kwargs: Arguments of the encoder.
         """
+        labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
         everywhere = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
@@ -182,7 +185,8 @@ class ForMaskedLMWithPair(ForMaskedLM):
         if mlm_loss is not None:
             terms["mlm_loss"] = mlm_loss
         if pair_label is not None:
-            logits, targets = found[self.pair_logits], pair_label.view(-1)
+            logits = found[self.pair_logits]
+            targets = row_targets(pair_label, self.pair_label, len(logits))
             loss = cross_entropy_over_targets(logits, targets, self.pair_label, num_items_in_batch)
             terms[f"{self._pair_task()}_loss"] = loss
             found["metrics"] = {f"{self._pair_task()}_accuracy": accuracy_counts(logits, targets)}

@@ -14,7 +14,14 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, is_traced
-from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss, loss_of_logits
+from hf_ctxmodels.heads.base import (
+    IGNORED,
+    HeadModel,
+    ItemCounts,
+    as_targets,
+    language_modeling_loss,
+    loss_of_logits,
+)
 from hf_ctxmodels.layers.recurrent.decoded import Decoded
 
 
@@ -130,6 +137,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             target_languages: (batch,) numbers of the target languages; None for the first.
             return_logits: See `returns_logits`.
         """
+        labels = None if labels is None else as_targets(labels, "labels")
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
@@ -197,6 +205,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             return
         if not self.takes_languages:
             raise CtxError(f"{type(self).__name__} has one target language.", hint="leave target_languages out.")
+        check_tensors(target_languages=languages)
         if tuple(languages.shape) != (rows,):
             raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
         check_ids("target_languages", languages, self.config.num_languages, "num_languages")

@@ -52,6 +52,22 @@ CORE_FAULTS = [
         "[bert-",
     ),
     Fault(
+        "truth values pass as ids and targets",
+        "hf_ctxmodels/core/inputs.py",
+        "if ids is not None and ids.dtype not in _ID_TYPES:",
+        "if ids is not None and ids.is_floating_point():",
+        ("tests/models/test_common_errors.py",),
+        "targets_of_another_type and bert",
+    ),
+    Fault(
+        "embeddings that autocast leaves as they are pass",
+        "hf_ctxmodels/core/inputs.py",
+        "torch.is_autocast_enabled(embeddings.device.type) and not wide",
+        "torch.is_autocast_enabled(embeddings.device.type)",
+        ("tests/models/test_common_errors.py",),
+        "test_embeddings and bert",
+    ),
+    Fault(
         "fixed vectors are trained once they are opened",
         "hf_ctxmodels/core/model.py",
         "getattr(module, name).requires_grad_(False)",

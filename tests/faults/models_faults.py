@@ -44,6 +44,14 @@ MODELS_FAULTS = [
         "Accumulation and bert",
     ),
     Fault(
+        "a row's target may have any shape",
+        "hf_ctxmodels/heads/base.py",
+        "as_targets(targets, name, (rows,), (rows, 1)).reshape(-1)",
+        "as_targets(targets, name).reshape(-1)",
+        ("tests/models/test_common_errors.py", "tests/fuzz/test_fuzz_inputs.py"),
+        "(another_batch or strange) and bert and not 400",
+    ),
+    Fault(
         "an accuracy counts ignored targets",
         "hf_ctxmodels/heads/base.py",
         "& counted).sum(), counted.sum()]",

@@ -76,6 +76,11 @@ class TestInput:
         assert_refused(model, both, "exactly one of input_ids and inputs_embeds")
         embeddings = base.embed(model, batch.pop("input_ids"))
         assert_refused(model, batch | {"inputs_embeds": embeddings.long()}, "inputs_embeds is torch.int64")
+        for dtype in (torch.float64, torch.float16):
+            parts = (f"inputs_embeds is {dtype}", "the model is torch.float32")
+            assert_refused(model, batch | {"inputs_embeds": embeddings.to(dtype)}, *parts)
+        with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 as it is
+            assert_refused(model, batch | {"inputs_embeds": embeddings.double()}, "inputs_embeds is torch.float64")
         for wrong in (embeddings[..., :-1], torch.cat([embeddings, embeddings], -1)):
             parts = ("inputs_embeds", str(tuple(wrong.shape)), f"width {embeddings.shape[-1]}")
             assert_refused(model, batch | {"inputs_embeds": wrong}, *parts)
@@ -162,14 +167,31 @@ class TestTargets:
         batch = make_batch(head)
         targets, model = make_targets(head, batch), head.model()
         for name, target in targets.items():
-            with pytest.raises(ValueError, match=r"\(2, (12|6)\)|batch_size"):
-                model(**batch | targets | {name: target[:2]})
+            shapes = (target[:2], target[0], target[None], target[..., None, None], target.flatten()[0])
+            for wrong in shapes:
+                assert_refused(model, batch | targets | {name: wrong}, f"{name} is {tuple(wrong.shape)}, expected")
             if name.endswith("_positions"):
                 continue  # there, a place outside the window means the answer is not in it
             for bad in (10_000, -1):
                 spoiled = targets[name].clone()
                 spoiled[tuple((spoiled != -100).nonzero()[0])] = bad
                 assert_refused(model, batch | targets | {name: spoiled}, name, str(bad), "outside [0, ")
+
+    @each_forward
+    def test_targets_of_another_type(self, head: Case) -> None:
+        """What is no tensor, and what are no integers; int32 says what int64 says."""
+        batch = make_batch(head)
+        targets, model = make_targets(head, batch), head.model()
+        for name, target in targets.items():
+            for wrong in (target.tolist(), np.asarray(target), 3):
+                parts = (f"{name} is a {type(wrong).__name__}", "torch.Tensor")
+                assert_refused(model, batch | targets | {name: wrong}, *parts)
+            for dtype in (torch.bool, torch.int16, torch.uint8):
+                assert_refused(model, batch | targets | {name: target.to(dtype)}, f"{name} is {dtype}", "torch.int64")
+            for dtype in (torch.float16, torch.float32):
+                assert_refused(model, batch | targets | {name: target.to(dtype)}, name)
+        narrow = {name: tensor.int() for name, tensor in (batch | targets).items()}
+        assert_same_outputs(model(**narrow), model(**batch, **targets))
 
     @pytest.mark.parametrize("case", SPAN_HEADS, ids=str)
     def test_span_outside_the_window_or_on_padding(self, case: Case) -> None:

@@ -95,6 +95,27 @@ def test_other_modes_give_the_greedy_continuation(case: Case) -> None:
         assert torch.equal(model.generate(ids, **OPTIONS, do_sample=False, **mode), expected), mode
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("case", DECODERS, ids=str)
+def test_shifted_labels_are_targets_in_their_place(case: Case, side: str) -> None:
+    """`shift_labels`, as Trainer gives them where it splits rows over devices."""
+    model, batch = case.model(), prompts(side)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    labels[0, 3] = -100
+    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    if side == "left":  # nothing predicts a row's first token
+        shifted = shifted.masked_fill(batch["attention_mask"] == 0, -100)
+    expected, number = model(**batch, labels=labels).loss, int((shifted != -100).sum())
+    assert torch.equal(model(**batch, shift_labels=shifted).loss, expected)
+    assert torch.equal(model(**batch, labels=labels, shift_labels=shifted).loss, expected)
+    assert_close(model(**batch, shift_labels=shifted, num_items_in_batch=7).loss, expected * number / 7)
+    logits = model(**batch).logits
+    assert_close(torch.nn.functional.cross_entropy(logits.flatten(0, 1), shifted.flatten()), expected)
+    for wrong in (shifted[:, 1:], shifted[:2], labels.tolist(), shifted.half()):
+        with pytest.raises(CtxError, match="shift_labels is"):
+            model(**batch, shift_labels=wrong)
+
+
 @pytest.fixture(scope="module")
 def small() -> tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]:
     torch.manual_seed(0)

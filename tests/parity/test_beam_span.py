@@ -112,6 +112,18 @@ def test_bad_input(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
         ours(**batch, **targets)
     with pytest.raises(CtxError, match="p_mask"):
         ours(**batch, p_mask=excluded[:, 1:])
+    with pytest.raises(CtxError, match="p_mask is a list"):
+        ours(**batch, p_mask=excluded.tolist())
+    right = {name: torch.tensor([11, 11, 11]) for name in ("start_positions", "end_positions")}
+    wrong = {
+        "is_impossible": ([0, 1, 0], torch.tensor([0, 1]), torch.tensor([0, 2, 0]), torch.tensor([0.0, -100.0, 0.0])),
+        "cls_index": ([11, 11, 11], torch.tensor([11.0, 11.0, 11.0]), torch.tensor([11, 12, 11]), torch.tensor(11)),
+        "start_positions": ([11, 11, 11], torch.tensor([True, True, True]), torch.tensor([11])),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(CtxError, match=name):
+                ours(**batch, **right | {name: value})
 
 
 def test_an_adapter_on_a_pairs_map_acts(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:

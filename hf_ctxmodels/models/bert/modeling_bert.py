@@ -99,7 +99,9 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
         logits = self.nsp_head(outputs.pooler_output)
         loss = None
         if labels is not None:
-            loss = cross_entropy_over_targets(logits, labels.view(-1), "labels", num_items_in_batch)
+            loss = cross_entropy_over_targets(
+                logits, heads.row_targets(labels, "labels", len(logits)), "labels", num_items_in_batch
+            )
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

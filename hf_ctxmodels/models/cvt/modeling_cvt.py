@@ -11,6 +11,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import check_aligned, check_tensors
 from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.pooling import token_mask
@@ -158,8 +159,11 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         predict = self.predictors[self._task(task)]
         inputs = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
         inputs |= {"input_ids": input_ids, **kwargs}
-        given = input_ids if input_ids is not None else inputs_embeds
-        learns_views = views is not None and given is not None and self._has_views(views, given, attention_mask)
+        check_tensors(labels=labels, attention_mask=attention_mask)
+        shape = self.input_shape(input_ids, inputs_embeds)
+        if views is not None and shape is not None:
+            views = heads.as_targets(views, "views", shape if self.views_of_words else shape[:1])
+        learns_views = views is not None and shape is not None and self._has_views(views, attention_mask)
         alone = learns_views and (labels is None or not bool((labels != IGNORED).any()))
         student = {"layers": 1, "dropout_rate": self.config.view_dropout} if alone else {}
         states = self.encode(output_hidden_states=True, **student, **inputs).hidden_states
@@ -170,6 +174,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             if labels is not None:
                 supervised = self.supervised_loss(logits, labels, num_items_in_batch)
                 if self.problem_type(labels) == "single_label_classification":
+                    labels = labels.reshape(logits.shape[:-1])
                     metrics = {"accuracy": heads.accuracy_counts(logits, labels)}
         if learns_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
@@ -185,11 +190,10 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             metrics=metrics,
         )
 
-    def _has_views(self, views: Tensor, given: Tensor, mask: Tensor | None) -> bool:
-        """Whether `views` holds a target; raises CtxError if it does not match the input."""
-        expected = tuple(given.shape[: 2 if self.views_of_words else 1])
-        if tuple(views.shape) != expected:
-            raise CtxError(f"views is {tuple(views.shape)}, expected {expected}: (batch_size, ...) of the input.")
+    def _has_views(self, views: Tensor, mask: Tensor | None) -> bool:
+        """Whether `views` holds a target; raises CtxError if it does not match the mask."""
+        if self.views_of_words and mask is not None:
+            check_aligned({"attention_mask": mask}, *views.shape)
         target_mask = views != IGNORED
         if bool((bad := target_mask & ((views < 0) | (views > 1))).any()):
             raise CtxError(f"views holds {int(views[bad][0])}, outside [0, 2) and not -100 (ignored).")

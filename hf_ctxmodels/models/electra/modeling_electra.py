@@ -150,8 +150,7 @@ def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | N
     Raises:
         CtxError: The shape is not the input's, or a label is not 0, 1 or -100.
     """
-    if labels.shape != logits.shape:
-        raise CtxError(f"labels is {tuple(labels.shape)}, but the input is {tuple(logits.shape)}.")
+    labels = heads.as_targets(labels, "labels", logits.shape)
     if not torch.compiler.is_compiling():
         bad = labels[(labels != IGNORED) & (labels != 0) & (labels != 1)]
         if bad.numel():

@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.adapters import untied_from_adapters
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
-from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads import IGNORED, ItemCounts, as_targets, mean_over_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.discriminator_tasks import DISCRIMINATOR_TASKS
 from hf_ctxmodels.models.electra.modeling_electra import (
@@ -158,6 +158,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             "position_ids": position_ids,
             "sequence_ids": sequence_ids,
         }
+        labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
         if labels is None:
             outputs = self.encode(input_ids=input_ids, inputs_embeds=inputs_embeds, **inputs, **kwargs)
             return CtxElectraForPreTrainingOutput(
@@ -165,7 +166,10 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             )
         if input_ids is None or inputs_embeds is not None:
             raise CtxError("The generator replaces tokens, not inputs_embeds.", hint="give input_ids with labels.")
-        self._check_targets(input_ids, labels, token_labels, sampling_seed)
+        token_labels = self.token_targets(token_labels, "token_labels", input_ids)
+        if sampling_seed is not None:
+            sampling_seed = as_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
+        self._check_targets(labels, token_labels)
         filled = self._generate(input_ids, labels, sampling_seed, inputs)
         if token_labels is None:
             token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
@@ -198,17 +202,10 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             outputs = self.generator.encode(input_ids=input_ids, output_mask=labels != IGNORED, **inputs)
             return fill_masked(outputs.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed)
 
-    def _check_targets(
-        self, input_ids: Tensor, labels: Tensor, token_labels: Tensor | None, sampling_seed: Tensor | None
-    ) -> None:
+    def _check_targets(self, labels: Tensor, token_labels: Tensor | None) -> None:
         for name, target in {"labels": labels, "token_labels": token_labels}.items():
-            if target is None:
-                continue
-            if target.shape != input_ids.shape:
-                raise CtxError(f"{name} is {tuple(target.shape)}, but the input is {tuple(input_ids.shape)}.")
-            check_ids(name, target.masked_fill(target == IGNORED, 0), self.config.vocab_size, "vocab_size")
-        if sampling_seed is not None and sampling_seed.shape != input_ids.shape[:1]:
-            raise CtxError(f"sampling_seed is {tuple(sampling_seed.shape)}, expected ({input_ids.shape[0]},).")
+            if target is not None:
+                check_ids(name, target.masked_fill(target == IGNORED, 0), self.config.vocab_size, "vocab_size")
 
     def export_reference(self, save_directory: str | Path) -> None:
         """Write the discriminator, see `export_discriminator`."""

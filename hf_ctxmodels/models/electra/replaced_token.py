@@ -50,7 +50,7 @@ def fill_masked(
         seeds = _seeds_of_rows(input_ids, labels, numbering)
     numbers = uniforms(seeds[:, None].expand_as(numbering)[masked], numbering[masked])
     loss, samples, correct = head.summed_loss_and_samples(states, labels[masked], numbers)
-    return Filled(input_ids.masked_scatter(masked, samples), loss, correct)
+    return Filled(input_ids.long().masked_scatter(masked, samples), loss, correct)
 
 
 def _seeds_of_rows(input_ids: Tensor, labels: Tensor, numbering: Tensor) -> Tensor:

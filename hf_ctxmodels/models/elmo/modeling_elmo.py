@@ -231,6 +231,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
                 the negatives of all rows.
             return_logits: See `returns_logits`.
         """
+        labels = self.token_targets(labels, "labels", input_ids, inputs_embeds, 2)
         target_mask = None if labels is None else self._target_mask(labels)
         everywhere = target_mask is None or self.returns_logits(return_logits)
         outputs = self.encode(

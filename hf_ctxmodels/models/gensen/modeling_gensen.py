@@ -193,6 +193,7 @@ class CtxGenSenForPreTraining(
         Raises:
             CtxError: As there; or labels of a task that the model lacks.
         """
+        labels = None if labels is None else heads.as_targets(labels, "labels")
         if encoder_outputs is None:
             given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **given, **kwargs)
@@ -217,6 +218,8 @@ class CtxGenSenForPreTraining(
             )
             found = CtxGenSenForPreTrainingOutput(**generated)
         texts = getattr(encoder_outputs, "texts", None)
+        if relation_labels is not None:
+            relation_labels = heads.row_targets(relation_labels, "relation_labels", len(encoder_outputs[0]))
         if relation_labels is not None and (self.relation is not None or _has_targets(relation_labels)):
             self._relate(found, texts, relation_labels, num_items_in_batch)
         elif labels is None and texts is not None and self.relation is not None:
@@ -241,7 +244,6 @@ class CtxGenSenForPreTraining(
                 hint="set config.relations, and give the texts, not encoder_outputs.",
             )
         logits = self.relation(self.relation_dropout(heads.pair_features(*texts)))
-        targets = targets.view(-1)
         loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", counts)
         found["loss"] = loss if found.loss is None else found.loss + loss
         found["relation_loss"] = loss.detach() if _has_targets(targets) else None

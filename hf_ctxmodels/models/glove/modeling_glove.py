@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids
+from hf_ctxmodels.core.inputs import check_ids, check_tensors
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.models._shared.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
@@ -110,6 +110,8 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         model: Any = self.base_model
         if input_ids is None:
             raise CtxError("GloVe cannot predict co-occurrences from inputs_embeds.", hint="give input_ids.")
+        labels = self.token_targets(labels, "labels", input_ids)
+        check_tensors(cooccurrences=cooccurrences)
         if labels is None:
             encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
             logits = model.word_embeddings(input_ids) @ model.context_embeddings.weight.T

@@ -9,7 +9,6 @@ from transformers import GenerationMixin
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration
@@ -98,7 +97,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         if source_labels is not None:
             terms["source_lm"] = self._term("source_labels", source, source_labels, attention_mask, num_items_in_batch)
         if target_labels is not None:
-            _check_shape("target_labels", target_labels, ids)
+            target_labels = heads.as_targets(target_labels, "target_labels", ids.shape)
             states = self._target_states(ids, target_labels != heads.IGNORED)
             terms["target_lm"] = self._term("target_labels", states, target_labels, None, num_items_in_batch)
         found["loss"] = torch.stack([*terms.values()]).sum()
@@ -116,13 +115,8 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         self, name: str, states: Tensor, labels: Tensor, attention_mask: Tensor | None, counts: heads.ItemCounts
     ) -> Tensor:
         """A language model's mean cross-entropy."""
-        _check_shape(name, labels, states)
+        labels = heads.as_targets(labels, name, states.shape[:2])
         target_mask = labels != heads.IGNORED
         self.check_encoder_input(None, states, attention_mask, None, output_mask=target_mask)
         head = self.source_prediction if name == "source_labels" else self.prediction
         return heads.language_modeling_loss(head, self.dropout(states[target_mask]), labels, counts, name)
-
-
-def _check_shape(name: str, labels: Tensor, inputs: Tensor) -> None:
-    if labels.shape != inputs.shape[:2]:
-        raise CtxError(f"{name} is {tuple(labels.shape)}, expected {tuple(inputs.shape[:2])}, one for each input word.")

@@ -15,6 +15,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.layers.dropout import dropout, shared_dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import last_columns, states_at
@@ -94,6 +95,7 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **kwargs}
         if labels is None or not self.training or self.config.label_gain == "last":
             return super().forward(**given, labels=labels, num_items_in_batch=num_items_in_batch)
+        check_tensors(labels=labels)
         outputs = self.encode(**given)
         states = outputs.last_hidden_state
         if labels.is_floating_point() or labels.numel() != len(states):
@@ -105,7 +107,7 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
         logits = self.classifier(self.dropout(states))
         return SequenceClassifierOutput(
-            loss=_gained_loss(logits, tokens, labels.view(-1), num_items_in_batch),
+            loss=_gained_loss(logits, tokens, heads.row_targets(labels, "labels", len(states)), num_items_in_batch),
             logits=states_at(logits, last_columns(logits, tokens)),
             hidden_states=outputs.hidden_states,
         )

@@ -10,7 +10,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids
+from hf_ctxmodels.core.inputs import check_ids, check_tensors
 from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
 from hf_ctxmodels.models._shared.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 from hf_ctxmodels.models.word2vec import window_prediction
@@ -99,6 +99,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             learning_rate: Learning rate of a prediction: update the vectors in place, and return a loss without
                 gradient.
         """
+        labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
+        check_tensors(windows=windows, negatives=negatives, paths=paths, codes=codes)
         output_mask = None if labels is None else labels != IGNORED
         if labels is not None and learning_rate is not None:
             self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask)

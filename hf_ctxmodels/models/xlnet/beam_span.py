@@ -11,7 +11,8 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets
+from hf_ctxmodels.core.inputs import check_tensors, is_traced
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets, row_targets
 from hf_ctxmodels.heads.downstream import position_loss
 from hf_ctxmodels.layers.positions import last_columns, states_at
 
@@ -138,10 +139,14 @@ class ForBeamQuestionAnswering(HeadModel):
         excluded = _excluded(states, attention_mask, p_mask)
         if cls_index is None:
             cls_index = last_columns(states, None if attention_mask is None else attention_mask != 0)
-        classes = states_at(states, cls_index.view(-1))
+        else:
+            cls_index = row_targets(cls_index, "cls_index", len(states))
+            _check_below(states.shape[1], cls_index, "cls_index")
+        classes = states_at(states, cls_index)
         if start_positions is None or end_positions is None:
             return self.task_output(BeamSpanOutput, outputs, **self._search(states, classes, excluded))
-        start_states = states_at(states, start_positions.view(-1).clamp(0, states.shape[1] - 1))
+        start_positions = row_targets(start_positions, "start_positions", len(states))
+        start_states = states_at(states, start_positions.clamp(0, states.shape[1] - 1))
         position_term = partial(
             position_loss, excluded=excluded, counts=num_items_in_batch, why="padding, or p_mask is 1"
         )
@@ -150,7 +155,12 @@ class ForBeamQuestionAnswering(HeadModel):
         end = position_term(end_logits, end_positions, name="end_positions")
         loss = (start + end) / 2
         if is_impossible is not None:
-            targets = is_impossible.view(-1)
+            check_tensors(is_impossible=is_impossible)
+            if is_impossible.is_floating_point():  # as transformers has it
+                _check_below(2, is_impossible, "is_impossible")
+                is_impossible = is_impossible.long()
+            targets = row_targets(is_impossible, "is_impossible", len(states))
+            _check_below(2, targets, "is_impossible")
             scores = self.answer_class(start_states, classes).float()
             error = F.binary_cross_entropy_with_logits(scores, targets.float(), reduction="sum")
             loss = loss + _UNANSWERABLE_WEIGHT * mean_over_targets(error, targets, "is_impossible", num_items_in_batch)
@@ -175,12 +185,22 @@ class ForBeamQuestionAnswering(HeadModel):
         }
 
 
+def _check_below(limit: int, values: Tensor, name: str) -> None:
+    """Raise CtxError if a value is outside [0, limit). Skipped while a graph is being traced."""
+    if is_traced(values):
+        return
+    bad = values[(values < 0) | (values >= limit)]
+    if bad.numel():
+        raise CtxError(f"{name} holds {int(bad[0])}, outside [0, {limit}).")
+
+
 def _excluded(states: Tensor, attention_mask: Tensor | None, p_mask: Tensor | None) -> Tensor | None:
     """(batch, length) bool, true where no answer can start or end; None if it can everywhere."""
     masks = []
     if attention_mask is not None:
         masks.append(attention_mask == 0)
     if p_mask is not None:
+        check_tensors(p_mask=p_mask)
         if p_mask.shape != states.shape[:2]:
             raise CtxError(f"p_mask is {tuple(p_mask.shape)}, but the input is {tuple(states.shape[:2])}.")
         masks.append(p_mask != 0)

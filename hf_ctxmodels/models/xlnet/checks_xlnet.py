@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_row_lengths, is_traced
+from hf_ctxmodels.core.inputs import check_row_lengths, check_tensors, is_traced
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.inputs_xlnet import EncoderInputs, Permutation
 
@@ -178,6 +178,7 @@ def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_
     Raises:
         CtxError: Labels of another shape, or one where there is no target.
     """
+    check_tensors(target_positions=target_positions, target_mapping=target_mapping)
     targets = target_positions if target_positions is not None else target_mapping
     if targets is None:
         return

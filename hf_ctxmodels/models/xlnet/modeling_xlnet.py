@@ -162,9 +162,12 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         """
         labels = kwargs.pop("shift_labels", labels)
         two_streams = target_positions is not None or target_mapping is not None
-        target_mask = None if labels is None else labels != heads.IGNORED
         if two_streams and labels is not None:
+            labels = heads.as_targets(labels, "labels")
             check_target_labels(labels, target_positions, target_mapping)
+        else:
+            labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
+        target_mask = None if labels is None else labels != heads.IGNORED
         everywhere = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
