@@ -56,16 +56,9 @@ def check_encoder_input(
     check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
     given = _ids_or_embeddings(input_ids, inputs_embeds, id_axes)
     length = given.shape[1]
-    if max_length is not None and length > max_length:
-        raise CtxError(
-            f"The sequence has {length} tokens, above the model's max_sequence_length={max_length} (see "
-            "max_position_embeddings).",
-            hint=f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows.",
-        )
-    if width is not None and inputs_embeds is not None and inputs_embeds.shape[2] != width:
-        raise CtxError(f"inputs_embeds is {tuple(inputs_embeds.shape)}, expected width {width}.")
-    if dtype is not None and inputs_embeds is not None:
-        _check_precision(inputs_embeds, dtype)
+    _check_length(length, max_length)
+    if inputs_embeds is not None:
+        _check_embeddings(inputs_embeds, width, dtype)
     padding_mask = _padding_mask(attention_mask, given.shape[0], length, takes_ready_masks, mask_hint)
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
     check_aligned({**(aligned or {}), **masks, "output_mask": output_mask}, given.shape[0], length)
@@ -145,7 +138,20 @@ def _padding_mask(
     raise CtxError(f"{found}; it must be (batch, length) = {expected}.", hint=hint)
 
 
-def _check_precision(embeddings: Tensor, dtype: torch.dtype) -> None:
+def _check_length(length: int, limit: int | None) -> None:
+    if limit is not None and length > limit:
+        raise CtxError(
+            f"The sequence has {length} tokens, above the model's max_sequence_length={limit} (see "
+            "max_position_embeddings).",
+            hint=f"truncate it (tokenizer(..., truncation=True, max_length={limit})) or split it into windows.",
+        )
+
+
+def _check_embeddings(embeddings: Tensor, width: int | None, dtype: torch.dtype | None) -> None:
+    if width is not None and embeddings.shape[2] != width:
+        raise CtxError(f"inputs_embeds is {tuple(embeddings.shape)}, expected width {width}.")
+    if dtype is None:
+        return
     wide = torch.float64 in (embeddings.dtype, dtype)  # autocast leaves it as it is
     if embeddings.dtype == dtype or (torch.is_autocast_enabled(embeddings.device.type) and not wide):
         return

@@ -152,12 +152,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             return_logits: See `returns_logits`.
             kwargs: Arguments of the discriminator's encoder.
         """
-        inputs = {
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "sequence_ids": sequence_ids,
-        }
+        inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        inputs |= {"position_ids": position_ids, "sequence_ids": sequence_ids}
         labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
         if labels is None:
             outputs = self.encode(input_ids=input_ids, inputs_embeds=inputs_embeds, **inputs, **kwargs)
@@ -166,10 +162,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             )
         if input_ids is None or inputs_embeds is not None:
             raise CtxError("The generator replaces tokens, not inputs_embeds.", hint="give input_ids with labels.")
-        token_labels = self.token_targets(token_labels, "token_labels", input_ids)
-        if sampling_seed is not None:
-            sampling_seed = as_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
-        self._check_targets(labels, token_labels)
+        token_labels = self._checked_token_labels(input_ids, labels, token_labels)
         filled = self._generate(input_ids, labels, sampling_seed, inputs)
         if token_labels is None:
             token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
@@ -198,14 +191,18 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
     def _generate(
         self, input_ids: Tensor, labels: Tensor, sampling_seed: Tensor | None, inputs: dict[str, Tensor | None]
     ) -> Filled:
+        if sampling_seed is not None:
+            sampling_seed = as_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
             outputs = self.generator.encode(input_ids=input_ids, output_mask=labels != IGNORED, **inputs)
             return fill_masked(outputs.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed)
 
-    def _check_targets(self, labels: Tensor, token_labels: Tensor | None) -> None:
+    def _checked_token_labels(self, input_ids: Tensor, labels: Tensor, token_labels: Any) -> Tensor | None:
+        token_labels = self.token_targets(token_labels, "token_labels", input_ids)
         for name, target in {"labels": labels, "token_labels": token_labels}.items():
             if target is not None:
                 check_ids(name, target.masked_fill(target == IGNORED, 0), self.config.vocab_size, "vocab_size")
+        return token_labels
 
     def export_reference(self, save_directory: str | Path) -> None:
         """Write the discriminator, see `export_discriminator`."""

@@ -217,12 +217,9 @@ class CtxGenSenForPreTraining(
                 **{**kwargs, "return_dict": True},
             )
             found = CtxGenSenForPreTrainingOutput(**generated)
-        texts = getattr(encoder_outputs, "texts", None)
         if relation_labels is not None:
-            relation_labels = heads.row_targets(relation_labels, "relation_labels", len(encoder_outputs[0]))
-        if relation_labels is not None and (self.relation is not None or _has_targets(relation_labels)):
-            self._relate(found, texts, relation_labels, num_items_in_batch)
-        elif labels is None and texts is not None and self.relation is not None:
+            self._relate(found, encoder_outputs, relation_labels, num_items_in_batch)
+        elif labels is None and self.relation is not None and (texts := getattr(encoder_outputs, "texts", None)):
             found["relation_logits"] = self.relation(self.relation_dropout(heads.pair_features(*texts)))
         if _has_targets(labels):
             found["generation_loss"] = generated.loss.detach()
@@ -233,11 +230,15 @@ class CtxGenSenForPreTraining(
     def _relate(
         self,
         found: CtxGenSenForPreTrainingOutput,
-        texts: tuple[Tensor, Tensor] | None,
-        targets: Tensor,
+        encoder_outputs: Any,
+        relation_labels: Any,
         counts: heads.ItemCounts,
     ) -> None:
-        """Add the relation loss to the output."""
+        """Add the relation loss to the output; nothing without a target where the model has no relations."""
+        texts = getattr(encoder_outputs, "texts", None)
+        targets = heads.row_targets(relation_labels, "relation_labels", len(encoder_outputs[0]))
+        if self.relation is None and not _has_targets(targets):
+            return
         if self.relation is None or texts is None:
             raise CtxError(
                 "relation_labels are given without config.relations, or with encoder_outputs of one text.",

@@ -162,11 +162,8 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         """
         labels = kwargs.pop("shift_labels", labels)
         two_streams = target_positions is not None or target_mapping is not None
-        if two_streams and labels is not None:
-            labels = heads.as_targets(labels, "labels")
-            check_target_labels(labels, target_positions, target_mapping)
-        else:
-            labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
+        targets = (target_positions, target_mapping) if two_streams else None
+        labels = self._checked_labels(labels, targets, input_ids, inputs_embeds)
         target_mask = None if labels is None else labels != heads.IGNORED
         everywhere = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
@@ -195,6 +192,16 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _checked_labels(
+        self, labels: Any, targets: tuple[Tensor | None, Tensor | None] | None, input_ids: Any, inputs_embeds: Any
+    ) -> Tensor | None:
+        """Labels of the targets, which are positions or a mapping, or of the tokens."""
+        if labels is None or targets is None:
+            return self.token_targets(labels, "labels", input_ids, inputs_embeds)
+        labels = heads.as_targets(labels, "labels")
+        check_target_labels(labels, *targets)
+        return labels
 
     def prepare_inputs_for_generation(
         self,
