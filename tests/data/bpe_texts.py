@@ -1,6 +1,11 @@
 """Texts on which the BPE tokenizers are held against upstream's."""
 
+import json
 import random
+from pathlib import Path
+from typing import Any
+
+from forked import run_forked
 
 TRICKY = [
     "",
@@ -12,3 +17,19 @@ TRICKY = [
 ]
 WORDS = ["boat", "bridge", "garden", "letter", "sailor", "small", "story", "window", "Café", "2,000", "(old)", "it's"]
 TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in range(200)]
+
+
+def trained_in_both_orders(tokenizer: Any, size: int, folder: Path) -> tuple[Any, dict[str, int]]:
+    """A tokenizer trained here on random words, and the vocabulary of one that another process trained on the same
+    texts in the other order."""
+    rng = random.Random(0)
+    texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
+    name = tokenizer.__name__
+    program = (
+        f"import json, sys; from hf_ctxmodels import {name};"
+        f"print(json.dumps({name}.train(json.load(open(sys.argv[1])), {size}).get_vocab()))"
+    )
+    (folder / "texts.json").write_text(json.dumps(texts[::-1]))
+    done = run_forked("-c", program, folder / "texts.json", TOKENIZERS_PARALLELISM="true")
+    assert done.returncode == 0, done.stderr
+    return tokenizer.train(iter(texts), size), json.loads(done.stdout)

@@ -3,12 +3,10 @@
 import gzip
 import json
 import pickle
-import random
 
 import bpe_texts
 import pytest
-from bpe_texts import TEXTS
-from forked import run_forked
+from bpe_texts import TEXTS, trained_in_both_orders
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
@@ -139,16 +137,8 @@ def test_given_words_are_words():
 
 
 def test_training_gives_the_same_vocabulary_in_every_process_and_order(tmp_path):
-    rng = random.Random(0)
-    texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
-    program = (
-        "import json, sys; from hf_ctxmodels import CtxRobertaTokenizer;"
-        "print(json.dumps(CtxRobertaTokenizer.train(json.load(open(sys.argv[1])), 600).get_vocab()))"
-    )
-    (tmp_path / "texts.json").write_text(json.dumps(texts[::-1]))
-    done = run_forked("-c", program, tmp_path / "texts.json", TOKENIZERS_PARALLELISM="true")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == CtxRobertaTokenizer.train(iter(texts), 600).get_vocab()
+    trained, vocabulary = trained_in_both_orders(CtxRobertaTokenizer, 600, tmp_path)
+    assert vocabulary == trained.get_vocab()
 
 
 def test_a_vocabulary_is_as_large_as_was_asked_for(kind):

@@ -3,12 +3,10 @@
 import gzip
 import json
 import pickle
-import random
 
 import bpe_texts
 import pytest
-from bpe_texts import TEXTS
-from forked import run_forked
+from bpe_texts import TEXTS, trained_in_both_orders
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, OpenAIGPTTokenizer
@@ -68,17 +66,8 @@ def test_ids_are_upstreams_on_real_text(shared_data, tmp_path):
 
 
 def test_training_gives_the_same_vocabulary_in_every_process_and_order(tmp_path):
-    rng = random.Random(0)
-    texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
-    program = (
-        "import json, sys; from hf_ctxmodels import CtxGptTokenizer;"
-        "print(json.dumps(CtxGptTokenizer.train(json.load(open(sys.argv[1])), 300).get_vocab()))"
-    )
-    (tmp_path / "texts.json").write_text(json.dumps(texts[::-1]))
-    done = run_forked("-c", program, tmp_path / "texts.json", TOKENIZERS_PARALLELISM="true")
-    assert done.returncode == 0, done.stderr
-    trained = CtxGptTokenizer.train(iter(texts), 300)
-    assert json.loads(done.stdout) == trained.get_vocab()
+    trained, vocabulary = trained_in_both_orders(CtxGptTokenizer, 300, tmp_path)
+    assert vocabulary == trained.get_vocab()
     assert len(trained) == 300
     assert trained.convert_ids_to_tokens([0, 1, 2, 12]) == ["<unk>", "</s>", "a", "a</w>"]
 
