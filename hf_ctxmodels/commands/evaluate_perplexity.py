@@ -18,8 +18,15 @@ class PerplexityArguments:
     """Which model, which text, which windows."""
 
     model: str = field(metadata={"help": "Checkpoint directory or Hub id of a causal language model, or XLNet."})
-    dataset: str = field(metadata={"help": "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id."})
+    dataset: list[str] = field(
+        metadata={
+            "help": "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id; or several of these."
+        }
+    )
     split: str = flag("test", "Split of a Hub data set.")
+    validation_fraction: float | None = flag(
+        None, "Read only the documents that pretrain and train-tokenizer hold out with this share, from the same files."
+    )
     max_length: int | None = flag(None, "Tokens of a window; by default the model's longest input.")
     stride: int | None = flag(None, "Tokens from a window to the next one; by default half a window.")
     batch_size: int = flag(8, "Windows at a time.")
@@ -31,11 +38,13 @@ def main() -> None:
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
     model = load_model(arguments.model, "AutoModelForCausalLM", config)
-    # joined as the objectives of causal language modelling join them
-    documents = map(" ".join, load_documents(arguments.dataset, split=arguments.split, skip_empty=True))
+    documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True)
+    if arguments.validation_fraction is not None:
+        documents = documents.split(arguments.validation_fraction)[1]
+    # sentences are joined as the objectives of causal language modelling join them
     windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
-    found = measure_perplexity(model, tokenizer, documents, **windows)
+    found = measure_perplexity(model, tokenizer, map(" ".join, documents), **windows)
     print(
         f"perplexity {found.per_token:.3f} per token, {found.per_word:.3f} per word; {found.tokens:,} tokens, "
-        f"{found.words:,} words, {found.nats / found.tokens:.4f} nats per token"
+        f"{found.words:,} words, {found.unknown:,} unknown tokens, {found.nats / found.tokens:.4f} nats per token"
     )

@@ -25,11 +25,14 @@ class Perplexity:
         nats: Summed cross-entropy of the predicted tokens.
         tokens: How many these are: all, or all but the first token of a document without a separator.
         words: Words of the documents, separated by white space.
+        unknown: Predicted unknown tokens. Each stands for many words at the price of one, so that a model with many has
+            a perplexity that is too low.
     """
 
     nats: float
     tokens: int
     words: int
+    unknown: int = 0
 
     @property
     def per_token(self) -> float:
@@ -79,13 +82,13 @@ def measure_perplexity(
     length = limit if max_length is None else max_length
     step = stride if stride is not None else None if length is None else max(1, length // 2)
     _check_windows(length, step, limit)
-    counts = {"words": 0}
+    counts = {"words": 0, "unknown": 0}
     plain = predicts_in_any_order(model)
     windows = _windows(_texts(tokenizer, documents, counts, plain), length, step)
     nats, tokens = sum_next_token_loss(model, windows, batch_size=batch_size, padding=tokenizer.pad_token_id or 0)
     if not tokens or not counts["words"]:
         raise CtxError("There is no text to predict.", hint="check the documents.")
-    return Perplexity(nats, tokens, counts["words"])
+    return Perplexity(nats, tokens, **counts)
 
 
 def _check_windows(length: int | None, step: int | None, limit: int | None) -> None:
@@ -102,14 +105,15 @@ def _check_windows(length: int | None, step: int | None, limit: int | None) -> N
 def _texts(
     tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], counts: dict[str, int], plain: bool
 ) -> Iterator[Tensor]:
-    """(tokens,) ids of each document, two at least, without special tokens if `plain`; counts its words."""
-    own, end = tokenizer.num_special_tokens_to_add(), tokenizer.eos_token_id
+    """(tokens,) ids of each document, two at least, without special tokens if `plain`; counts words and unknowns."""
+    own, end, unknown = tokenizer.num_special_tokens_to_add(), tokenizer.eos_token_id, tokenizer.unk_token_id
     for document in documents:
         ids = tokenizer(document, add_special_tokens=not plain, verbose=False)["input_ids"]
         if not plain and not own and end is not None:
             ids = [end, *ids, end] if ids else []
         if len(ids) > 1:
             counts["words"] += len(document.split())
+            counts["unknown"] += 0 if unknown is None or unknown == end else ids[1:].count(unknown)
             yield torch.tensor(ids)
 
 

@@ -1,9 +1,11 @@
 """Perplexity by overlapping windows against a plain loop over the tokens."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from forked import run_forked
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels import (
@@ -20,9 +22,11 @@ from hf_ctxmodels import (
     CtxXLNetForPreTraining,
     CtxXLNetTokenizer,
 )
+from hf_ctxmodels.data.sources import load_documents
 from hf_ctxmodels.inference.perplexity import measure_perplexity
 
 DOCUMENTS = ["a cat sat on the mat and saw a dog", "", "rain fell", "the dog ran " * 12]
+SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_perplexity.py"
 Pair = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -73,6 +77,7 @@ def test_a_recurrent_model_reads_whole_documents() -> None:
     nats, tokens = plain(model, ids, 10_000, 10_000)
     assert found.tokens == tokens
     assert found.nats == pytest.approx(nats, rel=1e-5)
+    assert found.unknown == sum(row[1:].count(tokenizer.unk_token_id) for row in ids) > 0
 
 
 @pytest.mark.parametrize(("length", "stride"), [(6, 4), (None, None)])
@@ -96,6 +101,20 @@ def test_xlnet_predicts_by_its_query_stream_in_the_order_of_the_text(length: int
             nats, count = nats - float(logits.log_softmax(-1)[ids[target]]), count + 1
     assert found.tokens == count
     assert found.nats == pytest.approx(nats, rel=1e-5)
+
+
+def test_command_reads_the_held_out_documents(decoder: Pair, tmp_path: Path) -> None:
+    for part in decoder:
+        part.save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{number} cats sat" for number in range(8)))
+    flags = ("--model", tmp_path / "model", "--dataset", tmp_path / "text.txt")
+    done = [run_forked(SCRIPT, *flags, *more) for more in ((), ("--validation_fraction", 0.25))]
+    assert [each.returncode for each in done] == [0, 0], done
+    held_out = list(load_documents(str(tmp_path / "text.txt")).split(0.25)[1])
+    expected = measure_perplexity(*decoder, map(" ".join, held_out))
+    assert len(held_out) == 2
+    assert f"{expected.per_word:.3f} per word; {expected.tokens} tokens, 6 words, 0 unknown" in done[1].stdout
+    assert "24 words" in done[0].stdout
 
 
 def test_what_cannot_be_measured(decoder: Pair) -> None:
