@@ -19,6 +19,7 @@ COMMANDS = {
     "evaluate-sentences": "Test the sentence vectors of a model.",
     "evaluate-perplexity": "Measure the perplexity of a causal language model on a text.",
     "evaluate-pairs": "Test on minimal pairs whether a language model prefers the acceptable sentence.",
+    "evaluate-transfer": "Train a tagger in one language, and test it in others.",
     "translate": "Translate a file line by line; with references, say how near they are.",
     "ensemble": "Classify texts by several models together.",
     "push": "Publish a trained model on the Hub.",

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from accelerate import Accelerator
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
@@ -35,9 +36,10 @@ from hf_ctxmodels.training.loading import (
     new_model,
     parse_config_options,
 )
-from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
 from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
+from hf_ctxmodels.training.optim.freezing import freeze_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
 
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
@@ -70,6 +72,11 @@ class FinetuneArguments:
         None,
         "Examples in the same form whose labels are not known, or not looked at: every second batch is of them, for "
         "heads that learn from both (cross-view training).",
+    )
+    freeze: Literal["encoder"] | None = flag(
+        None,
+        "`encoder`: train only what stands above the layers, on their states as fixed features, without dropout in the "
+        "encoder.",
     )
     train_examples: int | None = flag(None, "Train on a sample of so many examples, the same one whatever the seed.")
     config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
@@ -137,6 +144,8 @@ def open_model(
         if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
             say(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    if arguments.freeze is not None:
+        freeze_encoder(model)
     if task.arguments.both_orders and not getattr(model, "takes_both_orders", False):
         raise CtxError(
             f"{type(model).__name__} reads a pair in one order.", location="--both_orders", hint="leave it out."
@@ -195,18 +204,44 @@ def table(metrics: dict[str, float], baseline: dict[str, float]) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    """Read, train, evaluate, save; print the metrics beside the baseline's."""
-    arguments, task_arguments, loop_arguments = parse_arguments(
-        FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
-    )
-    if arguments.predictions_file is not None:
-        check_new_file(
-            arguments.predictions_file,
-            flag="--predictions_file",
-            overwrite=loop_arguments.overwrite or loop_arguments.resume,
-            inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
+@dataclass(frozen=True)
+class Finetuned:
+    """A fine-tuned model and what it was fine-tuned by.
+
+    Attributes:
+        training, validation: The task's examples.
+        evaluation: Of the validation examples.
+        baseline: The metrics of `Task.baseline` for them.
+    """
+
+    task: Task[Any]
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    accelerator: Accelerator
+    training: list[Any]
+    validation: list[Any]
+    evaluation: TaskEvaluation
+    baseline: dict[str, float]
+    result: TrainingResult
+
+    def save_summary(self, arguments: FinetuneArguments) -> None:
+        """Leave `TrainingSummary` in the output directory, with the baseline of the main metric."""
+        main_metric, value = next(iter(self.baseline.items()))
+        self.result.metrics[f"baseline_{main_metric}"] = value
+        summary = self.result.summary(
+            task=arguments.task,
+            dataset=Path(arguments.train_file).name,
+            max_length=self.task.arguments.max_length,
         )
+        summary.save(self.result.arguments.output_dir)
+
+
+def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_arguments: LoopArguments) -> Finetuned:
+    """Read, train, evaluate and save.
+
+    Raises:
+        CtxError: Files, model, tokenizer and flags do not fit.
+    """
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
@@ -215,8 +250,10 @@ def main() -> None:
     prepare_for_tasks(tokenizer, task_arguments.max_length)
     task.configure(config, training, validation)
     accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
-    shown = accelerator.is_main_process
-    say(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
+    say(
+        f"tokenizing {len(training):,} training and {len(validation):,} validation examples",
+        accelerator.is_main_process,
+    )
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
 
@@ -238,20 +275,31 @@ def main() -> None:
             **asdict(task_arguments),
         },
     )
+    return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, result)
 
-    if arguments.predictions_file is not None and not evaluation.predictions:  # nothing was left to train
-        evaluation(model.eval(), accelerator)
-    if accelerator.is_main_process:
-        main_metric = next(iter(baseline))
-        result.metrics[f"baseline_{main_metric}"] = baseline[main_metric]
-        summary = result.summary(
-            task=arguments.task, dataset=Path(arguments.train_file).name, max_length=task_arguments.max_length
+
+def main() -> None:
+    """Fine-tune; print the metrics beside the baseline's."""
+    arguments, task_arguments, loop_arguments = parse_arguments(
+        FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
+    )
+    predictions = arguments.predictions_file
+    if predictions is not None:
+        check_new_file(
+            predictions,
+            flag="--predictions_file",
+            overwrite=loop_arguments.overwrite or loop_arguments.resume,
+            inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-        summary.save(loop_arguments.output_dir)
-        if predictions := arguments.predictions_file:
-            write_predictions(predictions, task, validation, evaluation.predictions)
-        print(table(result.metrics, baseline))
+    found = finetune(arguments, task_arguments, loop_arguments)
+    if predictions is not None and not found.evaluation.predictions:  # nothing was left to train
+        found.evaluation(found.model.eval(), found.accelerator)
+    if found.accelerator.is_main_process:
+        found.save_summary(arguments)
+        if predictions is not None:
+            write_predictions(predictions, found.task, found.validation, found.evaluation.predictions)
+        print(table(found.result.metrics, found.baseline))
         output = loop_arguments.output_dir
-        print(f"{len(training)} training and {len(validation)} validation examples")
+        print(f"{len(found.training)} training and {len(found.validation)} validation examples")
         print(f"model, tokenizer, log and summary saved in {output}" + (f", {predictions}" if predictions else ""))
         print(next_commands(("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

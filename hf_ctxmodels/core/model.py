@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Container
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
     Attributes:
         new_modules: Names of the modules that the opened checkpoint did not have.
+        encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.
         id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
         id_limit: The configuration's field that every id is below.
         takes_ready_masks: Whether `attention_mask` may be a 4-D mask of the attention function.
@@ -44,6 +45,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     _supports_attention_backend = True
 
     new_modules: tuple[str, ...] = ()
+    encoder_frozen: bool = False
     id_axes: ClassVar[tuple[str, ...]] = ()  # of a token's own, behind (batch, length)
     id_limit: ClassVar[str] = "vocab_size"
     takes_ready_masks: ClassVar[bool] = False
@@ -105,6 +107,13 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         replaced = {name for name, *_ in report["mismatched_keys"]}  # of another shape, for example other labels
         model.new_modules = new_modules(model, replaced | set(report["missing_keys"]))
         return (model, report) if output_loading_info else model
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode; a frozen encoder has the latter in any case."""
+        super().train(mode)
+        if self.encoder_frozen:
+            self.base_model.eval()
+        return self
 
     @property
     def peft_config(self) -> dict[str, Any]:

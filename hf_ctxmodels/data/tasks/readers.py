@@ -11,7 +11,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,8 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
     """Sentences of a file with one word per line in columns and a blank line after each sentence.
 
     Columns are numbered from 1; -1 is the last. They are separated by tabs if the first line has one, else by spaces.
-    `-DOCSTART-` lines are skipped. Entity tags in IOB1 are converted to BIO.
+    `-DOCSTART-` lines are skipped. Entity tags in IOB1 are converted to BIO. A language code and a colon before every
+    word, as in WikiANN (`en:Paris`), are removed.
 
     Raises CtxError for a line with too few columns, or another number of them than the first line.
     """
@@ -170,7 +171,15 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
         word, tag = (cells[column - (column > 0)] for column in (word_column, tag_column))
         return word, tag, f"{file}:{number}"
 
-    return to_bio(_sentences(([parsed(*line) for line in block] for block in blocks), file))
+    sentences = _sentences(([parsed(*line) for line in block] for block in blocks), file)
+    return to_bio(_without_language_code(sentences))
+
+
+def _without_language_code(sentences: list[TaggedSentence]) -> list[TaggedSentence]:
+    code = re.match(r"[a-z]{2,3}:", sentences[0].words[0])
+    if code is None or not all(word.startswith(code[0]) for sentence in sentences for word in sentence.words):
+        return sentences
+    return [replace(each, words=[word.removeprefix(code[0]) for word in each.words]) for each in sentences]
 
 
 def read_conllu(file: str | Path, word_column: str = "FORM", tag_column: str = "UPOS") -> list[TaggedSentence]:

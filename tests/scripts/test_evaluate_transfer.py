@@ -1,0 +1,136 @@
+"""`evaluate_transfer.py`: a tagger of one language tested in others, with and without a frozen encoder."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from forked import run_forked
+from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer
+from zoo import Case, tiny_config
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.data.tasks import TASKS, TaskArguments
+from hf_ctxmodels.data.tasks.languages import LanguageFile
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.optim.freezing import freeze_encoder
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_transfer.py"
+NAMES, PLACES = ["Anna", "Boris", "Clara", "David"], ["Paris", "Rome", "Athens", "Lima"]
+VERBS = {"en": "saw", "de": "sah", "fr": "vit"}
+
+
+def write_entities(folder: Path, language: str, split: str, size: int, verb: str) -> Path:
+    """Sentences in WikiANN's form, with entities that are the same in all languages."""
+    draw = random.Random(f"{language} {split}")
+    rows = [
+        [(draw.choice(NAMES), "B-PER"), (verb, "O"), (draw.choice(PLACES), "B-LOC")][:: draw.choice([1, -1])]
+        for _ in range(size)
+    ]
+    blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in row) for row in rows]
+    path = folder / f"{language}.{split}.txt"
+    path.write_text("\n\n".join(blocks) + "\n")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data" / "wikiann"
+    folder.mkdir(parents=True)
+    for split, size in (("train", 80), ("dev", 16), ("test", 16)):
+        write_entities(folder, "en", split, size, VERBS["en"])
+    for language in ("de", "fr"):
+        write_entities(folder, language, "test", 12, VERBS[language])
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    family = FAMILIES["bert"]
+    tokenizer = family.tokenizer.train([" ".join([*NAMES, *PLACES, *VERBS.values()])] * 20, vocab_size=120)
+    torch.manual_seed(0)
+    config = tiny_config(family, vocab_size=len(tokenizer), initializer_range=0.2, hidden_dropout_prob=0.1)
+    for part in (family.models["AutoModel"](config), tokenizer):
+        part.save_pretrained(tmp_path / "encoder")
+    return tmp_path / "encoder"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_table(data: Path, encoder: Path, tmp_path: Path, frozen: bool) -> None:
+    output = tmp_path / "output"
+    flags = ["--model", encoder, "--task", "ner", "--train", "en", "--test", "en,de,fr", "--data_dir", data]
+    flags += [
+        "--output_dir",
+        output,
+        "--max_steps",
+        60,
+        "--max_length",
+        32,
+        "--learning_rate",
+        "1e-2",
+        "--per_device_batch_size",
+        16,
+    ]
+    done = run_forked(SCRIPT, *flags, *(["--freeze", "encoder"] if frozen else []))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((output / "transfer.json").read_text())
+    rows = {row["language"]: row for row in result["languages"]}
+    assert [(name, row["examples"]) for name, row in rows.items()] == [("en", 16), ("de", 12), ("fr", 12)]
+    assert rows["en"]["metrics"]["f1"] > (0.6 if frozen else 0.9)
+
+    model, tokenizer = AutoModelForTokenClassification.from_pretrained(output), AutoTokenizer.from_pretrained(output)
+    for language in ("de", "fr"):  # as predicted sentence by sentence
+        task = TASKS["token-classification"](TaskArguments())
+        examples = task.read_file(str(data / "wikiann" / f"{language}.test.txt"))
+        assert not any(":" in word for sentence in examples for word in sentence.words)
+        task.configure(model.config, examples, examples)
+        found = []
+        for sentence in examples:
+            encoding = tokenizer([sentence.words], is_split_into_words=True, return_tensors="pt")
+            best, words = model(**encoding).logits[0].argmax(-1).tolist(), encoding.word_ids(0)
+            found.append([model.config.id2label[best[words.index(i)]] for i in range(len(sentence.words))])
+        expected = task.score(examples, found)
+        assert rows[language]["metrics"] == pytest.approx(expected)
+        assert rows[language]["baseline"] == pytest.approx(
+            task.score(examples, task.baseline(train_of(data), examples))
+        )
+    mean = (rows["de"]["metrics"]["f1"] + rows["fr"]["metrics"]["f1"]) / 2
+    assert f"{mean:.4f}" in next(line for line in done.stdout.splitlines() if line.startswith("mean of others"))
+
+    before, after = AutoModel.from_pretrained(encoder).state_dict(), model.base_model.state_dict()
+    same = [torch.equal(before[name], value) for name, value in after.items() if "pooler" not in name]
+    assert all(same) == frozen
+
+
+def train_of(data: Path) -> list:
+    return TASKS["token-classification"](TaskArguments()).read_file(str(data / "wikiann" / "en.train.txt"))
+
+
+def test_files_of_languages(data: Path, tmp_path: Path) -> None:
+    named = LanguageFile.find("es=some.txt", "ner", "test", None)
+    assert (named.language, named.file) == ("es", Path("some.txt"))
+    train = LanguageFile.find("en", "ner", "train", str(data))
+    assert train.split("dev").file == data / "wikiann" / "en.dev.txt"
+    with pytest.raises(CtxError, match=r"No files fi\.test\.txt"):
+        LanguageFile.find("fi", "ner", "test", str(data))
+    for treebank in ("ewt", "gum"):
+        (tmp_path / f"en_{treebank}-ud-test.conllu.gz").touch()
+    with pytest.raises(CtxError, match=r"2 files(.|\n)*en_gum-ud-test(.|\n)*en=FILE"):
+        LanguageFile.find("en", "pos", "test", str(tmp_path))
+
+
+def test_frozen_encoder() -> None:
+    """It has no dropout and takes no gradient in training mode; a pooler is trained."""
+    model = Case(FAMILIES["bert"], "AutoModelForSequenceClassification").model(hidden_dropout_prob=0.5)
+    freeze_encoder(model)
+    model.train()
+    assert model.training
+    assert not any(module.training for module in model.base_model.modules())
+    model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([1])).loss.backward()
+    moved = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert moved == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert any("pooler" in name for name in moved)
+    assert not any("layers" in name or "embeddings" in name for name in moved)
+    with pytest.raises(CtxError, match="nothing to train"):
+        freeze_encoder(model.base_model)
