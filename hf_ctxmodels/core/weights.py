@@ -1,7 +1,7 @@
 """Shared parts of the families' weight conversions, and conversion operations that transformers lacks."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -142,6 +142,27 @@ def decoder_layers() -> list[WeightTransform]:
         *(WeightConverter(f"{old}.weight", f"{new}.weight", [Transpose()]) for old, new in maps.items()),
         *(WeightRenaming(f"{old}.bias", f"{new}.bias") for old, new in maps.items()),
     ]
+
+
+class DecoderTables(NamedTuple):
+    """Tables of GPT and GPT-2, whose heads in the reference have several names for what is `classifier` here.
+
+    Attributes:
+        sequence: Of the head for sequences; invertible.
+        choice: Of the head for choices; invertible.
+        conversion: Reads all heads.
+    """
+
+    sequence: list[WeightTransform]
+    choice: list[WeightTransform]
+    conversion: list[WeightTransform]
+
+    @classmethod
+    def of(cls, export: list[WeightTransform]) -> Self:
+        """The tables of the heads from that of all other weights."""
+        score = WeightRenaming(r"^score\.", r"classifier.")
+        summary = WeightRenaming(r"^multiple_choice_head\.summary\.", r"classifier.")
+        return cls([score, *export], [summary, *export], [summary, score, *export])
 
 
 class Rearranged(ConversionOps):

@@ -89,6 +89,8 @@ class SubwordTokenizer(CtxTokenizer):
     ) -> Self:
         """Learn the subwords of all languages from texts and translations alike.
 
+        The same texts, in whatever order, give the same vocabulary.
+
         Args:
             texts: Each a text, or a text, a tab, and its translation, which may begin with the mark of its language.
             vocab_size: Maximum number of tokens, special ones and marks included.
@@ -100,20 +102,21 @@ class SubwordTokenizer(CtxTokenizer):
         Raises:
             CtxError: There is no text, or no room for any subword.
         """
-        texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read twice
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read several times
         marks = sorted({mark for _, mark, _ in map(_sides, texts) if mark})
-        if not any(side.strip() for text in texts for side in _sides(text)[::2]):
+        if not any(map(str.strip, _all_sides(texts))):
             raise no_text()
         rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
         backend = _backend(BPE(unk_token="<unk>", end_of_word_suffix=END_OF_WORD), **rules)
         trainer = BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
-            special_tokens=[*SPECIAL_TOKENS, *marks],
+            # else the library numbers ends of words in no fixed order
+            special_tokens=[*SPECIAL_TOKENS, *marks, *_characters(_all_sides(texts), backend)],
             end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
-        backend.train_from_iterator((side for text in texts for side in _sides(text)[::2]), trainer)
+        backend.train_from_iterator(_all_sides(texts), trainer)
         learned = json.loads(backend.to_str())["model"]
         if len(learned["vocab"]) > vocab_size:
             raise CtxError(
@@ -168,3 +171,17 @@ def _sides(text: str) -> tuple[str, str, str]:
     source, _, translation = text.partition(BETWEEN)
     first, _, rest = translation.partition(" ")
     return (source, first, rest) if _MARK.fullmatch(first) else (source, "", translation)
+
+
+def _all_sides(texts: Iterable[str]) -> Iterator[str]:
+    """Texts and translations."""
+    return (side for text in texts for side in _sides(text)[::2])
+
+
+def _characters(texts: Iterable[str], backend: Tokenizer) -> list[str]:
+    """The characters within words and at their ends, sorted."""
+    found: set[str] = set()
+    for text in texts:
+        for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)):
+            found.update(word[:-1], [word[-1] + END_OF_WORD])
+    return sorted(found)

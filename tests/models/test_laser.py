@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bpe_texts import trained_in_both_orders
 from torch import Tensor
 from transformers import AutoTokenizer
 from zoo import Case, make_batch, make_targets
@@ -196,6 +197,11 @@ class TestTokenizer:
         """What is frequent in either is one token."""
         tokenizer = train(files)
         assert tokenizer.tokenize("cat katze") == ["cat</w>", "katze</w>"]
+
+    def test_training_gives_the_same_vocabulary_in_every_process_and_order(self, tmp_path: Path) -> None:
+        trained, vocabulary = trained_in_both_orders(CtxLaserTokenizer, 120, tmp_path)
+        assert vocabulary == trained.get_vocab()
+        assert len(trained) == 120
 
     def test_without_text_or_room(self) -> None:
         with pytest.raises(CtxError, match="No text"):

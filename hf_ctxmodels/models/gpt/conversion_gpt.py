@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import decoder_layers
+from hf_ctxmodels.core.weights import DecoderTables, decoder_layers
 
 GPT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^transformer\.", r"gpt."),
@@ -10,9 +10,4 @@ GPT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"positions_embed\.", r"position_embeddings."),
     *decoder_layers(),
 ]
-GPT_SEQUENCE_EXPORT: list[WeightTransform] = [WeightRenaming(r"^score\.", r"classifier."), *GPT_EXPORT]
-GPT_CHOICE_EXPORT: list[WeightTransform] = [
-    WeightRenaming(r"^multiple_choice_head\.summary\.", r"classifier."),
-    *GPT_EXPORT,
-]
-GPT_CONVERSION: list[WeightTransform] = [*GPT_CHOICE_EXPORT[:1], *GPT_SEQUENCE_EXPORT]
+GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = DecoderTables.of(GPT_EXPORT)
