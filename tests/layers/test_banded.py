@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.attention import grouping
+from hf_ctxmodels.layers.attention import banded, grouping
 from hf_ctxmodels.layers.attention.banded import attend_band
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
@@ -23,12 +23,19 @@ def dense(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
 def test_equal_to_a_mask_over_all_pairs(length: int, window: int) -> None:
     torch.manual_seed(0)
     rows = [torch.randn(2, length, 3, 8, requires_grad=True) for _ in range(3)]
-    found, expected = attend_band(*rows, window, scale=0.3, dropout=0.0), dense(*rows, window)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    expected = dense(*rows, window)
     weights = torch.randn_like(expected)
-    gradients = (torch.autograd.grad(each, rows, weights) for each in (found, expected))
-    for got, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    gradients = torch.autograd.grad(expected, rows, weights)
+    one_call = banded._all_blocks(*rows, window, 64, scale=0.3, dropout=0.0)  # as on other devices
+    for found in (attend_band(*rows, window, scale=0.3, dropout=0.0), one_call):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        for got, wanted in zip(torch.autograd.grad(found, rows, weights), gradients, strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    assert type(one_call.grad_fn) is not type(attend_band(*rows, window, scale=0.3, dropout=0.0).grad_fn)
+    halves = [each.detach().bfloat16() for each in rows]
+    half = attend_band(*halves, window, scale=0.3, dropout=0.0)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), expected, atol=3e-2, rtol=3e-2)
 
 
 def test_a_layer_computes_the_band_alone(monkeypatch: pytest.MonkeyPatch) -> None:
