@@ -158,11 +158,7 @@ def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        case
-        for case in [*BASES, *REPRESENTATIVES]
-        if case.has_peer and not case.family.traits.own_initial_weights
-    ],
+    [case for case in [*BASES, *REPRESENTATIVES] if case.has_peer and not case.family.traits.own_initial_weights],
     ids=str,
 )
 def test_initial_weights_have_the_same_spread(case: Case, tmp_path: Any) -> None:

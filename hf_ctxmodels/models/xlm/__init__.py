@@ -14,7 +14,7 @@ from hf_ctxmodels.models.xlm.modeling_xlm import (
     CtxXLMModel,
 )
 from hf_ctxmodels.models.xlm.tokenization_xlm import CtxXLMTokenizer
-from hf_ctxmodels.objectives import MaskedLM
+from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
 
 # base: XNLI-15 (section 5.1); translation: the models of two languages; large: those of 17 and 100 languages;
@@ -59,7 +59,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxXLMForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxXLMForMultipleChoice,
     },
-    objectives={"mlm": MaskedLM},
+    objectives={"mlm": StreamMaskedLM, "mlm+tlm": CrossLingualLM, "tlm": TranslationLM, "clm": StreamCausalLM},
     sizes=SIZES,
     published=PUBLISHED,
     conversion=XLM_CONVERSION,

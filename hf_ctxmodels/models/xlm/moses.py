@@ -78,7 +78,7 @@ def _moses(language: str) -> tuple[Any, Any]:
     except ImportError as error:
         raise CtxError(
             "The released XLM tokenizers split words by the Moses rules, for which sacremoses is not installed.",
-            hint="pip install hf_ctxmodels[moses]; or open it with word_splitting='punctuation', whose ids differ where "
-            "Moses splits otherwise.",
+            hint="pip install hf_ctxmodels[moses]; or open it with word_splitting='punctuation', whose ids differ "
+            "where Moses splits otherwise.",
         ) from error
     return sacremoses.MosesPunctNormalizer(lang=language), sacremoses.MosesTokenizer(lang=language)

@@ -10,20 +10,14 @@ from tokenizers import pre_tokenizers
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.language_tags import split_tag
 from hf_ctxmodels.models.xlm.moses import split_words, without_accents
 from hf_ctxmodels.tokenizers.bpe import Merges
 from hf_ctxmodels.tokenizers.parallel import BETWEEN
 from hf_ctxmodels.tokenizers.word_bpe import WordBPETokenizer
 
 _SPLITTINGS = ("moses", "punctuation", "whitespace")
-_TAG = re.compile(r"<([^<>\s]+)> ")
 _TEXTS_AT_ONCE = 1000
-
-
-def split_tag(text: str) -> tuple[str | None, str]:
-    """The language of a text that begins with its tag ("<de> Ein Satz."), or None, and the text without the tag."""
-    tag = _TAG.match(text)
-    return (None, text) if tag is None else (tag[1], text[tag.end() :])
 
 
 class CtxXLMTokenizer(WordBPETokenizer):
