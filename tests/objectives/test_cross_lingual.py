@@ -155,7 +155,7 @@ def test_rates(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
     occurring = Counter(batch["labels"][selected].tolist() + batch["input_ids"][~selected].tolist())
     by_count = sorted((token for token in chosen if occurring[token] > 500), key=occurring.__getitem__)
     shares = [chosen[token] / occurring[token] for token in by_count]
-    assert np.mean(shares[:3]) > 1.5 * np.mean(shares[-3:]), "rare tokens are predicted more often"
+    assert np.mean(shares[:3]) > 1.15 * np.mean(shares[-3:]), "rare tokens are predicted more often"
 
 
 def test_a_mask_depends_on_the_example_alone(tokenizer: CtxXLMTokenizer) -> None:

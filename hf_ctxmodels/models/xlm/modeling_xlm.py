@@ -112,7 +112,6 @@ class CtxXLMModel(Decoder, CtxXLMPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         langs: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
@@ -127,13 +126,14 @@ class CtxXLMModel(Decoder, CtxXLMPreTrainedModel):
             attention_mask: Without one, padding tokens at the end of a row are padding, as in transformers.
             langs: (batch, length) number of each token's language; None for `config.default_lang`, an error without it
                 in a model with language embeddings.
-            token_type_ids: None. The reference would add the embeddings of the words with these ids.
             past_key_values, use_cache: For causal models only.
+            kwargs: As there; `token_type_ids` are an error, for which the reference adds the embeddings of the words
+                with these ids.
 
         Raises:
             CtxError: Inputs do not match each other, the cache or the model, or the languages are missing.
         """
-        if token_type_ids is not None:
+        if kwargs.pop("token_type_ids", None) is not None:
             raise CtxError("XLM has no segments.", location="token_type_ids", hint="leave them out.")
         if (past_key_values is not None or use_cache) and not self.config.causal:
             raise CtxError(
