@@ -210,7 +210,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         """
         texts = list(texts) if isinstance(texts, Iterator) else texts
         sentences = _Sentences(texts)
-        options = {"do_lower_case": do_lower_case, "min_frequency": min_frequency}
+        options: dict[str, Any] = {"do_lower_case": do_lower_case, "min_frequency": min_frequency}
         tokenizer = super().train(sentences, vocab_size, model_max_length=model_max_length, **options)
         names = sorted(name for name in {*sentences.languages, language} if name)
         counts = np.zeros(len(tokenizer), dtype=np.int64)
