@@ -22,6 +22,7 @@ from hf_ctxmodels.models.roberta import *
 from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.ulmfit import *
 from hf_ctxmodels.models.word2vec import *
+from hf_ctxmodels.models.xlm import *
 from hf_ctxmodels.models.xlm_roberta import *
 from hf_ctxmodels.models.xlnet import *
 from hf_ctxmodels.objectives import (
@@ -69,6 +70,7 @@ __all__ += models.roberta.__all__
 __all__ += models.seqae.__all__
 __all__ += models.ulmfit.__all__
 __all__ += models.word2vec.__all__
+__all__ += models.xlm.__all__
 __all__ += models.xlm_roberta.__all__
 __all__ += models.xlnet.__all__
 

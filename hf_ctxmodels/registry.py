@@ -22,6 +22,7 @@ _FOLDERS = (
     "albert",
     "electra",
     "xlnet",
+    "xlm",
     "gpt",
     "gpt2",
     "gpt3",

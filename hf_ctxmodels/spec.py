@@ -72,6 +72,10 @@ class Traits:
         loss_weights: Loss component in a head's output -> the configuration's field of its weight.
         selects_extremes: Auto classes whose head selects extreme values, which rounding may change; not needed with
             `pooling="max"` in the configuration.
+        finds_padding: Whether, without an `attention_mask`, padding tokens at the end of a row are padding, as in the
+            peer.
+        own_initial_weights: Whether new weights are drawn otherwise than by the peer in transformers: as in the
+            family's released code, where the two differ.
     """
 
     tiny: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +83,8 @@ class Traits:
     targets: Mapping[str, Target] = field(default_factory=dict)
     loss_weights: Mapping[str, str] = field(default_factory=dict)
     selects_extremes: tuple[str, ...] = ()
+    finds_padding: bool = False
+    own_initial_weights: bool = False
 
 
 @dataclass(frozen=True)

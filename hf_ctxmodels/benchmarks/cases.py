@@ -94,8 +94,13 @@ class Case:
 
 
 _PEERED = [name for name, spec in FAMILIES.items() if spec.reference and issubclass(spec.config, CtxTransformerConfig)]
-# families of Transformer decoders and encoders with a peer in transformers
-DECODERS = [name for name in _PEERED if issubclass(FAMILIES[name].models["AutoModel"], Decoder)]
+# families of Transformer decoders and encoders with a peer in transformers, of the decoders a language model's
+DECODERS = [
+    name
+    for name in _PEERED
+    if issubclass(FAMILIES[name].models["AutoModel"], Decoder)
+    and FAMILIES[name].models["AutoModelForCausalLM"].reference_model_type
+]
 ENCODERS = [name for name in _PEERED if name not in DECODERS]
 
 # cases with their own shapes or figures; they replace common cases of the same name

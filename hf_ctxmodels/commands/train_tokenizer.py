@@ -14,6 +14,7 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.language_tags import split_tag
 from hf_ctxmodels.core.outputs import TOKENIZER_FILES, check_new_directory
 from hf_ctxmodels.core.screen import next_commands, progress_bar, say
 from hf_ctxmodels.data.arguments import DataArguments
@@ -91,12 +92,19 @@ def fit(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, f
     held_out = list(islice(documents, HELD_OUT_DOCUMENTS))
     # the other language's words are none of these
     texts = [each[0] if isinstance(each, TranslatedText) else text_of(each) for each in held_out]
+    texts = ["\n".join(without_tag(line, tokenizer) for line in text.split("\n")) for text in texts]
     encodings = tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []
     encoded = [encoding.ids for encoding in encodings]
     tokens = sum(len(ids) for ids in encoded)
     unknown = sum(ids.count(tokenizer.unk_token_id) for ids in encoded)
     words = sum(len(text.split()) for text in texts)
     return {"documents": len(texts), "fertility": tokens / max(1, words), "unknown": unknown / max(1, tokens)}
+
+
+def without_tag(line: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A line without the tag of a language that the tokenizer knows by name, and so does not read as text."""
+    language, text = split_tag(line)
+    return text if language in getattr(tokenizer, "languages", ()) else line
 
 
 def fit_lines(tokenizer: PreTrainedTokenizerBase, held_out: Documents | None) -> list[str]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.layers.positions import first_columns, last_columns, states_at
 
-Pooling = Literal["last", "ends", "mean", "max", "mean+max", "last+max+mean", "first+max+mean"]
+Pooling = Literal["first", "last", "ends", "mean", "max", "mean+max", "last+max+mean", "first+max+mean"]
 
 
 def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
@@ -42,9 +42,9 @@ def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
     Args:
         states: (batch, length, hidden).
         tokens: (batch, length) bool, False at padding.
-        kind: "last" token's state; "ends", the final states of both directions of bidirectional states; "mean"; "max"
-            (Conneau et al. 2017, section 3.2); "mean+max" (SWEM-concat, Shen et al. 2018, arXiv 1805.09843);
-            "last+max+mean" (Howard & Ruder 2018, section 3.3), and "first+max+mean" for backward models.
+        kind: "first" or "last" token's state; "ends", the final states of both directions of bidirectional states;
+            "mean"; "max" (Conneau et al. 2017, section 3.2); "mean+max" (SWEM-concat, Shen et al. 2018, arXiv
+            1805.09843); "last+max+mean" (Howard & Ruder 2018, section 3.3), and "first+max+mean" for backward models.
 
     Returns:
         (batch, hidden), 2 or 3 * hidden.

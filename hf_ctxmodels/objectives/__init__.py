@@ -5,8 +5,15 @@ from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLanguageModeling
 from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForRunningText
 from hf_ctxmodels.objectives.common.masking import MaskingRule, TokenMasker
+from hf_ctxmodels.objectives.cross_lingual_masking import (
+    CrossLingualLM,
+    DataCollatorForCrossLingualMasking,
+    StreamMaskedLM,
+    TranslationLM,
+)
 from hf_ctxmodels.objectives.document_lm import DocumentLM
 from hf_ctxmodels.objectives.full_sentences import FullSentences
+from hf_ctxmodels.objectives.language_streams import DataCollatorForLanguageStreams, StreamCausalLM
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
 from hf_ctxmodels.objectives.news_fields import DataCollatorForNewsFields, NewsFieldsLM
 from hf_ctxmodels.objectives.next_sentence import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence

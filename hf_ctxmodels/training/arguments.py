@@ -41,6 +41,9 @@ class LoopArguments:
     slant_ratio: float = flag(32.0, "Ratio of the peak to the lowest rate of slanted-triangular.")
     warmup_steps: float = flag(0.0, "Steps of linear warm-up; a value below 1 is a share of all steps.")
     layerwise_lr_decay: float = flag(1.0, "Factor between the learning rates of adjacent layers; ULMFiT: 2.6.")
+    head_learning_rate: float | None = flag(
+        None, "Peak learning rate of the heads, everything above the encoder's layers; by default --learning_rate."
+    )
     unfreeze_steps: float = flag(
         0.0, "Steps after which gradual unfreezing trains one more layer; below 1 a share of all; 0 trains all layers."
     )
@@ -77,6 +80,7 @@ class LoopArguments:
             self._require(name, at_least=0)
         for name in ("slant_ratio", "layerwise_lr_decay"):
             self._require(name, at_least=1)
+        self._require("head_learning_rate", above=0)
         for name in ("dataloader_workers", "seed", "lr_reference_targets"):
             self._require(name, at_least=0)
         if self.resume and self.overwrite:

@@ -8,7 +8,17 @@ from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
 from models_faults import MODELS_FAULTS
 from training_faults import TRAINING_FAULTS
+from xlm_faults import XLM_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*CORE_FAULTS, *LAYERS_FAULTS, *MODELS_FAULTS, *GPT_FAULTS, *DATA_FAULTS, *TRAINING_FAULTS, *DOCS_FAULTS]
+FAULTS = [
+    *CORE_FAULTS,
+    *LAYERS_FAULTS,
+    *MODELS_FAULTS,
+    *GPT_FAULTS,
+    *XLM_FAULTS,
+    *DATA_FAULTS,
+    *TRAINING_FAULTS,
+    *DOCS_FAULTS,
+]

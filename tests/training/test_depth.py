@@ -82,6 +82,19 @@ def test_rates_fall_from_layer_to_layer(case: Case, tmp_path: Path) -> None:
     assert decayed == {id(parameter) for parameter in trainable(model) if parameter.ndim >= 2}
 
 
+@some_classifiers
+def test_heads_have_a_rate_of_their_own(case: Case, tmp_path: Path) -> None:
+    model = case.model()
+    groups = layer_groups(model)
+    for decay in (1.0, 2.0):
+        given = arguments(tmp_path, learning_rate=0.01, head_learning_rate=0.3, layerwise_lr_decay=decay)
+        optimizer = make_optimizer(model, given)
+        rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
+        assert {rates[id(parameter)] for parameter in groups[-1]} == {0.3}
+        for depth, group in enumerate(reversed(groups[:-1])):
+            assert [rates[id(parameter)] for parameter in group] == pytest.approx([0.01 / decay**depth] * len(group))
+
+
 def test_slanted_triangles_are_those_of_the_paper(tmp_path: Path) -> None:
     """Equation 3 with T = 100, cut_frac = 0.1, ratio = 32, written out."""
     total, cut_frac, ratio = 100, 0.1, 32
@@ -159,6 +172,11 @@ def test_intervals(tmp_path: Path) -> None:
     assert arguments(tmp_path, unfreeze_steps=0.25).unfreezing(100) == 25
     assert arguments(tmp_path, unfreeze_steps=0.001).unfreezing(100) == 1
     assert arguments(tmp_path, unfreeze_steps=7).unfreezing(100) == 7
-    for wrong in ({"unfreeze_steps": -1}, {"layerwise_lr_decay": 0.5}, {"slant_ratio": 0}):
+    for wrong in (
+        {"unfreeze_steps": -1},
+        {"layerwise_lr_decay": 0.5},
+        {"slant_ratio": 0},
+        {"head_learning_rate": -1.0},
+    ):
         with pytest.raises(CtxError, match=f"--{next(iter(wrong))} must be"):
             arguments(tmp_path, **wrong)

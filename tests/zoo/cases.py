@@ -1,6 +1,7 @@
 """The test matrix: a tiny model of every family and Auto class in the registry."""
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,7 +238,8 @@ class Case:
     @property
     def is_causal(self) -> bool:
         """Whether attention sees earlier tokens only."""
-        return hasattr(self.family.models["AutoModel"], "masks")
+        masks = getattr(self.model().base_model, "masks", ())
+        return all(mask.causal for mask in (masks if isinstance(masks, Sequence) else [masks])) and masks != ()
 
     def ahead(self, targets: Tensor) -> Tensor:
         """(batch, length) the target of each word -> labels as the head takes them."""

@@ -56,13 +56,17 @@ class Decoder(CtxPreTrainedModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.build_embeddings(config)
         self.embedding_norm = self.build_embedding_norm(config)
         self.dropout = Dropout(config.embedding_dropout_prob)
         self.layers = nn.ModuleList(self.build_layer(config) for _ in range(config.num_hidden_layers))
         self.final_norm = self.build_final_norm(config)
         self.post_init()
+
+    def build_embeddings(self, config: Any) -> None:
+        """Create the tables whose rows are summed."""
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def build_layer(self, config: Any) -> nn.Module:
         """Create a layer."""
@@ -75,6 +79,15 @@ class Decoder(CtxPreTrainedModel):
     def build_final_norm(self, config: Any) -> nn.Module:
         """Create the norm of the last layer's output."""
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def embedded_beside(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+        """(batch, length) ids that `embed` takes beside words and positions, by name.
+
+        Args:
+            words: (batch, length, ...).
+            given: Keywords of `forward`; what belongs to the embeddings is taken out.
+        """
+        return {}
 
     def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
         """(...) ids or (..., hidden) word embeddings, and (...) positions -> (..., hidden)."""
@@ -123,9 +136,13 @@ class Decoder(CtxPreTrainedModel):
         words = self._checked_input(input_ids, inputs_embeds, attention_mask, cache, past, **places)
         if position_ids is None:
             position_ids = default_positions(words, attention_mask, sequence_ids, past)
+        beside = self.embedded_beside(words, kwargs)
         kwargs |= recorded
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
-        hidden_states = self.embed(layout.pack(words), layout.pack(position_ids.expand(words.shape[:2])))
+        positions = layout.pack(position_ids.expand(words.shape[:2]))
+        hidden_states = self.embed(
+            layout.pack(words), positions, **{name: layout.pack(each) for name, each in beside.items()}
+        )
         outputs = run_stack(
             self.layers,
             hidden_states,

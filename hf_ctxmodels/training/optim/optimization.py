@@ -20,11 +20,19 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     return _by_decay([parameter for parameter in model.parameters() if parameter.requires_grad], weight_decay)
 
 
-def discriminative_groups(model: Any, weight_decay: float, learning_rate: float, decay: float) -> list[dict]:
+def discriminative_groups(
+    model: Any, weight_decay: float, learning_rate: float, decay: float, head_rate: float | None = None
+) -> list[dict]:
     """`parameter_groups` for each group of layers, from the heads with `learning_rate` downwards, each with the rate of
-    the one above divided by `decay` (Howard & Ruder 2018, section 3.2)."""
+    the one above divided by `decay` (Howard & Ruder 2018, section 3.2).
+
+    With `head_rate` the heads have that, and `learning_rate` is the rate of the last layer (Lample & Conneau 2019, the
+    released code: separate optimizers for encoder and projection).
+    """
     groups = layer_groups(model)
     rates = group_rates(groups, learning_rate, decay)
+    if head_rate is not None:
+        rates = [*group_rates(groups[:-1], learning_rate, decay), head_rate]
     return [
         {**group, "lr": rate}
         for parameters, rate in zip(reversed(groups), reversed(rates))
@@ -46,11 +54,11 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
     Raises:
         CtxError: Its package is not installed.
     """
-    if arguments.layerwise_lr_decay == 1:
+    if arguments.layerwise_lr_decay == 1 and arguments.head_learning_rate is None:
         groups = parameter_groups(model, arguments.weight_decay)
     else:
         rates = arguments.learning_rate, arguments.layerwise_lr_decay
-        groups = discriminative_groups(model, arguments.weight_decay, *rates)
+        groups = discriminative_groups(model, arguments.weight_decay, *rates, arguments.head_learning_rate)
     options: dict[str, Any] = {
         "lr": arguments.learning_rate,
         "betas": (arguments.adam_beta1, arguments.adam_beta2),

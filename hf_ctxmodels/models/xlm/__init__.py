@@ -1,0 +1,79 @@
+"""XLM (Lample & Conneau 2019): one Transformer for several languages, pretrained on text and on translations."""
+
+from typing import Any
+
+from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
+from hf_ctxmodels.models.xlm.conversion_xlm import XLM_CONVERSION
+from hf_ctxmodels.models.xlm.modeling_xlm import (
+    CtxXLMForCausalLM,
+    CtxXLMForMaskedLM,
+    CtxXLMForMultipleChoice,
+    CtxXLMForQuestionAnswering,
+    CtxXLMForSequenceClassification,
+    CtxXLMForTokenClassification,
+    CtxXLMModel,
+)
+from hf_ctxmodels.models.xlm.tokenization_xlm import CtxXLMTokenizer
+from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
+
+# base: XNLI-15 (section 5.1); translation: the models of two languages; large: those of 17 and 100 languages;
+# english: xlm-mlm-en-2048
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": encoder_size(128, 2, 2),
+    "mini": encoder_size(256, 4, 4),
+    "small": encoder_size(512, 4, 8),
+    "base": encoder_size(1024, 12, 8),
+    "translation": encoder_size(1024, 6, 8),
+    "large": encoder_size(1280, 16, 16),
+    "english": encoder_size(2048, 12, 16),
+}
+
+# Counted with the reference classes of transformers 5.23.
+PUBLISHED = {
+    "base": PublishedCount(
+        {**SIZES["base"], "vocab_size": 95000, "n_langs": 15},
+        {"AutoModel": 248_976_384, "AutoModelForMaskedLM": 249_071_384},
+    ),
+    "large": PublishedCount(
+        {**SIZES["large"], "vocab_size": 200_000, "n_langs": 17, "use_lang_emb": False},
+        {"AutoModelForMaskedLM": 571_696_960},
+    ),
+    "english": PublishedCount(
+        {**SIZES["english"], "vocab_size": 30145}, {"AutoModel": 667_088_896, "AutoModelForMaskedLM": 667_119_041}
+    ),
+}
+
+SPEC = FamilySpec(
+    name="xlm",
+    paper="Lample & Conneau 2019, Cross-lingual Language Model Pretraining (arXiv 1901.07291)",
+    config=CtxXLMConfig,
+    tokenizer=CtxXLMTokenizer,
+    models={
+        "AutoModel": CtxXLMModel,
+        "AutoModelForPreTraining": CtxXLMForMaskedLM,
+        "AutoModelForMaskedLM": CtxXLMForMaskedLM,
+        "AutoModelForCausalLM": CtxXLMForCausalLM,
+        "AutoModelForSequenceClassification": CtxXLMForSequenceClassification,
+        "AutoModelForTokenClassification": CtxXLMForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxXLMForQuestionAnswering,
+        "AutoModelForMultipleChoice": CtxXLMForMultipleChoice,
+    },
+    objectives={"mlm": StreamMaskedLM, "mlm+tlm": CrossLingualLM, "tlm": TranslationLM, "clm": StreamCausalLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=XLM_CONVERSION,
+    traits=Traits(tiny={"intermediate_size": None}, finds_padding=True, own_initial_weights=True),
+)
+
+__all__ = [
+    "CtxXLMConfig",
+    "CtxXLMForCausalLM",
+    "CtxXLMForMaskedLM",
+    "CtxXLMForMultipleChoice",
+    "CtxXLMForQuestionAnswering",
+    "CtxXLMForSequenceClassification",
+    "CtxXLMForTokenClassification",
+    "CtxXLMModel",
+    "CtxXLMTokenizer",
+]

@@ -1,0 +1,136 @@
+"""XLM configuration (Lample & Conneau 2019, section 5.1, and the released code)."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.core.config import CtxTransformerConfig
+
+# The reference's first names of fields, which released files have beside the present ones -> the names here.
+_EARLIER_NAMES = {
+    "n_words": "vocab_size",
+    "bos_index": "bos_token_id",
+    "eos_index": "eos_token_id",
+    "pad_index": "pad_token_id",
+}
+
+
+@strict
+class CtxXLMConfig(CtxTransformerConfig):
+    """Shape, languages and regularisation of XLM; the defaults are the released English model.
+
+    The reference's names (`emb_dim`, `n_layers`, `n_heads`, `dropout`, `attention_dropout`, `embed_init_std`, ...) are
+    read as well, and `gelu_activation` as `hidden_act`. Its `lang_id` is not: transformers writes 0 to every file.
+
+    Args: those of `CtxTransformerConfig`, and
+        vocab_size: Number of tokens of the tokenizer.
+        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
+        num_hidden_layers: Number of layers.
+        num_attention_heads: Attention heads per layer.
+        intermediate_size: Width of the feed-forward layer; None for 4 * hidden_size.
+        hidden_act: Activation of the feed-forward layer.
+        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
+        attention_probs_dropout_prob: Dropout on attention probabilities.
+        classifier_dropout: Dropout before the heads on a sequence; None for `hidden_dropout_prob`.
+        max_position_embeddings: Longest sequence, in tokens.
+        sinusoidal_embeddings: Fixed sinusoids in place of learned positions.
+        causal: A token sees those before it only. `CtxXLMForCausalLM` sets it.
+        n_langs: Number of languages.
+        use_lang_emb: Whether several languages have embeddings, so that `langs` must be given.
+        lang2id: Name of each language -> its number; None where they have no names.
+        default_lang: Number of the language of inputs without `langs`; None makes them an error.
+        initializer_range: Standard deviation of the embeddings; None for hidden_size ** -0.5. Linear maps keep the
+            initialisation of torch, as in the released code.
+        layer_norm_eps: Epsilon of every LayerNorm.
+        tie_word_embeddings: Share the output layer with the word embeddings.
+    """
+
+    model_type = "ctx-xlm"
+    attribute_map: ClassVar[dict[str, str]] = {
+        "emb_dim": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+        "summary_first_dropout": "classifier_dropout",
+        "embed_init_std": "initializer_range",
+    }
+
+    vocab_size: int = 30145
+    hidden_size: int = 2048
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 16
+    intermediate_size: int | None = None
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    classifier_dropout: float | int | None = None
+    max_position_embeddings: int = 512
+    sinusoidal_embeddings: bool = False
+    causal: bool = False
+    n_langs: int = 1
+    use_lang_emb: bool = True
+    lang2id: dict[str, int] | None = None
+    default_lang: int | None = None
+    initializer_range: float | int | None = None
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 2
+    bos_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 1
+    tie_word_embeddings: bool = True
+
+    own_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.own_fields,
+        "hidden_act",
+        "intermediate_size",
+        "default_lang",
+    )
+    supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "asm": (False,),
+        "is_encoder": (True,),
+        "summary_type": ("first",),
+        "summary_use_proj": (True,),
+        "summary_activation": (None, ""),
+        "summary_proj_to_labels": (True,),
+    }
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name, own in _EARLIER_NAMES.items():
+            if (value := kwargs.pop(name, None)) is not None:
+                setattr(self, own, value)
+        if (gelu := kwargs.pop("gelu_activation", None)) is not None:
+            self.hidden_act = "gelu" if gelu else "relu"
+        super().__post_init__(**kwargs)
+
+    def validate_languages(self) -> None:
+        """Check that the languages are numbered from 0 to `n_langs` - 1 (called at construction)."""
+        self.require_positive("n_langs")
+        if self.default_lang is not None and not 0 <= self.default_lang < self.n_langs:
+            raise ValueError(f"default_lang={self.default_lang} is outside [0, n_langs={self.n_langs}).")
+        if self.lang2id is not None and sorted(self.lang2id.values()) != list(range(self.n_langs)):
+            raise ValueError(f"lang2id={self.lang2id} must number the n_langs={self.n_langs} languages from 0 on.")
+
+    def validate_positions(self) -> None:
+        """Check that sinusoids come in pairs (called at construction)."""
+        if self.sinusoidal_embeddings and self.hidden_size % 2:
+            raise ValueError(f"hidden_size={self.hidden_size} is odd; sinusoids are pairs of a sine and a cosine.")
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Width of the feed-forward layer."""
+        return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
+
+    @property
+    def embedding_dropout_prob(self) -> float | int:
+        """Dropout after the embeddings."""
+        return self.hidden_dropout_prob
+
+    @property
+    def embedding_std(self) -> float:
+        """Standard deviation of new embeddings."""
+        return self.hidden_size**-0.5 if self.initializer_range is None else float(self.initializer_range)
+
+    @property
+    def embeds_languages(self) -> bool:
+        """Whether there are language embeddings."""
+        return self.use_lang_emb and self.n_langs > 1

@@ -1,0 +1,29 @@
+"""XLM weight names: the reference layout of transformers -> the native layout here."""
+
+from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
+
+XLM_EXPORT: list[WeightTransform] = [
+    WeightRenaming(r"^transformer\.", r"xlm\."),
+    WeightRenaming(r"(?<!_)embeddings\.", r"word_embeddings\."),
+    WeightRenaming(r"lang_embeddings\.", r"language_embeddings\."),
+    WeightRenaming(r"layer_norm_emb\.", r"embedding_norm\."),
+    WeightRenaming(r"attentions\.(\d+)\.", r"layers\.\1\.attention\."),
+    WeightRenaming(r"layer_norm1\.(\d+)\.", r"layers\.\1\.attention_norm\."),
+    WeightRenaming(r"ffns\.(\d+)\.lin1\.", r"layers\.\1\.feed_forward\.up_proj\."),
+    WeightRenaming(r"ffns\.(\d+)\.lin2\.", r"layers\.\1\.feed_forward\.down_proj\."),
+    WeightRenaming(r"layer_norm2\.(\d+)\.", r"layers\.\1\.feed_forward_norm\."),
+    WeightRenaming(r"out_lin\.", r"out_proj\."),
+    WeightRenaming(r"pred_layer\.proj\.", r"lm_head\."),
+    *(
+        WeightConverter(
+            [f"attention.{part}_lin.{kind}" for part in "qkv"], f"attention.qkv_proj.{kind}", [Concatenate(dim=0)]
+        )
+        for kind in ("weight", "bias")
+    ),
+]
+# Of the heads on a sequence alone: their first map has another name than that of the token head.
+XLM_SUMMARY_EXPORT: list[WeightTransform] = [
+    WeightRenaming(r"^sequence_summary\.summary\.", r"classifier\."),
+    *XLM_EXPORT,
+]
+XLM_CONVERSION: list[WeightTransform] = XLM_SUMMARY_EXPORT

@@ -1,0 +1,83 @@
+"""Languages and positions of XLM: what stands beside the words."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import check_aligned, check_ids
+from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
+
+
+class SinusoidalPositions(nn.Embedding):
+    """Fixed positions: sines in the even columns and cosines in the odd ones (Vaswani et al. 2017, section 3.5)."""
+
+    fixed_parameters = ("weight",)
+
+    def __init__(self, positions: int, width: int) -> None:
+        super().__init__(positions, width)
+        self.weight.requires_grad_(False)
+
+    def fill(self) -> None:
+        """Write the table, unless it was loaded."""
+        positions, width = self.weight.shape
+        pairs = torch.arange(width, dtype=torch.float64) // 2
+        angles = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (2 * pairs / width)
+        even = torch.arange(width) % 2 == 0
+        init.copy_(self.weight, torch.where(even, angles.sin(), angles.cos()).to(self.weight))
+
+
+def language_ids(config: CtxXLMConfig, words: Tensor, langs: Tensor | None) -> Tensor | None:
+    """(batch, length) number of each token's language; None for a model without language embeddings.
+
+    Args:
+        config: The model's.
+        words: (batch, length, ...) ids or embeddings.
+        langs: (batch, length), or None for `config.default_lang`.
+
+    Raises:
+        CtxError: The languages are missing, of another shape or outside [0, n_langs).
+    """
+    rows, length = words.shape[:2]
+    check_aligned({"langs": langs}, rows, length)
+    check_ids("langs", langs, config.n_langs, "n_langs")
+    if not config.embeds_languages:
+        return None
+    if langs is not None:
+        return langs
+    if config.default_lang is None:
+        names = config.lang2id or {}
+        known = ", ".join(f"{number} {name}" for name, number in sorted(names.items(), key=lambda item: item[1]))
+        raise CtxError(
+            f"The model has embeddings of {config.n_langs} languages, but langs is missing.",
+            hint="give langs (batch, length), the number of each token's language "
+            f"({known or f'0 to {config.n_langs - 1}'}); a tokenizer with a `language` makes them. Or set "
+            "config.default_lang for inputs of one language.",
+        )
+    return torch.full((rows, length), config.default_lang, device=words.device)
+
+
+def continued(langs: Tensor, length: int) -> Tensor:
+    """(batch, given) languages for `length` tokens: further ones are in the language of the last."""
+    return torch.nn.functional.pad(langs, (0, max(0, length - langs.shape[1])), mode="replicate")[:, :length]
+
+
+def with_langs(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A head's forward with `langs` in its signature, by which Trainer keeps the column; the encoder takes it."""
+    signature = inspect.signature(forward)
+    if "langs" in signature.parameters:
+        return forward
+
+    @wraps(forward)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    *parameters, rest = signature.parameters.values()
+    langs = inspect.Parameter("langs", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Tensor | None)
+    named.__signature__ = signature.replace(parameters=[*parameters, langs, rest])  # type: ignore[attr-defined]
+    return named

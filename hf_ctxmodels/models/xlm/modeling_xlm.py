@@ -1,0 +1,288 @@
+"""XLM (Lample & Conneau 2019, arXiv 1901.07291): a Transformer of several languages, pretrained by masked, translation
+or causal language modelling."""
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, GenerationMixin
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads.downstream import SequenceHead
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
+from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.pooling import Pooling
+from hf_ctxmodels.models._shared.decoder_heads import DecoderForCausalLM, DecoderHeadModel
+from hf_ctxmodels.models._shared.transformer_decoder import Decoder, build_layer, without_trailing_padding
+from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
+from hf_ctxmodels.models.xlm.conversion_xlm import XLM_EXPORT, XLM_SUMMARY_EXPORT
+from hf_ctxmodels.models.xlm.languages import SinusoidalPositions, continued, language_ids, with_langs
+
+
+class CtxXLMPreTrainedModel(CtxPreTrainedModel):
+    """XLM's part of the model base."""
+
+    config: CtxXLMConfig
+    base_model_prefix = "xlm"
+    reference_model_type: ClassVar[str | None] = "xlm"
+    export_conversion = XLM_EXPORT
+    _no_split_modules = ["TransformerBlock"]
+    # The output layer, and a buffer of old checkpoints.
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"position_ids$"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal embeddings, zero for padding; linear maps as torch initialises them, as in the released code."""
+        super()._init_weights(module)
+        if isinstance(module, SinusoidalPositions):
+            module.fill()
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.embedding_std)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.Linear):
+            bound = module.in_features**-0.5
+            init.uniform_(module.weight, -bound, bound)
+            init.uniform_(module.bias, -bound, bound)
+
+    def reference_config(self) -> dict[str, Any]:
+        """The reference class's configuration; raises CtxError for layers that it has not."""
+        config = self.config
+        if config.hidden_act not in ("gelu", "relu") or config.feed_forward_size != 4 * config.hidden_size:
+            raise CtxError(
+                "transformers' XLM has feed-forward layers of 4 * hidden_size with gelu or relu, this one of "
+                f"{config.feed_forward_size} with {config.hidden_act}.",
+                hint="use save_pretrained.",
+            )
+        values = super().reference_config() | {"gelu_activation": config.hidden_act == "gelu"}
+        values |= {"embed_init_std": config.embedding_std, "summary_first_dropout": config.head_dropout}
+        return values if config.default_lang is None else values | {"lang_id": config.default_lang}
+
+
+class CtxXLMModel(Decoder, CtxXLMPreTrainedModel):
+    """The network without a head: bidirectional, or causal with `config.causal`, and then with a cache."""
+
+    reference_architecture = "XLMModel"
+
+    def __init__(self, config: CtxXLMConfig) -> None:
+        super().__init__(config)
+        self.masks = CAUSAL if config.causal else BIDIRECTIONAL
+
+    def build_embeddings(self, config: CtxXLMConfig) -> None:
+        """Create the tables of words, positions and languages."""
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        positions = SinusoidalPositions if config.sinusoidal_embeddings else nn.Embedding
+        self.position_embeddings = positions(config.max_position_embeddings, config.hidden_size)
+        if config.embeds_languages:
+            self.language_embeddings = nn.Embedding(config.n_langs, config.hidden_size)
+
+    def build_layer(self, config: CtxXLMConfig) -> nn.Module:
+        """Create a post-norm layer."""
+        return build_layer(config, "post")
+
+    def build_embedding_norm(self, config: CtxXLMConfig) -> nn.Module:
+        """Create the norm of the embeddings."""
+        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def build_final_norm(self, config: CtxXLMConfig) -> nn.Module:
+        """None: a post-norm layer's output is normalised."""
+        return nn.Identity()
+
+    def embedded_beside(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+        """The tokens' languages, if the model has embeddings of them."""
+        langs = language_ids(self.config, words, given.pop("langs", None))
+        return {} if langs is None else {"langs": langs}
+
+    def embed(self, words: Tensor, position_ids: Tensor, langs: Tensor | None = None) -> Tensor:
+        """(...) ids or (..., hidden) word embeddings, (...) positions and languages -> (..., hidden)."""
+        embedded = words if words.is_floating_point() else self.word_embeddings(words)
+        embedded = embedded + self.position_embeddings(position_ids)
+        if langs is not None:
+            embedded = embedded + self.language_embeddings(langs)
+        return self.dropout(self.embedding_norm(embedded))
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        langs: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        output_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Encode a batch.
+
+        Args: those of `Decoder.forward`, of which differ
+            attention_mask: Without one, padding tokens at the end of a row are padding, as in transformers.
+            langs: (batch, length) number of each token's language; None for `config.default_lang`, an error without it
+                in a model with language embeddings.
+            past_key_values, use_cache: For causal models only.
+            kwargs: As there; `token_type_ids` are an error, for which the reference adds the embeddings of the words
+                with these ids.
+
+        Raises:
+            CtxError: Inputs do not match each other, the cache or the model, or the languages are missing.
+        """
+        if kwargs.pop("token_type_ids", None) is not None:
+            raise CtxError("XLM has no segments.", location="token_type_ids", hint="leave them out.")
+        if (past_key_values is not None or use_cache) and not self.config.causal:
+            raise CtxError(
+                "A bidirectional model has no cache: the tokens in it would have to see later ones.",
+                hint="use CtxXLMForCausalLM, or config.causal=True.",
+            )
+        if attention_mask is None and past_key_values is None:
+            attention_mask = trailing_padding(input_ids, self.config.pad_token_id)
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            sequence_ids=sequence_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_mask=output_mask,
+            langs=langs,
+            **kwargs,
+        )
+
+
+def trailing_padding(input_ids: Any, pad_token_id: int | None) -> Tensor | None:
+    """(batch, length) mask, 0 at the padding tokens at the end of a row; None where there are none."""
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or not input_ids.numel() or pad_token_id is None:
+        return None
+    if not is_traced(input_ids) and not bool((input_ids[:, -1] == pad_token_id).any()):
+        return None
+    return without_trailing_padding(input_ids, pad_token_id).long()
+
+
+class CtxXLMHeadModel(DecoderHeadModel, CtxXLMPreTrainedModel):
+    """Binds the generic heads to XLM; their forward takes `langs` as well."""
+
+    encoder_class = CtxXLMModel
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Name `langs` in the signature of forward."""
+        super().__init_subclass__(**kwargs)
+        cls.forward = with_langs(cls.forward)  # type: ignore[method-assign]
+
+
+class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
+    """XLM with the output layer for masked and translation language modelling: linear, and tied to the word embeddings.
+
+    With `config.causal` its logits are those of the causal language model, and labels are not shifted.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "xlm.word_embeddings.weight"}
+    reference_architecture = "XLMWithLMHeadModel"
+    output_layer = "lm_head"
+
+    def build_head(self, config: CtxXLMConfig) -> None:
+        """The output layer."""
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def masked_lm(
+        self, states: Tensor, labels: Tensor | None, counts: heads.ItemCounts, everywhere: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """See `ForMaskedLM.masked_lm`; the states are decoded without a dense layer."""
+        if everywhere:
+            logits = apply_linear(self.lm_head, states)
+            return None if labels is None else heads.loss_of_logits(logits, labels, counts), logits
+        assert labels is not None
+        return heads.language_modeling_loss(self.lm_head, states, labels, counts), None
+
+
+class CtxXLMForCausalLM(DecoderForCausalLM, CtxXLMHeadModel, GenerationMixin):
+    """XLM as a causal language model (section 3.2); its configuration has `causal`.
+
+    Its weights have the names of `CtxXLMForMaskedLM`, which opens them, and exports them to transformers.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "xlm.word_embeddings.weight"}
+    reference_model_type = None  # the class there gives the logits, but shifts no labels
+
+    def __init__(self, config: CtxXLMConfig) -> None:
+        if not config.causal:
+            config = copy.deepcopy(config)
+            config.causal = True
+        super().__init__(config)
+
+    def build_head(self, config: CtxXLMConfig) -> None:
+        """The output layer, which has a bias."""
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *args: Any, langs: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As in transformers; new tokens are in the language of their prompt's last one."""
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        if langs is not None:
+            given = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+            end = max(input_ids.shape[1], given.shape[1])
+            inputs["langs"] = continued(langs, end)[:, end - given.shape[1] :]
+        return inputs
+
+
+class FirstTokenHead(SequenceHead):
+    """A head on the state of the first token, </s>."""
+
+    @property
+    def pooling(self) -> Pooling:
+        """Pooling of the tokens' states."""
+        return self.config.classifier_pooling or "first"
+
+    def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """Run the network; `pooler_output` is the head's input."""
+        if attention_mask is None:
+            attention_mask = trailing_padding(kwargs.get("input_ids"), self.config.pad_token_id)
+        return super().encode(attention_mask=attention_mask, **kwargs)
+
+
+class CtxXLMForSequenceClassification(FirstTokenHead, heads.ForSequenceClassification, CtxXLMHeadModel):
+    """XLM with a classifier or regressor on the first token's state."""
+
+    reference_architecture = "XLMForSequenceClassification"
+    export_conversion = XLM_SUMMARY_EXPORT
+
+
+class CtxXLMForMultipleChoice(FirstTokenHead, heads.ForMultipleChoice, CtxXLMHeadModel):
+    """XLM that chooses by two linear maps, the first of width `num_labels`, as transformers has it."""
+
+    reference_architecture = "XLMForMultipleChoice"
+    export_conversion = XLM_SUMMARY_EXPORT
+
+    def build_head(self, config: CtxXLMConfig) -> None:
+        """Dropout and both maps."""
+        super().build_head(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.logits_proj = nn.Linear(config.num_labels, 1)
+
+    def score(self, pooled: Tensor, choices: int) -> Tensor:
+        """(batch * choices, hidden) -> (batch * choices, 1) logits."""
+        return self.logits_proj(self.classifier(self.dropout(pooled)))
+
+    def encode(self, *, langs: Tensor | None = None, **kwargs: Any) -> Any:
+        """Run the network; `langs` (batch, choices, length)."""
+        flat = langs.flatten(0, -2) if isinstance(langs, Tensor) and langs.dim() > 2 else langs
+        return super().encode(langs=flat, **kwargs)
+
+
+class CtxXLMForTokenClassification(heads.ForTokenClassification, CtxXLMHeadModel):
+    """XLM with a classifier of each token."""
+
+    reference_architecture = "XLMForTokenClassification"
+
+
+class CtxXLMForQuestionAnswering(heads.ForQuestionAnswering, CtxXLMHeadModel):
+    """XLM with start and end logits of an answer span."""
+
+    reference_architecture = "XLMForQuestionAnsweringSimple"

@@ -1,0 +1,225 @@
+"""XLM's objectives, held against plain loops over the rules of the released code: streams, pairs, masks, languages."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ctxmodels import CtxError, CtxXLMTokenizer
+from hf_ctxmodels.data import ExampleSet, build_training_set, load_documents
+from hf_ctxmodels.data.documents import TranslatedText
+from hf_ctxmodels.data.seeding import generator
+from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
+from hf_ctxmodels.objectives.cross_lingual_masking import DataCollatorForCrossLingualMasking
+
+WORDS = {
+    "de": ["der", "kleine", "hund", "sah", "eine", "alte", "katze", "am", "haus"],
+    "en": ["the", "small", "dog", "saw", "an", "old", "cat", "at", "home"],
+}
+END, PAD, MASK = 1, 2, 5
+
+
+def sentence(language: str, number: int) -> str:
+    rng = np.random.default_rng(number)
+    return " ".join(rng.choice(WORDS[language], size=int(rng.integers(3, 9))))
+
+
+DOCUMENTS = [
+    [f"<{language}> {sentence(language, 10 * number + place)}" for place in range(1 + number % 4)]
+    for number in range(30)
+    for language in ("de", "en")
+]
+PAIRS = [TranslatedText([sentence("en", number), f"<de> {sentence('de', number)}"]) for number in range(25)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> CtxXLMTokenizer:
+    texts = ["\n".join(document) for document in DOCUMENTS]
+    return CtxXLMTokenizer.train(texts, vocab_size=90, min_frequency=1)
+
+
+def ids_of(tokenizer: CtxXLMTokenizer, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def test_streams_are_cut_as_in_a_plain_loop(tokenizer: CtxXLMTokenizer) -> None:
+    streams: dict[int, list[int]] = {0: [END], 1: [END]}
+    for document in DOCUMENTS:
+        for text in document:
+            streams[tokenizer.lang2id[text[1:3]]] += [*ids_of(tokenizer, text[5:]), END]
+    for kind, length in ((StreamMaskedLM, 16), (StreamCausalLM, 7)):
+        found: dict[int, list[list[int]]] = {0: [], 1: []}
+        followers: dict[int, list[int]] = {0: [], 1: []}
+        for row in kind(tokenizer, max_length=length, seed=0).examples(DOCUMENTS):
+            assert len(set(row["langs"].tolist())) == 1, "a row is of one language"
+            found[int(row["langs"][0])].append(row["input_ids"].tolist())
+            followers[int(row["langs"][0])].append(row.get("following", -100))
+        for language, text in streams.items():
+            cut = [text[start : start + length] for start in range(0, len(text), length)]
+            cut = cut if len(cut[-1]) > 1 else cut[:-1]
+            assert found[language] == cut
+            if kind is StreamCausalLM:
+                after = [
+                    text[start] if start < len(text) else -100 for start in range(length, len(text) + length, length)
+                ]
+                assert followers[language] == after[: len(cut)]
+
+
+def test_rows_of_pairs(tokenizer: CtxXLMTokenizer) -> None:
+    """</s> a </s></s> b </s>: positions restart, and the language changes, at the second </s> of the middle."""
+    limit = 17
+    objective = TranslationLM(tokenizer, max_length=limit, seed=0, language="en", mlm_probability=1e-9)
+    batch = objective.collate(list(ExampleSet.build(objective.examples(PAIRS))))
+    number = 0
+    for text, translation in PAIRS:
+        one, other = ids_of(tokenizer, text), ids_of(tokenizer, translation.removeprefix("<de> "))
+        ids, langs, positions = [], [], []
+        for language, part in ((1, one), (0, other)):
+            for position, token in enumerate([END, *part, END]):
+                ids.append(token)
+                langs.append(language)
+                positions.append(position)
+        if len(ids) > limit:
+            continue
+        real = batch["attention_mask"][number] == 1
+        for name, expected in {"input_ids": ids, "langs": langs, "position_ids": positions}.items():
+            assert batch[name][number][real].tolist() == expected, name
+        number += 1
+    assert 0 < number == len(batch["input_ids"]) < len(PAIRS)
+    assert objective.statistics["left_out"] == len(PAIRS) - number
+    assert objective.rates(objective.count(batch))["translation_rows"] == 1
+
+
+def slow_mask(ids: list[int], scores: list[float] | None, size: int, seed: int) -> tuple[list[int], list[int]]:
+    """The rule one token at a time, with the draws of example 0 in epoch 0."""
+    rng = generator(seed, 0, 0)
+    if scores is None:
+        chosen = [column for column, draw in enumerate(rng.random(len(ids))) if draw < 0.15 and column > 0]
+    else:
+        weights = np.array([0.0 if column == 0 else scores[token] for column, token in enumerate(ids)])
+        number = min(math.ceil(0.15 * len(ids)), int((weights > 0).sum()))
+        chosen = sorted(rng.choice(len(ids), number, replace=False, p=weights / weights.sum()).tolist())
+    labels, corrupted = [-100] * len(ids), list(ids)
+    draws = rng.random(len(chosen)).tolist()
+    drawn = iter(rng.integers(size, size=sum(0.8 <= draw < 0.9 for draw in draws)).tolist())
+    for column, draw in zip(chosen, draws, strict=True):
+        labels[column] = ids[column]
+        corrupted[column] = MASK if draw < 0.8 else next(drawn) if draw < 0.9 else ids[column]
+    return corrupted, labels
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_masks_are_those_of_a_plain_loop(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
+    counts = tokenizer.token_counts
+    assert counts is not None
+    assert sum(counts[number] for number in (0, END, PAD, MASK)) == 0
+    scores = None if not alpha else [count**-alpha if count else 0.0 for count in counts]
+    ids = ids_of(tokenizer, " ".join(sentence("en", number) for number in range(12)))
+    for seed in range(5):
+        collate = DataCollatorForCrossLingualMasking(tokenizer, seed=seed, sample_alpha=alpha)
+        batch = collate([{"input_ids": [END, *ids], "example_index": 0, "epoch": 0}])
+        corrupted, labels = slow_mask([END, *ids], scores, len(tokenizer), seed)
+        assert (batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) == (corrupted, labels)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_rates(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
+    """15%, 80/10/10, over the whole vocabulary; never the first token nor padding; </s> within a row is not spared."""
+    objective = StreamMaskedLM(tokenizer, max_length=40, seed=3, sample_alpha=alpha)
+    examples = ExampleSet.build(objective.examples(DOCUMENTS))
+    features = [examples[epoch, index] for epoch in range(150) for index in range(len(examples))]
+    batch = objective.collate(features)
+    selected = batch["labels"] != -100
+    assert not selected[:, 0].any()
+    assert not selected[batch["attention_mask"] == 0].any()
+    rates = objective.rates(objective.count(batch))
+    lengths = [len(feature["input_ids"]) for feature in features]
+    share = sum(math.ceil(0.15 * length) for length in lengths) / sum(length - 1 for length in lengths)
+    if alpha:
+        assert rates["selected_share"] == pytest.approx(share, abs=0.005), "exactly the share but for rows of </s>"
+    else:
+        assert rates["selected_share"] == pytest.approx(0.15, abs=0.01)
+    assert rates["mask_token_share"] == pytest.approx(0.8, abs=0.02)
+    assert rates["kept_token_share"] == pytest.approx(0.1, abs=0.02)
+    assert rates["translation_rows"] == 0
+    random = selected & (batch["input_ids"] != MASK) & (batch["input_ids"] != batch["labels"])
+    assert {0, PAD, 3, 4} <= set(batch["input_ids"][random].tolist()), "any token, special ones too"
+    chosen = Counter(batch["labels"][selected].tolist())
+    if not alpha:
+        assert chosen[END] > 0
+        return
+    assert chosen[END] == 0, "it does not occur in the counts"
+    occurring = Counter(batch["labels"][selected].tolist() + batch["input_ids"][~selected].tolist())
+    by_count = sorted((token for token in chosen if occurring[token] > 500), key=occurring.__getitem__)
+    shares = [chosen[token] / occurring[token] for token in by_count]
+    assert np.mean(shares[:3]) > 1.15 * np.mean(shares[-3:]), "rare tokens are predicted more often"
+
+
+def test_a_mask_depends_on_the_example_alone(tokenizer: CtxXLMTokenizer) -> None:
+    for alpha in (0.0, 0.5):
+        objective = StreamMaskedLM(tokenizer, max_length=16, seed=0, sample_alpha=alpha)
+        examples = ExampleSet.build(objective.examples(DOCUMENTS))
+        together = objective.collate([examples[1, index] for index in (0, 5, 9)])
+        alone = objective.collate([examples[1, 5]])
+        for name, tensor in alone.items():
+            assert torch.equal(tensor[0], together[name][1][: tensor.shape[1]]), name
+        other = objective.collate([examples[2, 5]])
+        assert not torch.equal(other["labels"], alone["labels"])
+
+
+def test_alternation_and_the_arm_without_translations(tokenizer: CtxXLMTokenizer) -> None:
+    """Batches of MLM + TLM are of one task each; MLM alone reads the same sentences, pairs as two of them."""
+    documents = [*DOCUMENTS, *PAIRS]
+    both = CrossLingualLM(tokenizer, max_length=40, seed=0, language="en")
+    mixture = build_training_set(documents, both, both.sampling)
+    tasks = mixture.choose(np.arange(400), 0)
+    assert 0.4 < tasks.mean() < 0.6
+    assert [{int(part[index]["task"]) for index in range(len(part))} for part in mixture.parts] == [{0}, {1}]
+    shuffled = CrossLingualLM(tokenizer, max_length=40, seed=0, language="en", alternate=False)
+    assert len(build_training_set(documents, shuffled, shuffled.sampling)) == len(mixture)
+    streams = StreamMaskedLM(tokenizer, max_length=40, seed=0, language="en")
+    words = [sum(int((row["input_ids"] != END).sum()) for row in each.examples(documents)) for each in (streams, both)]
+    assert words[0] == words[1]
+
+
+def test_files_with_tags_become_rows_with_languages(tokenizer: CtxXLMTokenizer, tmp_path: Path) -> None:
+    for name, texts in {"de": [d for d in DOCUMENTS if d[0][1:3] == "de"], "en": [[p[0]] for p in PAIRS]}.items():
+        lines = "\n\n".join("\n".join(text.removeprefix("<de> ") for text in document) for document in texts)
+        (tmp_path / f"{name}.txt").write_text(lines)
+    (tmp_path / "en.lines.txt").write_text("\n".join(pair[0] for pair in PAIRS))
+    (tmp_path / "de.lines.txt").write_text("\n".join(pair[1].removeprefix("<de> ") for pair in PAIRS))
+    files = [str(tmp_path / name) for name in ("de.txt", "en.txt", "en.lines.txt")]
+    other = str(tmp_path / "de.lines.txt")
+    documents = load_documents(*files, translations=["-", "-", other], language_tags=["<de>", "<en>", "<de>"])
+    objective = CrossLingualLM(tokenizer, max_length=60, seed=0, language="en")
+    rows = list(objective.examples(documents))
+    assert {(row["task"], *sorted(set(row["langs"].tolist()))) for row in rows} == {(0, 0), (0, 1), (1, 0, 1)}
+    assert objective.config_fields == {"n_langs": 2, "lang2id": {"de": 0, "en": 1}, "causal": False}
+    sampled = StreamMaskedLM(tokenizer, max_length=20, seed=0, language="en")
+    mixture = build_training_set(load_documents(*files[:2], language_tags=["<de>", "<en>"]), sampled, alpha=0.5)
+    assert mixture.by_example
+
+
+def test_one_language_has_no_langs_and_needs_no_tags() -> None:
+    tokenizer = CtxXLMTokenizer.train([sentence("en", number) for number in range(40)], 80, min_frequency=1)
+    objective = StreamMaskedLM(tokenizer, max_length=16, seed=0)
+    rows = list(objective.examples([[sentence("en", 1)]]))
+    assert "langs" not in rows[0]
+    assert objective.config_fields == {"n_langs": 1, "lang2id": None, "causal": False}
+
+
+def test_errors(tokenizer: CtxXLMTokenizer) -> None:
+    with pytest.raises(CtxError, match="no tag of its language"):
+        list(StreamMaskedLM(tokenizer, max_length=16, seed=0).examples([["a dog"]]))
+    with pytest.raises(CtxError, match="no language 'fr'"):
+        list(StreamMaskedLM(tokenizer, max_length=16, seed=0).examples([["<fr> un chien"]]))
+    with pytest.raises(CtxError, match="no language 'it'"):
+        StreamMaskedLM(tokenizer, max_length=16, seed=0, language="it")
+    with pytest.raises(CtxError, match="no translation"):
+        list(TranslationLM(tokenizer, max_length=16, seed=0).examples(DOCUMENTS))
+    plain = CtxXLMTokenizer(tokenizer.get_vocab(), [], word_splitting="punctuation")
+    with pytest.raises(CtxError, match="frequency of each token"):
+        StreamMaskedLM(plain, max_length=16, seed=0, sample_alpha=0.5)
