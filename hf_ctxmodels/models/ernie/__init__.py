@@ -17,7 +17,7 @@ from hf_ctxmodels.models.ernie.modeling_ernie import (
 )
 from hf_ctxmodels.models.ernie.pretraining_ernie import TASKS, CtxErnieForPreTraining
 from hf_ctxmodels.models.ernie.tokenization_ernie import CtxErnieTokenizer
-from hf_ctxmodels.objectives import MaskedLM
+from hf_ctxmodels.objectives import ContinualTasks, MaskedLM, UnitMaskingWithPairs
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits, encoder_size
 
 # ERNIE 2.0 for English: BERT's vocabulary and positions, four segments
@@ -61,7 +61,7 @@ SPEC = FamilySpec(
         "AutoModelForMultipleChoice": CtxErnieForMultipleChoice,
     },
     peers={"AutoModelForPreTraining": CtxErnieForMaskedLMWithPair},
-    objectives={"mlm": MaskedLM},
+    objectives={"unit-mlm+pairs": UnitMaskingWithPairs, "continual-tasks": ContinualTasks, "mlm": MaskedLM},
     sizes=SIZES,
     published=PUBLISHED,
     conversion=BERT_CONVERSION,
