@@ -130,6 +130,8 @@ class Phrases:
 
 
 def _words(ids: np.ndarray, word_ids: np.ndarray) -> Iterator[Word]:
+    """The words of a text; special tokens are empty ones, which no phrase has."""
     if len(ids):
-        for part in np.split(ids, np.flatnonzero(np.diff(word_ids)) + 1):
-            yield tuple(part.tolist())
+        cuts = np.flatnonzero(np.diff(word_ids)) + 1
+        for part, numbers in zip(np.split(ids, cuts), np.split(word_ids, cuts), strict=True):
+            yield () if numbers[0] == NO_WORD else tuple(part.tolist())
