@@ -199,9 +199,7 @@ class ScheduledMixture(Mixture):
         self.ends = np.cumsum([len(order) for order in self.orders])
 
     @classmethod
-    def by_column(
-        cls, examples: ExampleSet, column: str, stages: Sequence[Mapping[int, int]]
-    ) -> "ScheduledMixture":
+    def by_column(cls, examples: ExampleSet, column: str, stages: Sequence[Mapping[int, int]]) -> "ScheduledMixture":
         """One part for each value of a column; `stages` are by value."""
         kinds, parts = parts_by_column(examples, column)
         return cls(parts, [{kinds.index(kind): steps for kind, steps in stage.items()} for stage in stages])
@@ -218,7 +216,8 @@ class ScheduledMixture(Mixture):
 
 
 def _spread(stage: Mapping[int, int]) -> np.ndarray:
-    """(steps,) the part of each step of a stage: step k of a part with n steps lies at the share (k + 1/2) / n of it."""
+    """(steps,) the part of each step of a stage: step k of a part with n steps lies at the share (k + 1/2) / n of
+    it."""
     parts = np.repeat(list(stage), list(stage.values()))
     places = np.concatenate([(np.arange(steps) + 0.5) / steps for steps in stage.values()])
     return parts[np.argsort(places, kind="stable")]

@@ -65,8 +65,8 @@ class DataCollatorForContinualTasks(PaddingCollator):
         target: Class of the row, -100 for none.
         example_index, epoch: Integers that seed the mask.
 
-    Returns: input_ids, attention_mask, token_type_ids, task_type_ids, the kind of the task, and labels (batch, width); and
-        for each task `<task>_labels`, (batch, width) or (batch,), -100 in the rows of other tasks.
+    Returns: input_ids, attention_mask, token_type_ids, task_type_ids, the kind of the task, and labels (batch, width);
+        and for each task `<task>_labels`, (batch, width) or (batch,), -100 in the rows of other tasks.
 
     Args:
         tokenizer: With a mask token and a padding token.
@@ -125,8 +125,8 @@ class DataCollatorForContinualTasks(PaddingCollator):
         of_tokens = padder.pad([np.asarray(feature["token_targets"]) for feature in features], IGNORED)
         for name in self.tasks:
             own = torch.from_numpy(numbers == _NUMBERS[name])
-            targets = of_tokens if TASKS[name].of_tokens else torch.from_numpy(of_rows)
-            batch[f"{name}_labels"] = targets.masked_fill(~own if targets.dim() == 1 else ~own[:, None], IGNORED)
+            aims = of_tokens if TASKS[name].of_tokens else torch.from_numpy(of_rows)
+            batch[f"{name}_labels"] = aims.masked_fill(~own if aims.dim() == 1 else ~own[:, None], IGNORED)
         return batch
 
 
@@ -136,8 +136,8 @@ class ContinualTasksOptions(UnitMaskingOptions):
 
     schedule: str = flag(
         _FROM_TEXT,
-        "Stages, separated by semicolons, each of `task:steps`, separated by commas; without steps equal shares. A stage "
-        "has the tasks of the one before; the last one is repeated.",
+        "Stages, separated by semicolons, each of `task:steps`, separated by commas; without steps equal shares. A "
+        "stage has the tasks of the one before; the last one is repeated.",
     )
     reordering_segments: int = flag(3, "Maximum number of segments of a text whose order is predicted.")
     discourse_relations: str = flag("", "Comma-separated labels of the pairs for discourse_relation.")
@@ -147,8 +147,8 @@ class ContinualTasksOptions(UnitMaskingOptions):
 class ContinualTasks(Objective):
     """ERNIE 2.0's objective: tasks that join one after the other; each step has examples of one task.
 
-    A task is learned with all earlier ones, in the numbers of steps that the schedule gives (`ScheduledMixture`). The kind
-    of a document decides its tasks; a labelled pair belongs to the task that has its label.
+    A task is learned with all earlier ones, in the numbers of steps that the schedule gives (`ScheduledMixture`). The
+    kind of a document decides its tasks; a labelled pair belongs to the task that has its label.
 
     | task | document | row | target |
     |---|---|---|---|
@@ -201,8 +201,8 @@ class ContinualTasks(Objective):
     def _task(self, name: str) -> DocumentTask | PairTask:
         kind = TASKS[name]
         if issubclass(kind, PairTask):
-            texts = {DiscourseRelation: self.options.discourse_relations}
-            text = texts.get(kind, self.options.relevance_labels)
+            discourse = kind is DiscourseRelation
+            text = self.options.discourse_relations if discourse else self.options.relevance_labels
             return kind([label.strip().lower() for label in text.split(",") if label.strip()])
         rooms = (self.templates[1].room(self.max_length), self.templates[2].room(self.max_length))
         if kind is SentenceReordering:
@@ -214,9 +214,10 @@ class ContinualTasks(Objective):
         pair_tasks = [task for task in self.tasks.values() if isinstance(task, PairTask)]
         labels = [label for task in pair_tasks for label in task.labels]
         if len(set(labels)) < len(labels) or any(task.classes < 2 for task in pair_tasks):
+            names = " and ".join(task.name for task in pair_tasks)
             raise CtxError(
-                f"The labels of {' and '.join(task.name for task in pair_tasks)} are {', '.join(labels) or 'none'}; each "
-                "task needs two or more of its own, since the label of a pair tells its task.",
+                f"The labels of {names} are {', '.join(labels) or 'none'}; each task needs two or more "
+                "of its own, since the label of a pair tells its task.",
                 hint="list them: --objective_options discourse_relations=... relevance_labels=...",
             )
 
@@ -272,13 +273,13 @@ class ContinualTasks(Objective):
 
     def _of_pairs(self, pairs: list[LabelledPair]) -> Iterator[tuple[str, TaskRow]]:
         """Names of tasks and rows, made of labelled pairs."""
-        tasks = {
-            label: task for task in self.tasks.values() if isinstance(task, PairTask) for label in task.labels
-        }
+        tasks = {label: task for task in self.tasks.values() if isinstance(task, PairTask) for label in task.labels}
         if not pairs or not tasks:
             return
         self.statistics["documents"] += len(pairs)
-        sides = [self.tokenizer([pair[side] for pair in pairs], add_special_tokens=False, verbose=False) for side in (0, 1)]
+        sides = [
+            self.tokenizer([pair[side] for pair in pairs], add_special_tokens=False, verbose=False) for side in (0, 1)
+        ]
         for pair, *texts in zip(pairs, *(side["input_ids"] for side in sides), strict=True):
             task = tasks.get(pair.label.lower())
             if task is None:

@@ -24,8 +24,8 @@ class DataCollatorForUnitMasking(DataCollatorForSentencePairs):
     """Masks units of pairs: 15% of a row's units, each of whose tokens is replaced by itself: 80% -> mask token, 10% ->
     random, 10% kept.
 
-    Each feature holds what `DataCollatorForSentencePairs` needs, with the label `next_sentence_labels`; its word_ids are
-    the numbers of units.
+    Each feature holds what `DataCollatorForSentencePairs` needs, with the label `next_sentence_labels`; its word_ids
+    are the numbers of units.
 
     Returns: what the masking collator returns, and next_sentence_labels (batch,) int64.
     """
@@ -83,14 +83,14 @@ class UnitPairOptions(UnitMaskingOptions):
 class UnitMaskingWithPairs(MaskedLMWithNextSentence):
     """ERNIE 1.0's objective: predict masked words, phrases or entities, and whether two segments belong together.
 
-    15% of a row's units are selected, at least one. All tokens of a unit are targets, and each draws its own replacement.
-    The units are words, and with `units` the phrases of a file, found from left to right, the longest first. The stages
-    of the paper (words, phrases, entities) are runs with other files, each going on from the run before. `unit_rows`
-    masks single tokens in the other rows.
+    15% of a row's units are selected, at least one. All tokens of a unit are targets, and each draws its own
+    replacement. The units are words, and with `units` the phrases of a file, found from left to right, the longest
+    first. The stages of the paper (words, phrases, entities) are runs with other files, each going on from the run
+    before. With `unit_rows` below 1 the other rows have masks of single tokens.
 
     | document | row | targets |
     |---|---|---|
-    | sentences | `[CLS] A [SEP] B [SEP]` | all tokens of 15% of the units; one class per row: B follows A (0) or not (1) |
+    | sentences | `[CLS] A [SEP] B [SEP]` | 15% of the units; one class per row: B follows A (0) or not (1) |
 
     The wrong pairs:
 

@@ -115,7 +115,9 @@ def test_first_version_goes_to_the_reference_and_back(tmp_path):
     plain, report = CtxErnieForMaskedLMWithPair.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report.values()), report
     plain.export_reference(tmp_path / "reference")
-    reference, report = transformers.ErnieForPreTraining.from_pretrained(tmp_path / "reference", output_loading_info=True)
+    reference, report = transformers.ErnieForPreTraining.from_pretrained(
+        tmp_path / "reference", output_loading_info=True
+    )
     assert not any(report.values()), report
     batch = make_batch(PRETRAINING)
     found, expected = model(**batch), reference.eval()(**batch)

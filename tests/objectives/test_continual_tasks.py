@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from itertools import islice, permutations
+from itertools import islice, pairwise, permutations
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import (
     ExampleSet,
     MixtureBatchSampler,
-    ScheduledMixture,
     SamplingPolicy,
+    ScheduledMixture,
     build_training_set,
     load_documents,
 )
@@ -52,7 +52,7 @@ def test_capitals_are_those_of_the_text():
     assert len(rows) == 1
     assert rows[0]["token_targets"].tolist() == [IGNORED, *expected, IGNORED]
     assert {0, 1, IGNORED} == set(expected)
-    assert any(target == 1 and first == 1 for target, first in zip(expected, expected[1:])), "also in later pieces"
+    assert any(target == 1 and first == 1 for target, first in pairwise(expected)), "also in later pieces"
     cased = CtxErnieTokenizer.train(["A a B b"], 30, do_lower_case=False, min_frequency=1)
     with pytest.raises(CtxError, match="keeps capitals"):
         rows_of(cased, [sentences], "capitalization")
@@ -132,7 +132,9 @@ def test_the_distance_of_two_sentences(tokenizer):
     assert {tuple(map(len, numbers_of(row))) for row in short} <= {(9, 4), (7, 6), (4, 9), (6, 7)}, "long ones are cut"
     batch = objective.collate([{**row, "example_index": i, "epoch": 0} for i, row in enumerate(rows)])
     rates = objective.rates(objective.count(batch))
-    assert [rates[f"sentence_distance_{k}"] for k in range(3)] == pytest.approx([targets[k] / len(rows) for k in range(3)])
+    assert [rates[f"sentence_distance_{k}"] for k in range(3)] == pytest.approx(
+        [targets[k] / len(rows) for k in range(3)]
+    )
 
 
 PAIRS = [("wa wb", "wc", "But"), ("wd", "we wf", "clicked"), ("wg", "wh", "so"), ("wg", "wh", "irrelevant")]
@@ -151,7 +153,11 @@ def documents(tmp_path):
 def test_a_labelled_pair_belongs_to_the_task_of_its_label(tokenizer, documents):
     objective, rows = rows_of(tokenizer, documents, SCHEDULE, discourse_relations="so, but")
     names = list(TASKS)
-    found = [(names[row["task"]], row["target"]) for row in rows if names[row["task"]] in ("discourse_relation", "query_title")]
+    found = [
+        (names[row["task"]], row["target"])
+        for row in rows
+        if names[row["task"]] in ("discourse_relation", "query_title")
+    ]
     assert found == [("discourse_relation", 1), ("query_title", 2), ("discourse_relation", 0), ("query_title", 0)]
     expected = {"sentence_distance": 3, "discourse_relation": 2, "query_title": 3}
     assert objective.config_fields == {"pretraining_tasks": expected, "use_task_id": True}

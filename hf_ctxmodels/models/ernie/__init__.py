@@ -1,5 +1,5 @@
-"""ERNIE 1.0 (Sun et al. 2019) and 2.0 (Sun et al. 2020): BERT's network, pretrained on masked units of knowledge, and on
-a growing set of tasks."""
+"""ERNIE 1.0 (Sun et al. 2019) and 2.0 (Sun et al. 2020): BERT's network, pretrained on masked units of knowledge, and
+on a growing set of tasks."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits, encode
 # ERNIE 2.0 for English: BERT's vocabulary and positions, four segments
 _SECOND = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 4}
 
-# tiny to small: BERT's of Turc et al. 2019 (arXiv 1908.08962), table 1; base: Sun et al. 2019, section 4.1; base-2.0 and
+# tiny to small: BERT's of Turc et al. 2019 (arXiv 1908.08962), table 1; base: Sun et al. 2019, section 4.1; base-2.0,
 # large-2.0: Sun et al. 2020, section 4.1.3
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": encoder_size(128, 2, 2),
@@ -36,7 +36,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 # Counted with the reference classes of transformers 5.23; the base models have their pooler.
 PUBLISHED = {
-    name: PublishedCount(SIZES[name], dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts)))
+    name: PublishedCount(
+        SIZES[name], dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts))
+    )
     for name, counts in {
         "base": (99_866_112, 99_885_648, 100_477_778),
         "base-2.0": (109_483_776, 109_515_834, 110_107_964),
@@ -46,8 +48,8 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="ernie",
-    paper="Sun et al. 2019, ERNIE: Enhanced Representation through Knowledge Integration (arXiv 1904.09223); Sun et al. "
-    "2020, ERNIE 2.0: A Continual Pre-training Framework for Language Understanding (arXiv 1907.12412)",
+    paper="Sun et al. 2019, ERNIE: Enhanced Representation through Knowledge Integration (arXiv 1904.09223); Sun et "
+    "al. 2020, ERNIE 2.0: A Continual Pre-training Framework for Language Understanding (arXiv 1907.12412)",
     config=CtxErnieConfig,
     tokenizer=CtxErnieTokenizer,
     models={

@@ -1,11 +1,11 @@
-"""ERNIE 1.0 (Sun et al. 2019, arXiv 1904.09223) and 2.0 (Sun et al. 2020, arXiv 1907.12412): BERT's network, pretrained on
-masked units (words, phrases, entities), and in 2.0 on a growing set of tasks, with an embedding of the task.
+"""ERNIE 1.0 (Sun et al. 2019, arXiv 1904.09223) and 2.0 (Sun et al. 2020, arXiv 1907.12412): BERT's network, pretrained
+on masked units (words, phrases, entities), and in 2.0 on a growing set of tasks, with an embedding of the task.
 
 Pretraining by tasks is in `pretraining_ernie`.
 """
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,8 @@ class TaskEmbeddings(TokenPositionTypeEmbeddings):
         token_type_ids: Tensor | None,
         task_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """As there; `task_type_ids` (...) are the tasks, None for the first. Raises CtxError for ids without a table."""
+        """As there; `task_type_ids` (...) are the tasks, None for the first. Raises CtxError for ids without a
+        table."""
         if self.task_type_embeddings is None:
             if task_type_ids is not None:
                 raise CtxError("The model has no task embeddings.", hint="set config.use_task_id, or give no ids.")
@@ -85,7 +86,7 @@ class CtxErnieForMaskedLMWithPair(CtxErnieHeadModel, bert.CtxBertForPreTraining)
     `transformers`."""
 
     reference_architecture = "ErnieForPreTraining"
-    _tied_weights_keys: ClassVar[dict[str, str]] = CtxErnieForMaskedLM._tied_weights_keys
+    _tied_weights_keys = CtxErnieForMaskedLM._tied_weights_keys
 
 
 class CtxErnieForNextSentencePrediction(CtxErnieHeadModel, bert.CtxBertForNextSentencePrediction):
@@ -106,4 +107,3 @@ class CtxErnieForQuestionAnswering(CtxErnieHeadModel, bert.CtxBertForQuestionAns
 
 class CtxErnieForMultipleChoice(CtxErnieHeadModel, bert.CtxBertForMultipleChoice):
     """ERNIE with a logit for each of several choices."""
-

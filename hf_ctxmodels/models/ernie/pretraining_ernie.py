@@ -175,7 +175,7 @@ class CtxErnieForPreTraining(CtxErnieForMaskedLM):
         partial = wanted is not None and task not in ROW_TASKS
         if partial and targets is None:
             return _Prediction()
-        if partial:
+        if wanted is not None and targets is not None and partial:
             states = states[(targets != IGNORED)[wanted]]
         if task == "mlm":
             return _Prediction(*self.masked_lm(states, targets, counts, not partial))

@@ -81,8 +81,8 @@ def _word_ids(encoded: BatchEncoding, row: int) -> np.ndarray:
 
 
 def capitals_of(sentence: str, encoded: BatchEncoding, row: int) -> np.ndarray:
-    """(tokens,) int8 for each token: 1 if the first letter of its word is a capital, 0 if it is small, and -1 if the word
-    does not begin with either."""
+    """(tokens,) int8 for each token: 1 if the first letter of its word is a capital, 0 if it is small, and -1 if the
+    word does not begin with either."""
     words, encoding = _word_ids(encoded, row), encoded.encodings[row]
     first = np.searchsorted(words, words)  # the first token of each one's word; the numbers ascend
     letters = [sentence[start : start + 1] for start, _ in encoding.offsets]

@@ -1,4 +1,5 @@
-"""Units of knowledge: words, and the phrases and entities of a list, masked as a whole (Sun et al. 2019, section 3.2)."""
+"""Units of knowledge: words, and the phrases and entities of a list, masked as a whole (Sun et al. 2019, section
+3.2)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -66,11 +67,11 @@ class Phrases:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, phrases: Iterable[str]) -> None:
-        self._first: dict[Word, Any] = {}
-        texts = list(phrases)
-        encoded = tokenizer(texts, add_special_tokens=False, verbose=False) if texts else {"input_ids": []}
-        for row, ids in enumerate(encoded["input_ids"]):
-            words = list(_words(np.array(ids), np.array(encoded.word_ids(row))))
+        self._first: dict[Word | None, Any] = {}
+        for phrase in phrases:
+            encoded = tokenizer(phrase, add_special_tokens=False, verbose=False)
+            ids = encoded["input_ids"]
+            words = list(_words(np.array(ids), np.array(encoded.word_ids())))
             if len(words) < 2 or tokenizer.unk_token_id in ids:
                 continue
             node = self._first
@@ -82,7 +83,7 @@ class Phrases:
                 "There is no phrase of two or more words that the tokenizer knows.",
                 hint="give one phrase per line, for example from `hf-ctxmodels find-units`.",
             )
-        self._first_tokens = np.unique([word[0] for word in self._first])
+        self._first_tokens = np.unique([word[0] for word in self._first if word])
 
     @classmethod
     def read(cls, tokenizer: PreTrainedTokenizerBase, file: str | Path) -> Self:

@@ -11,8 +11,8 @@ def parse_schedule(text: str, known: Collection[str]) -> list[dict[str, int]]:
     """For each stage task -> number of its steps.
 
     Args:
-        text: Stages, separated by semicolons; a stage is `task:steps`, separated by commas. Steps left out are 1, for one
-            stage with equal shares.
+        text: Stages, separated by semicolons; a stage is `task:steps`, separated by commas. Steps left out are 1, for
+            one stage with equal shares.
         known: Names of tasks.
 
     Raises:

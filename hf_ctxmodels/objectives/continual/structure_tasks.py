@@ -61,8 +61,8 @@ class SentenceReordering(DocumentTask):
 class SentenceDistance(DocumentTask):
     """Predict whether two sentences are neighbours (0), others of the same document (1), or of two documents (2).
 
-    Every sentence is the first of a pair, of a class drawn uniformly among those that are possible. Neighbours are in the
-    order of the text. Sentences that do not fit lose their ends.
+    Every sentence is the first of a pair, of a class drawn uniformly among those that are possible. Neighbours are in
+    the order of the text. Sentences that do not fit lose their ends.
     """
 
     name = "sentence_distance"

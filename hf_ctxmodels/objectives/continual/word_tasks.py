@@ -10,7 +10,8 @@ from hf_ctxmodels.objectives.continual.task import WORD, DocumentTask, TaskRow
 
 
 class KnowledgeMasking(DocumentTask):
-    """Predict masked words, phrases and entities; the collator draws them. A row holds whole sentences of a document."""
+    """Predict masked words, phrases and entities; the collator draws them. A row holds whole sentences of a
+    document."""
 
     name = "knowledge_masking"
     kind = WORD
@@ -25,8 +26,8 @@ class KnowledgeMasking(DocumentTask):
 
 
 class Capitalization(DocumentTask):
-    """Predict for each token whether the first letter of its word is a capital. Numbers, punctuation and letters without
-    case have no target. The tokenizer must lower-case, else the input tells."""
+    """Predict for each token whether the first letter of its word is a capital. Numbers, punctuation and letters
+    without case have no target. The tokenizer must lower-case, else the input tells."""
 
     name = "capitalization"
     kind = WORD
@@ -45,8 +46,8 @@ class Capitalization(DocumentTask):
 class TokenDocumentRelation(DocumentTask):
     """Predict for each token of a segment whether it is in another segment of the document, too.
 
-    Segments are the rows of a document, at most half of it long, so that there are two at least. A document of one token
-    makes none.
+    Segments are the rows of a document, at most half of it long, so that there are two at least. A document of one
+    token makes none.
     """
 
     name = "token_document"

@@ -37,8 +37,8 @@ class FrequencyBaseline:
     """Counts targets in training rows, then scores this baseline on held-out batches.
 
     Targets with one value per row, and the policy's `token_classes`, are classes, counted in collated training batches.
-    Other targets with several values per row are tokens, counted in the uncorrupted training rows, except the policy's `excluded_ids`. Counts are smoothed by
-    adding 1.
+    Other targets with several values per row are tokens, counted in the uncorrupted training rows, except the policy's
+    `excluded_ids`. Counts are smoothed by adding 1.
 
     Args:
         policy: The objective's policy.
