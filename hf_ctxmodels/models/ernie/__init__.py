@@ -69,7 +69,7 @@ SPEC = FamilySpec(
     conversion=BERT_CONVERSION,
     parent="bert",
     traits=Traits(
-        tiny={"use_task_id": True, "pretraining_tasks": {task: 3 for task in TASKS}},
+        tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys(TASKS, 3)},
         targets={
             **{f"{task}_labels": Target.PAIR_CLASS for task in TASKS},
             **{f"{task}_labels": Target.TOKEN_PAIR_CLASS for task in ("capitalization", "token_document")},
