@@ -3,6 +3,7 @@
 from core_faults import CORE_FAULTS
 from data_faults import DATA_FAULTS
 from docs_faults import DOCS_FAULTS
+from ernie_faults import ERNIE_FAULTS
 from fault import Fault
 from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
@@ -11,4 +12,13 @@ from training_faults import TRAINING_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*CORE_FAULTS, *LAYERS_FAULTS, *MODELS_FAULTS, *GPT_FAULTS, *DATA_FAULTS, *TRAINING_FAULTS, *DOCS_FAULTS]
+FAULTS = [
+    *CORE_FAULTS,
+    *LAYERS_FAULTS,
+    *MODELS_FAULTS,
+    *GPT_FAULTS,
+    *ERNIE_FAULTS,
+    *DATA_FAULTS,
+    *TRAINING_FAULTS,
+    *DOCS_FAULTS,
+]
