@@ -9,6 +9,7 @@ from hf_ctxmodels.models.cove import *
 from hf_ctxmodels.models.cvt import *
 from hf_ctxmodels.models.electra import *
 from hf_ctxmodels.models.elmo import *
+from hf_ctxmodels.models.ernie import *
 from hf_ctxmodels.models.gensen import *
 from hf_ctxmodels.models.glove import *
 from hf_ctxmodels.models.gpt import *
@@ -57,6 +58,7 @@ __all__ += models.cove.__all__
 __all__ += models.cvt.__all__
 __all__ += models.electra.__all__
 __all__ += models.elmo.__all__
+__all__ += models.ernie.__all__
 __all__ += models.gensen.__all__
 __all__ += models.glove.__all__
 __all__ += models.gpt.__all__

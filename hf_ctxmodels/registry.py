@@ -17,6 +17,7 @@ from hf_ctxmodels.spec import FamilySpec
 # folders of hf_ctxmodels/models, each with a SPEC; parents before children
 _FOLDERS = (
     "bert",
+    "ernie",
     "roberta",
     "xlm_roberta",
     "albert",

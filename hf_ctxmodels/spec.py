@@ -34,6 +34,7 @@ class Target(Enum):
     DECODER_TOKEN = auto()  # ids of the target vocabulary at some decoder steps
     ORIGINAL = auto()  # all tokens' ids before the replacement of those with `labels`
     TOKEN_CLASS = auto()  # one of `num_labels` classes at some tokens
+    TOKEN_PAIR_CLASS = auto()  # one of two classes at some tokens
     REPLACED = auto()  # whether each token was replaced
     CONSISTENCY = auto()  # positions where two predictions of the model are compared
     ROW_CLASS = auto()  # one of `num_labels` classes, or the index of the right choice, for each row

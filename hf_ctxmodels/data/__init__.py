@@ -12,6 +12,7 @@ from hf_ctxmodels.data.mixtures import (
     RoundRobinMixture,
     SampledMixture,
     SampledStream,
+    ScheduledMixture,
 )
 from hf_ctxmodels.data.multilingual import ResampledDocuments, sampling_probabilities
 from hf_ctxmodels.data.sampling import (
@@ -43,6 +44,7 @@ __all__ = [
     "SampledMixture",
     "SampledStream",
     "SamplingPolicy",
+    "ScheduledMixture",
     "ShuffledStream",
     "UnlabelledCollator",
     "build_training_set",

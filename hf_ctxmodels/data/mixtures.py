@@ -150,9 +150,7 @@ class SampledMixture(Mixture):
     @classmethod
     def by_column(cls, examples: ExampleSet, column: str, periods: Mapping[int, int]) -> "SampledMixture":
         """One part for each value of a column; `periods` are by value."""
-        values = examples.columns[column].values
-        kinds = np.unique(values).tolist()
-        parts = [Subset(examples, np.flatnonzero(values == kind).tolist()) for kind in kinds]
+        kinds, parts = parts_by_column(examples, column)
         return cls(parts, {kinds.index(kind): period for kind, period in periods.items() if kind in kinds})
 
     def __len__(self) -> int:
@@ -165,6 +163,64 @@ class SampledMixture(Mixture):
         for part, period in self.periods.items():
             parts[steps % period == 0] = part
         return parts
+
+
+def parts_by_column(examples: ExampleSet, column: str) -> tuple[list[int], list[Subset]]:
+    """The values of a column, ascending, and the examples of each."""
+    values = examples.columns[column].values
+    kinds = np.unique(values).tolist()
+    return kinds, [Subset(examples, np.flatnonzero(values == kind).tolist()) for kind in kinds]
+
+
+class ScheduledMixture(Mixture):
+    """Optimizer steps of one part each, in stages with a given number of steps of every part (Sun et al. 2020, section
+    3.2, "continual multi-task learning").
+
+    The steps of a stage are spread evenly over it, so that its numbers are exact. The last stage is repeated.
+
+    Args:
+        parts: See `Mixture`.
+        stages: For each stage part -> number of its steps.
+
+    Raises:
+        CtxError: A part is empty, or a stage has no step.
+
+    Example:
+        >>> mixture = ScheduledMixture([[{"a": 1}], [{"a": 2}]], [{0: 2}, {0: 2, 1: 4}])
+        >>> mixture.choose(np.arange(8), seed=0).tolist()
+        [0, 0, 1, 0, 1, 1, 0, 1]
+    """
+
+    def __init__(self, parts: Sequence[Any], stages: Sequence[Mapping[int, int]]) -> None:
+        super().__init__(parts)
+        if not stages or not all(stage and min(stage.values()) > 0 for stage in stages):
+            raise CtxError(f"stages={list(stages)} has a part without a step.", hint="give 1 step or more for each.")
+        self.orders = [_spread(stage) for stage in stages]
+        self.ends = np.cumsum([len(order) for order in self.orders])
+
+    @classmethod
+    def by_column(cls, examples: ExampleSet, column: str, stages: Sequence[Mapping[int, int]]) -> "ScheduledMixture":
+        """One part for each value of a column; `stages` are by value."""
+        kinds, parts = parts_by_column(examples, column)
+        return cls(parts, [{kinds.index(kind): steps for kind, steps in stage.items()} for stage in stages])
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def choose(self, draws: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """See `Mixture.choose`."""
+        steps = draws // batches_per_step
+        last = len(self.orders[-1])
+        before = self.ends[-1] - last
+        return np.concatenate(self.orders)[np.where(steps < before, steps, before + (steps - before) % last)]
+
+
+def _spread(stage: Mapping[int, int]) -> np.ndarray:
+    """(steps,) the part of each step of a stage: step k of a part with n steps lies at the share (k + 1/2) / n of
+    it."""
+    parts = np.repeat(list(stage), list(stage.values()))
+    places = np.concatenate([(np.arange(steps) + 0.5) / steps for steps in stage.values()])
+    return parts[np.argsort(places, kind="stable")]
 
 
 class SampledStream(ExampleStream):

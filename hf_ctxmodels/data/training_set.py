@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.examples import DocumentStream, ExampleMaker, ExampleSet, ExampleStream
-from hf_ctxmodels.data.mixtures import SampledMixture
+from hf_ctxmodels.data.mixtures import Mixture, SampledMixture, ScheduledMixture
 from hf_ctxmodels.data.multilingual import multilingual_training_set
 
 
@@ -19,11 +19,13 @@ class SamplingPolicy:
         task_column: Column of the task's number. Each optimizer step then has examples of one random task
             (`SampledMixture`).
         task_periods: Task -> period in steps, in place of random draws.
+        task_stages: For each of several stages task -> number of steps (`ScheduledMixture`), in place of random draws.
     """
 
     contiguous: bool = False
     task_column: str | None = None
     task_periods: Mapping[int, int] = field(default_factory=dict)
+    task_stages: tuple[Mapping[int, int], ...] = ()
 
 
 def build_training_set(
@@ -34,7 +36,7 @@ def build_training_set(
     streaming: bool = False,
     alpha: float | None = None,
     seed: int = 0,
-) -> ExampleSet | ExampleStream | SampledMixture:
+) -> ExampleSet | ExampleStream | Mixture:
     """Examples of an objective, in memory or as a stream, for `training_loader`.
 
     Args:
@@ -71,4 +73,6 @@ def build_training_set(
     examples.statistics = {name: value - before.get(name, 0) for name, value in objective.statistics.items()}
     if policy.task_column is None:
         return examples
+    if policy.task_stages:
+        return ScheduledMixture.by_column(examples, policy.task_column, policy.task_stages)
     return SampledMixture.by_column(examples, policy.task_column, policy.task_periods)

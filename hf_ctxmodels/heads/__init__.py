@@ -11,6 +11,7 @@ from hf_ctxmodels.heads.base import (
     check_target_shape,
     check_token_labels,
     cross_entropy_over_targets,
+    has_targets,
     language_modeling_loss,
     loss_of_logits,
     mean_over_targets,

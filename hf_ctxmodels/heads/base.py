@@ -156,6 +156,11 @@ def check_token_labels(labels: Tensor, vocab_size: int, name: str = "labels") ->
         raise CtxError(f"{name} holds {int(bad[0])}, outside [0, vocab_size={vocab_size}).")
 
 
+def has_targets(targets: Tensor | None) -> bool:
+    """Whether a target is not -100, or may be, as while a graph is being traced."""
+    return targets is not None and (is_traced(targets) or bool((targets != IGNORED).any()))
+
+
 def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
     """(2,): number of targets with the largest logit, and number of targets.
 

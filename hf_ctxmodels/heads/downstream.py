@@ -259,6 +259,7 @@ class ForMultipleChoice(SequenceHead):
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
+            **{name: kwargs.pop(name) for name in getattr(self.encoder_class, "further_ids", ()) if name in kwargs},
         }
         check_tensors(**inputs)
         given = input_ids if input_ids is not None else inputs_embeds

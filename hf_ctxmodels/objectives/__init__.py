@@ -5,6 +5,7 @@ from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLanguageModeling
 from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForRunningText
 from hf_ctxmodels.objectives.common.masking import MaskingRule, TokenMasker
+from hf_ctxmodels.objectives.continual_tasks import ContinualTasks, DataCollatorForContinualTasks
 from hf_ctxmodels.objectives.cross_lingual_masking import (
     CrossLingualLM,
     DataCollatorForCrossLingualMasking,
@@ -34,3 +35,4 @@ from hf_ctxmodels.objectives.translation_with_lm import (
     DataCollatorForTranslationWithLanguageModels,
     TranslationWithLanguageModels,
 )
+from hf_ctxmodels.objectives.unit_masking import DataCollatorForUnitMasking, UnitMaskingWithPairs

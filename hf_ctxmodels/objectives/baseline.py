@@ -17,6 +17,7 @@ class BaselinePolicy:
         targets: The head's targets that are tokens of `column` or classes of a row; None for all.
         scores: (num_tokens,) counts -> (num_tokens,) logits of this prediction, for losses that are not the
             cross-entropy of one token among all; passed to the head's `loss_by_scores`.
+        token_classes: The head's targets that are classes of tokens, counted in collated batches as those of rows are.
     """
 
     num_tokens: int
@@ -24,3 +25,4 @@ class BaselinePolicy:
     column: str = "input_ids"
     targets: tuple[str, ...] | None = None
     scores: Callable[[np.ndarray], np.ndarray] | None = None
+    token_classes: tuple[str, ...] = ()

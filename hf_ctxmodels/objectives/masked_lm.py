@@ -19,6 +19,7 @@ from hf_ctxmodels.objectives.common.segments import (
     DOCUMENTS_PER_BATCH,
     RowTemplate,
     TokenizedDocument,
+    row_bounds,
     tokenized_batches,
 )
 
@@ -68,7 +69,11 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = MaskingRule(
+        self.masker = TokenMasker(self.tokenizer, self.rule())
+
+    def rule(self) -> MaskingRule:
+        """The rule that the fields describe."""
+        return MaskingRule(
             probability=self.mlm_probability,
             mask_share=self.mask_share,
             random_share=self.random_share,
@@ -76,7 +81,6 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
             ngram=self.ngram,
             max_predictions=self.max_predictions,
         )
-        self.masker = TokenMasker(self.tokenizer, rule)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -161,7 +165,7 @@ class MaskedLM(Objective):
         for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, with_words):
             for document in batch:
                 self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
-                for start, stop in _row_bounds(document, self.room):
+                for start, stop in row_bounds(document, self.room):
                     yield self._row(document, start, stop, pass_index, number)
                     number += 1
 
@@ -179,15 +183,3 @@ class MaskedLM(Objective):
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""
         return masking_rates(counts)
-
-
-def _row_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `room` tokens; a range ends at a sentence end if a sentence fits."""
-    start, ends = 0, document.bounds[1:]
-    while start < len(document.ids):
-        last = int(np.searchsorted(ends, start + room, side="right"))  # sentences that end within the room
-        stop = int(ends[last - 1]) if last else 0
-        if stop <= start:  # not even the first sentence fits
-            stop = start + room
-        yield start, stop
-        start = stop

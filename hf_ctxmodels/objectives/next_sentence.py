@@ -75,7 +75,7 @@ class MaskedLMWithNextSentence(SentencePairs):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        random_next = int((batch["next_sentence_label"] == RANDOM).sum())
+        random_next = int((batch[self.Collator.label] == RANDOM).sum())
         return {**self.collate.masker.count(batch), "random_next": random_next}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
-from hf_ctxmodels.objectives.common.segments import TokenizedDocument
+from hf_ctxmodels.objectives.common.segments import TokenizedDocument, sentence_chunks
 from hf_ctxmodels.objectives.sentence_pairs import (
     Choice,
     DataCollatorForSentencePairs,
@@ -103,7 +103,7 @@ class MaskedLMWithSentenceOrder(SentencePairs):
         self, document: TokenizedDocument, target: int, other: Callable[[int], Piece], rng: np.random.Generator
     ) -> Iterator[Choice]:
         """See `SentencePairs.choices`."""
-        for start, stop in _chunks(document.bounds, target, from_end=rng.random() < 0.5):
+        for start, stop in sentence_chunks(document.bounds, target, from_end=rng.random() < 0.5):
             split = random_split(start, stop, rng)
             first, rest = Piece.of(document, start, split), Piece.of(document, split, stop)
             if len(rest):
@@ -131,24 +131,3 @@ class MaskedLMWithSentenceOrder(SentencePairs):
             "swapped_share": counts["swapped_rows"] / max(1, labelled),
             "labelled_share": labelled / max(1, counts["rows"]),
         }
-
-
-def _chunks(bounds: np.ndarray, target: int, from_end: bool) -> list[tuple[int, int]]:
-    """Sentences [first, last) of each chunk: as many as fit into `target` tokens, but at least two if possible.
-
-    Args:
-        bounds: Bounds of the document's sentences, as in `TokenizedDocument`.
-        target: Number of tokens.
-        from_end: Collect backwards, so that the first chunk may be short instead of the last.
-    """
-    sentences = len(bounds) - 1
-    if from_end:
-        mirrored = _chunks(bounds[-1] - bounds[::-1], target, from_end=False)
-        return [(sentences - last, sentences - first) for first, last in reversed(mirrored)]
-    chunks, first = [], 0
-    while first < sentences:
-        fitting = int(np.searchsorted(bounds, bounds[first] + target, side="right")) - 1
-        last = min(max(fitting, first + 2), sentences)
-        chunks.append((first, last))
-        first = last
-    return chunks

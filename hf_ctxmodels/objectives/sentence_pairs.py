@@ -125,6 +125,10 @@ class SentencePairs(Objective):
     def draws_other_documents(self) -> bool:
         """Whether `choices` may draw a segment of another document, which needs two documents."""
 
+    def prepare(self, document: TokenizedDocument) -> TokenizedDocument:
+        """The document as rows are made of it; for a subclass that groups its words."""
+        return document
+
     @abstractmethod
     def choices(
         self, document: TokenizedDocument, target: int, other: Callable[[int], Piece], rng: np.random.Generator
@@ -142,6 +146,7 @@ class SentencePairs(Objective):
         """Rows with input_ids, token_type_ids, the label of the pair, and word_ids if whole words are masked."""
         number, with_words = 0, self.collate.masker.rule.needs_words
         for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, with_words):
+            batch = [self.prepare(document) for document in batch]
             usable = [index for index, document in enumerate(batch) if len(document)]
             if self.draws_other_documents and len(usable) < 2:
                 raise CtxError(

@@ -3,6 +3,7 @@
 from core_faults import CORE_FAULTS
 from data_faults import DATA_FAULTS
 from docs_faults import DOCS_FAULTS
+from ernie_faults import ERNIE_FAULTS
 from fault import Fault
 from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
@@ -18,6 +19,7 @@ FAULTS = [
     *MODELS_FAULTS,
     *GPT_FAULTS,
     *XLM_FAULTS,
+    *ERNIE_FAULTS,
     *DATA_FAULTS,
     *TRAINING_FAULTS,
     *DOCS_FAULTS,

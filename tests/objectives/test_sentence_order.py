@@ -13,7 +13,8 @@ from transformers import AlbertConfig, AlbertForPreTraining
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.sentence_order import IN_ORDER, ONE_SEGMENT, SWAPPED, _chunks
+from hf_ctxmodels.objectives.common.segments import sentence_chunks
+from hf_ctxmodels.objectives.sentence_order import IN_ORDER, ONE_SEGMENT, SWAPPED
 
 CLS, SEP = 2, 3
 
@@ -113,7 +114,7 @@ def test_the_longer_segment_does_not_betray_the_order(tokenizer):
 )
 def test_chunks_are_as_many_sentences_as_fit_but_two(lengths, target, from_end):
     bounds = np.concatenate([[0], np.cumsum(lengths)])
-    chunks = _chunks(bounds, target, from_end)
+    chunks = sentence_chunks(bounds, target, from_end)
     assert [sentence for first, last in chunks for sentence in range(first, last)] == list(range(len(lengths)))
     alone = [index for index, (first, last) in enumerate(chunks) if last - first == 1]
     assert alone in ([], [0 if from_end else len(chunks) - 1]), "only what is left over may be one sentence"

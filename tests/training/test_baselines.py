@@ -70,3 +70,12 @@ def test_a_detector_is_compared_with_flagging_everything():
     assert named["baseline_rtd_loss"] == pytest.approx(-0.1 * math.log(0.1) - 0.9 * math.log(0.9))
     precision, recall = 0.1, 1.0
     assert named["baseline_rtd_f1"] == pytest.approx(2 * precision * recall / (precision + recall))
+
+
+def test_classes_of_tokens_are_counted_in_batches():
+    baseline = FrequencyBaseline(BaselinePolicy(5, [], token_classes=("capital_labels",)))
+    baseline.count_tokens([{"input_ids": torch.tensor([2, 2, 3]).numpy()}])
+    baseline.count_classes({"capital_labels": torch.tensor([[0, 0, 1], [0, -100, -100]])}, ["capital_labels"])
+    score = baseline.scores([{"capital_labels": torch.tensor([[0, 1, -100]])}], ["capital_labels"])["capital_labels"]
+    assert score.loss == pytest.approx(-(math.log(4 / 6) + math.log(2 / 6)) / 2)
+    assert score.accuracy == 0.5

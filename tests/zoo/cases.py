@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_ctxmodels.heads import ForMaskedLM
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.models._shared.static import StaticPreTrainedModel
@@ -115,7 +116,7 @@ class Case:
                 "AutoModelForSeq2SeqLM",
             )
             and self.has_auto_class
-        )
+        ) or issubclass(self.model_class, ForMaskedLM)
 
     @property
     def returns_logits_with_labels(self) -> bool:

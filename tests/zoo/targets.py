@@ -46,6 +46,8 @@ def _random_target(kind: Target, case: Case, batch: Batch, generator: torch.Gene
             return originals.masked_fill(~tokens, -100)
         case Target.TOKEN_CLASS:
             return _random_token_targets(tokens, TINY["num_labels"], 0.8, generator)
+        case Target.TOKEN_PAIR_CLASS:
+            return _random_token_targets(tokens, 2, 0.5, generator)
         case Target.REPLACED:
             return _random_token_targets(tokens, 2, 1.0, generator)
         case Target.CONSISTENCY:  # of some of what has labels, and of some of what has none
@@ -165,6 +167,9 @@ def _add_term(case: Case, name: str, batch: Batch, row_kinds: Tensor, generator:
             replaced = (batch["labels"] != -100).float().mean().item()  # at most: a draw may be right
             batch[name] = words.where(batch["labels"] == -100, batch["labels"])
             return sum(map(case.loss_weight, case.family.traits.loss_weights)) * _binary_entropy(replaced)
+        case Target.TOKEN_PAIR_CLASS:
+            batch[name] = (row_kinds % 2)[:, None].expand(words.shape)
+            return math.log(2)
         case _:
             batch[name] = row_kinds % 2
             return math.log(2)

@@ -1,7 +1,8 @@
 """The encoder of BERT (Devlin et al. 2019) and its successors: embeddings, post-norm layers, optional pooler."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +20,22 @@ from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
 from hf_ctxmodels.layers.transformer.stack import StackOutput, run_stack
 
 
-def build_embeddings(config: Any, *, width: int, projected_size: int | None = None) -> TokenPositionTypeEmbeddings:
+def build_embeddings(
+    config: Any,
+    *,
+    width: int,
+    projected_size: int | None = None,
+    kind: Callable[..., TokenPositionTypeEmbeddings] = TokenPositionTypeEmbeddings,
+) -> TokenPositionTypeEmbeddings:
     """The input embeddings of a configuration.
 
     Args:
         config: A configuration with the Hub's standard names.
         width: Width of the tables.
         projected_size: Width to which the embeddings are projected; None for no projection.
+        kind: Makes them.
     """
-    return TokenPositionTypeEmbeddings(
+    return kind(
         config.vocab_size,
         width,
         config.max_position_embeddings,
@@ -62,9 +70,12 @@ class Encoder(CtxPreTrainedModel):
         embeddings: Words, positions and segments -> (..., hidden).
         layers: The layers in the order of application; a layer may occur several times.
         pooler: Makes `pooler_output` of the first tokens' states, or None.
+        further_ids: Names of further ids of every token, (batch, length) each, that the embeddings take as arguments ->
+            the configuration's field with their number.
     """
 
     takes_ready_masks = True
+    further_ids: ClassVar[Mapping[str, str]] = {}
     _input_embed_layer = "word_embeddings"
 
     def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
@@ -110,13 +121,14 @@ class Encoder(CtxPreTrainedModel):
                 numbers is one sequence, whose tokens attend to each other only.
             output_mask: (batch, length) bool; `last_hidden_state` then holds only these positions, (targets, hidden) in
                 row-major order, and the last layer is computed only there and at the pooler's first tokens.
-            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), and arguments of
-                the attention function.
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), `further_ids`,
+                and arguments of the attention function.
 
         Raises:
             CtxError: Inputs do not match each other or the model, see `check_encoder_input`.
         """
         recorded = self.config.recorded_outputs(kwargs)
+        further = {name: kwargs.pop(name, None) for name in self.further_ids}
         words = self.check_encoder_input(
             input_ids,
             inputs_embeds,
@@ -127,7 +139,10 @@ class Encoder(CtxPreTrainedModel):
             output_mask=output_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
+            **further,
         )
+        for name, limit in self.further_ids.items():
+            check_ids(name, further[name], getattr(self.config, limit), limit)
         check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
         check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
         if position_ids is None:
@@ -137,6 +152,7 @@ class Encoder(CtxPreTrainedModel):
             layout.pack(words),
             layout.pack(position_ids.expand(words.shape[:2])),
             None if token_type_ids is None else layout.pack(token_type_ids),
+            **{name: layout.pack(ids) for name, ids in further.items() if ids is not None},
         )
         outputs = self.run_layers(hidden_states, layout, output_mask, **recorded)
         return BaseModelOutputWithPooling(

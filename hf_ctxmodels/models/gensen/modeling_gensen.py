@@ -75,11 +75,6 @@ class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
     metrics: dict[str, Tensor] | None = None
 
 
-def _has_targets(targets: Tensor | None) -> bool:
-    """Whether a target is not -100, or may be."""
-    return targets is not None and (is_traced(targets) or bool((targets != heads.IGNORED).any()))
-
-
 class CtxGenSenForPreTraining(
     heads.SiameseEncoder, heads.ForConditionalGeneration, CtxGenSenPreTrainedModel, GenerationMixin
 ):
@@ -199,7 +194,7 @@ class CtxGenSenForPreTraining(
             encoder_outputs = self.encode(attention_mask=attention_mask, **given, **kwargs)
         found = CtxGenSenForPreTrainingOutput(encoder_hidden_states=encoder_outputs.hidden_states)
         if not len(self.decoders):
-            if _has_targets(labels):
+            if heads.has_targets(labels):
                 raise CtxError("The model has no decoder: config.decoder_tasks is empty.", hint="leave labels out.")
             target_languages, return_logits = None, False
             kwargs |= {"output_hidden_states": False, "output_attentions": False}
@@ -221,7 +216,7 @@ class CtxGenSenForPreTraining(
             self._relate(found, encoder_outputs, relation_labels, num_items_in_batch)
         elif labels is None and self.relation is not None and (texts := getattr(encoder_outputs, "texts", None)):
             found["relation_logits"] = self.relation(self.relation_dropout(heads.pair_features(*texts)))
-        if _has_targets(labels):
+        if heads.has_targets(labels):
             found["generation_loss"] = generated.loss.detach()
         if found.loss is not None:
             found["loss"] = self.with_unused_parameters(found.loss)
@@ -237,7 +232,7 @@ class CtxGenSenForPreTraining(
         """Add the relation loss to the output; nothing without a target where the model has no relations."""
         texts = getattr(encoder_outputs, "texts", None)
         targets = heads.row_targets(relation_labels, "relation_labels", len(encoder_outputs[0]))
-        if self.relation is None and not _has_targets(targets):
+        if self.relation is None and not heads.has_targets(targets):
             return
         if self.relation is None or texts is None:
             raise CtxError(
@@ -247,7 +242,7 @@ class CtxGenSenForPreTraining(
         logits = self.relation(self.relation_dropout(heads.pair_features(*texts)))
         loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", counts)
         found["loss"] = loss if found.loss is None else found.loss + loss
-        found["relation_loss"] = loss.detach() if _has_targets(targets) else None
+        found["relation_loss"] = loss.detach() if heads.has_targets(targets) else None
         found["relation_logits"] = logits
         found["metrics"] = {"relation_accuracy": heads.accuracy_counts(logits.detach(), targets)}
 

@@ -24,23 +24,26 @@ class TokenizedDocument:
         ids: (tokens,) int32, without special tokens.
         word_ids: (tokens,) int32, equal for the pieces of a word and different for neighbouring words; or None.
         bounds: (sentences + 1,) sentence i is `ids[bounds[i]:bounds[i + 1]]`, never empty.
+        capitals: (tokens,) int8, see `capitals_of`; or None.
     """
 
     ids: np.ndarray
     word_ids: np.ndarray | None
     bounds: np.ndarray
+    capitals: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
 
 def tokenize_documents(
-    tokenizer: PreTrainedTokenizerBase, documents: list[list[str]], with_word_ids: bool
+    tokenizer: PreTrainedTokenizerBase, documents: list[list[str]], with_word_ids: bool, with_capitals: bool = False
 ) -> list[TokenizedDocument]:
     """Tokenise sentences in large calls. Sentences without tokens are dropped, so a document may become empty."""
     sentences = [sentence for document in documents for sentence in document]
     pieces: list[np.ndarray] = []
     words: list[np.ndarray] = []
+    capitals: list[np.ndarray] = []
     for start in range(0, len(sentences), SENTENCES_PER_CALL):
         encoded = tokenizer(
             sentences[start : start + SENTENCES_PER_CALL],
@@ -52,13 +55,18 @@ def tokenize_documents(
         pieces += [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
         if with_word_ids:
             words += [_word_ids(encoded, row) for row in range(len(encoded["input_ids"]))]
+        if with_capitals:
+            here = sentences[start : start + SENTENCES_PER_CALL]
+            capitals += [capitals_of(sentence, encoded, row) for row, sentence in enumerate(here)]
     result, first = [], 0
     for document in documents:
         last = first + len(document)
         lengths = np.array([len(ids) for ids in pieces[first:last] if len(ids)], dtype=np.int64)
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.concatenate(pieces[first:last])
-        result.append(TokenizedDocument(ids, _join_words(words[first:last]) if with_word_ids else None, bounds))
+        joined = _join_words(words[first:last]) if with_word_ids else None
+        written = np.concatenate(capitals[first:last]) if with_capitals else None
+        result.append(TokenizedDocument(ids, joined, bounds, written))
         first = last
     return result
 
@@ -70,6 +78,16 @@ def _word_ids(encoded: BatchEncoding, row: int) -> np.ndarray:
             hint="use one of the `tokenizers` library, or select single tokens: whole_word=False, and no n-grams.",
         )
     return np.asarray(encoded.word_ids(row), dtype=np.int32)
+
+
+def capitals_of(sentence: str, encoded: BatchEncoding, row: int) -> np.ndarray:
+    """(tokens,) int8 for each token: 1 if the first letter of its word is a capital, 0 if it is small, and -1 if the
+    word does not begin with either."""
+    words, encoding = _word_ids(encoded, row), encoded.encodings[row]
+    first = np.searchsorted(words, words)  # the first token of each one's word; the numbers ascend
+    letters = [sentence[start : start + 1] for start, _ in encoding.offsets]
+    written = np.array([letter.isupper() - (letter == letter.swapcase()) for letter in letters], dtype=np.int8)
+    return written[first]
 
 
 def _join_words(words: list[np.ndarray]) -> np.ndarray:
@@ -90,7 +108,11 @@ def document_batches(documents: Iterable[Document], size: int = DOCUMENTS_PER_BA
 
 
 def tokenized_batches(
-    tokenizer: PreTrainedTokenizerBase, documents: Iterable[list[str]], size: int, with_word_ids: bool
+    tokenizer: PreTrainedTokenizerBase,
+    documents: Iterable[list[str]],
+    size: int,
+    with_word_ids: bool,
+    with_capitals: bool = False,
 ) -> Iterator[list[TokenizedDocument]]:
     """Tokenise `size` documents at a time. A single document at the end joins the batch before it."""
     batches = document_batches(documents, size)
@@ -99,8 +121,41 @@ def tokenized_batches(
         following = next(batches, [])
         if len(following) == 1:
             waiting, following = waiting + following, []
-        yield tokenize_documents(tokenizer, waiting, with_word_ids)
+        yield tokenize_documents(tokenizer, waiting, with_word_ids, with_capitals)
         waiting = following
+
+
+def row_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most `room` tokens; a range ends at a sentence end if a sentence fits."""
+    start, ends = 0, document.bounds[1:]
+    while start < len(document.ids):
+        last = int(np.searchsorted(ends, start + room, side="right"))  # sentences that end within the room
+        stop = int(ends[last - 1]) if last else 0
+        if stop <= start:  # not even the first sentence fits
+            stop = start + room
+        yield start, stop
+        start = stop
+
+
+def sentence_chunks(bounds: np.ndarray, target: int, from_end: bool) -> list[tuple[int, int]]:
+    """Sentences [first, last) of each chunk: as many as fit into `target` tokens, but at least two if possible.
+
+    Args:
+        bounds: Bounds of the document's sentences, as in `TokenizedDocument`.
+        target: Number of tokens.
+        from_end: Collect backwards, so that the first chunk may be short instead of the last.
+    """
+    sentences = len(bounds) - 1
+    if from_end:
+        mirrored = sentence_chunks(bounds[-1] - bounds[::-1], target, from_end=False)
+        return [(sentences - last, sentences - first) for first, last in reversed(mirrored)]
+    chunks, first = [], 0
+    while first < sentences:
+        fitting = int(np.searchsorted(bounds, bounds[first] + target, side="right")) - 1
+        last = min(max(fitting, first + 2), sentences)
+        chunks.append((first, last))
+        first = last
+    return chunks
 
 
 class RowTemplate:

@@ -36,9 +36,9 @@ class BaselineScore:
 class FrequencyBaseline:
     """Counts targets in training rows, then scores this baseline on held-out batches.
 
-    Targets with one value per row are classes, counted in collated training batches. Targets with several values per
-    row are tokens, counted in the uncorrupted training rows, except the policy's `excluded_ids`. Counts are smoothed by
-    adding 1.
+    Targets with one value per row, and the policy's `token_classes`, are classes, counted in collated training batches.
+    Other targets with several values per row are tokens, counted in the uncorrupted training rows, except the policy's
+    `excluded_ids`. Counts are smoothed by adding 1.
 
     Args:
         policy: The objective's policy.
@@ -56,11 +56,14 @@ class FrequencyBaseline:
             self.tokens += np.bincount(row[self._policy.column], minlength=len(self.tokens))
 
     def count_classes(self, batch: Batch, targets: Sequence[str]) -> None:
-        """Count the `targets` with one value per row in a collated training batch."""
+        """Count the `targets` that are classes in a collated training batch."""
         for name in set(targets) & set(batch):
             target = batch[name]
-            if target.ndim == 1 and not target.is_floating_point():
+            if self._are_classes(name, target) and not target.is_floating_point():
                 self._classes[name] = _sum(self._classes.get(name), np.bincount(target[target >= 0].cpu().numpy()))
+
+    def _are_classes(self, name: str, target: torch.Tensor) -> bool:
+        return target.ndim == 1 or name in self._policy.token_classes
 
     def scores(self, batches: Iterable[Batch], targets: Sequence[str]) -> dict[str, BaselineScore]:
         """Scores of those `targets` (names in a batch) that occur in the held-out batches."""
@@ -70,7 +73,7 @@ class FrequencyBaseline:
             for name in set(targets) & set(batch):
                 values = batch[name][batch[name] != IGNORED].cpu().numpy()
                 totals[name] = _sum(totals.get(name), np.bincount(values))
-                per_token |= {name} if batch[name].ndim > 1 else set()
+                per_token |= set() if self._are_classes(name, batch[name]) else {name}
         tokens = self.tokens + 1
         tokens[list(self._policy.excluded_ids)] = 0
         return {

@@ -1,0 +1,92 @@
+"""ERNIE 1.0 (Sun et al. 2019) and 2.0 (Sun et al. 2020): BERT's network, pretrained on masked units of knowledge, and
+on a growing set of tasks."""
+
+from typing import Any
+
+from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
+from hf_ctxmodels.models.ernie.configuration_ernie import CtxErnieConfig
+from hf_ctxmodels.models.ernie.modeling_ernie import (
+    CtxErnieForMaskedLM,
+    CtxErnieForMaskedLMWithPair,
+    CtxErnieForMultipleChoice,
+    CtxErnieForNextSentencePrediction,
+    CtxErnieForQuestionAnswering,
+    CtxErnieForSequenceClassification,
+    CtxErnieForTokenClassification,
+    CtxErnieModel,
+)
+from hf_ctxmodels.models.ernie.pretraining_ernie import TASKS, CtxErnieForPreTraining
+from hf_ctxmodels.models.ernie.tokenization_ernie import CtxErnieTokenizer
+from hf_ctxmodels.objectives import ContinualTasks, MaskedLM, UnitMaskingWithPairs
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits, encoder_size
+
+# ERNIE 2.0 for English: BERT's vocabulary and positions, four segments
+_SECOND = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 4}
+
+# tiny to small: BERT's of Turc et al. 2019 (arXiv 1908.08962), table 1; base: Sun et al. 2019, section 4.1; base-2.0,
+# large-2.0: Sun et al. 2020, section 4.1.3
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": encoder_size(128, 2, 2),
+    "mini": encoder_size(256, 4, 4),
+    "small": encoder_size(512, 4, 8),
+    "base": encoder_size(768, 12, 12),
+    "base-2.0": {**encoder_size(768, 12, 12), **_SECOND},
+    "large-2.0": {**encoder_size(1024, 24, 16), **_SECOND, "hidden_act": "gelu"},
+}
+
+# Counted with the reference classes of transformers 5.23; the base models have their pooler.
+PUBLISHED = {
+    name: PublishedCount(
+        SIZES[name], dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts))
+    )
+    for name, counts in {
+        "base": (99_866_112, 99_885_648, 100_477_778),
+        "base-2.0": (109_483_776, 109_515_834, 110_107_964),
+        "large-2.0": (335_143_936, 335_176_506, 336_228_156),
+    }.items()
+}
+
+SPEC = FamilySpec(
+    name="ernie",
+    paper="Sun et al. 2019, ERNIE: Enhanced Representation through Knowledge Integration (arXiv 1904.09223); Sun et "
+    "al. 2020, ERNIE 2.0: A Continual Pre-training Framework for Language Understanding (arXiv 1907.12412)",
+    config=CtxErnieConfig,
+    tokenizer=CtxErnieTokenizer,
+    models={
+        "AutoModel": CtxErnieModel,
+        "AutoModelForPreTraining": CtxErnieForPreTraining,
+        "AutoModelForMaskedLM": CtxErnieForMaskedLM,
+        "AutoModelForNextSentencePrediction": CtxErnieForNextSentencePrediction,
+        "AutoModelForSequenceClassification": CtxErnieForSequenceClassification,
+        "AutoModelForTokenClassification": CtxErnieForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxErnieForQuestionAnswering,
+        "AutoModelForMultipleChoice": CtxErnieForMultipleChoice,
+    },
+    peers={"AutoModelForPreTraining": CtxErnieForMaskedLMWithPair},
+    objectives={"unit-mlm+pairs": UnitMaskingWithPairs, "continual-tasks": ContinualTasks, "mlm": MaskedLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=BERT_CONVERSION,
+    parent="bert",
+    traits=Traits(
+        tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys(TASKS, 3)},
+        targets={
+            **{f"{task}_labels": Target.PAIR_CLASS for task in TASKS},
+            **{f"{task}_labels": Target.TOKEN_PAIR_CLASS for task in ("capitalization", "token_document")},
+        },
+    ),
+)
+
+__all__ = [
+    "CtxErnieConfig",
+    "CtxErnieForMaskedLM",
+    "CtxErnieForMaskedLMWithPair",
+    "CtxErnieForMultipleChoice",
+    "CtxErnieForNextSentencePrediction",
+    "CtxErnieForPreTraining",
+    "CtxErnieForQuestionAnswering",
+    "CtxErnieForSequenceClassification",
+    "CtxErnieForTokenClassification",
+    "CtxErnieModel",
+    "CtxErnieTokenizer",
+]

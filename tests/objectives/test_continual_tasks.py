@@ -1,0 +1,254 @@
+"""The tasks of ERNIE 2.0: what each asks, by plain loops; how often; and the schedule by which they join."""
+
+import json
+from collections import Counter
+from itertools import islice, pairwise, permutations
+
+import numpy as np
+import pytest
+import torch
+from numbered_text import numbered_documents
+
+from hf_ctxmodels import CtxErnieTokenizer
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data import (
+    ExampleSet,
+    MixtureBatchSampler,
+    SamplingPolicy,
+    ScheduledMixture,
+    build_training_set,
+    load_documents,
+)
+from hf_ctxmodels.objectives import ContinualTasks
+from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.continual.schedule import parse_schedule
+from hf_ctxmodels.objectives.continual_tasks import TASKS
+
+CLS, SEP = 2, 3
+
+
+def rows_of(tokenizer, documents, task, passes=1, max_length=32, **options):
+    objective = ContinualTasks(tokenizer, max_length=max_length, seed=0, schedule=task, **options)
+    return objective, [row for index in range(passes) for row in objective.examples(documents, index)]
+
+
+def numbers_of(row):
+    """The word numbers of each segment of a row."""
+    assert row["input_ids"][0] == CLS
+    return [part[1:] - 5 for part in np.split(row["input_ids"], np.flatnonzero(row["input_ids"] == SEP))[:-1]]
+
+
+def test_capitals_are_those_of_the_text():
+    sentences = ["The USA and iPhone met Émile ÖL at 9 Oaks , not a 5th McDonald !", "it Ended . Äpfel 日本 X"]
+    tokenizer = CtxErnieTokenizer.train(["the usa and met at not it a abcdefghijklmnopqrstuvwxyz0123456789,!.日本"], 90)
+    expected = []
+    for written in " ".join(sentences).split():
+        for character in [written] if written.isascii() or written[0] not in "日" else written:
+            pieces = tokenizer(character, add_special_tokens=False).input_ids
+            first = character[0]
+            target = 1 if first.isupper() else 0 if first.islower() else IGNORED
+            expected += [target] * len(pieces)
+    _, rows = rows_of(tokenizer, [sentences], "capitalization", max_length=512)
+    assert len(rows) == 1
+    assert rows[0]["token_targets"].tolist() == [IGNORED, *expected, IGNORED]
+    assert {0, 1, IGNORED} == set(expected)
+    assert any(target == 1 and first == 1 for target, first in pairwise(expected)), "also in later pieces"
+    cased = CtxErnieTokenizer.train(["A a B b"], 30, do_lower_case=False, min_frequency=1)
+    with pytest.raises(CtxError, match="keeps capitals"):
+        rows_of(cased, [sentences], "capitalization")
+
+
+def test_tokens_that_are_elsewhere_in_their_document(tokenizer):
+    rng = np.random.default_rng(0)
+    letters = ["wa", "wb", "wc", "wd", "we", "wf", "wg", "wh", "wi", "wj"]
+    shape = [*rng.integers(1, 9, 30), 1]
+    documents = [[" ".join(rng.choice(letters, rng.integers(1, 7))) for _ in range(count)] for count in shape]
+    documents[-1] = ["wa"]  # of one token, which is in no other segment
+    _, rows = rows_of(tokenizer, documents, "token_document", max_length=16)
+    place, seen = 0, Counter()
+    for document in documents[:-1]:
+        text = tokenizer(" ".join(document), add_special_tokens=False).input_ids
+        done = 0
+        while done < len(text) and len(text) > 1:
+            row = rows[place]
+            segment = row["input_ids"][1:-1].tolist()
+            assert segment == text[done : done + len(segment)]
+            assert len(segment) <= min(14, len(text) // 2)
+            others = text[:done] + text[done + len(segment) :]
+            expected = [int(token in others) for token in segment]
+            assert row["token_targets"].tolist() == [IGNORED, *expected, IGNORED]
+            seen.update(expected)
+            done, place = done + len(segment), place + 1
+    assert place == len(rows)
+    assert min(seen[0], seen[1]) > 50
+
+
+@pytest.mark.parametrize("most", [2, 3])
+def test_the_order_of_segments_is_the_class(tokenizer, most):
+    documents, _ = numbered_documents([[2] * 60] * 4)
+    classes = [order for number in range(1, most + 1) for order in permutations(range(number))]
+    assert len(classes) == {2: 3, 3: 9}[most]
+    objective, rows = rows_of(tokenizer, documents, "sentence_reordering", 40, reordering_segments=most)
+    assert objective.config_fields["pretraining_tasks"] == {"sentence_reordering": len(classes)}
+    found, by_number = Counter(), Counter()
+    for row in rows:
+        (numbers,) = numbers_of(row)
+        pieces = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)  # runs of the text
+        order = classes[row["target"]]
+        parts = sorted(range(len(order)), key=order.__getitem__)  # places of the row in the order of the text
+        joins = sum(order[k] + 1 == order[k + 1] for k in range(len(order) - 1))  # segments that stay neighbours
+        assert len(pieces) == len(order) - joins
+        firsts = sorted(int(piece[0]) for piece in pieces)
+        assert np.concatenate(sorted(pieces, key=lambda piece: piece[0])).tolist() == sorted(numbers.tolist())
+        assert all((first - firsts[0]) % 2 == 0 for first in firsts), "whole sentences"
+        if joins == 0:
+            assert [int(pieces[k][0]) for k in parts] == firsts
+        found[row["target"]] += 1
+        by_number[len(order)] += 1
+    assert len(rows) > 500
+    for number in range(1, most + 1):
+        assert by_number[number] / len(rows) == pytest.approx(1 / most, abs=5 * 0.5 / len(rows) ** 0.5)
+    for target, order in enumerate(classes):
+        here = by_number[len(order)]
+        expected = 1 / len([other for other in classes if len(other) == len(order)])
+        assert found[target] / here == pytest.approx(expected, abs=5 * 0.5 / here**0.5), order
+
+
+def test_the_distance_of_two_sentences(tokenizer):
+    documents, home = numbered_documents([[3] * 30] * 8 + [[3]])
+    objective, rows = rows_of(tokenizer, documents, "sentence_distance", passes=8)
+    targets = Counter()
+    for row in rows:
+        first, second = (int(segment[0]) // 3 for segment in numbers_of(row))
+        assert row["token_type_ids"].tolist() == [0] * 5 + [1] * 4
+        same = home[3 * first] == home[3 * second]
+        assert row["target"] == (0 if same and second == first + 1 else 1 if same else 2)
+        assert not same or abs(second - first) > 1 or second == first + 1
+        targets[row["target"]] += 1
+    assert len(rows) == 8 * 241, "every sentence is the first of a pair"
+    for target in range(3):
+        assert targets[target] / len(rows) == pytest.approx(1 / 3, abs=5 * 0.5 / len(rows) ** 0.5 + 0.01)
+    _, short = rows_of(tokenizer, numbered_documents([[30, 4], [9]])[0], "sentence_distance", max_length=16)
+    assert {tuple(map(len, numbers_of(row))) for row in short} <= {(9, 4), (7, 6), (4, 9), (6, 7)}, "long ones are cut"
+    batch = objective.collate([{**row, "example_index": i, "epoch": 0} for i, row in enumerate(rows)])
+    rates = objective.rates(objective.count(batch))
+    assert [rates[f"sentence_distance_{k}"] for k in range(3)] == pytest.approx(
+        [targets[k] / len(rows) for k in range(3)]
+    )
+
+
+PAIRS = [("wa wb", "wc", "But"), ("wd", "we wf", "clicked"), ("wg", "wh", "so"), ("wg", "wh", "irrelevant")]
+TEXT = "wa wb wc. wd we wf.\nwg wh wi wj.\n\nwb wc wd.\nwe wf wg."
+SCHEDULE = "knowledge_masking:4; knowledge_masking:2, sentence_distance:3, discourse_relation:1, query_title:1"
+
+
+@pytest.fixture
+def documents(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    rows = [dict(zip(("first", "second", "label"), pair, strict=True)) for pair in PAIRS]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_documents(str(tmp_path / "text.txt"), f"{tmp_path / 'pairs.jsonl'}=first,second,label")
+
+
+def test_a_labelled_pair_belongs_to_the_task_of_its_label(tokenizer, documents):
+    objective, rows = rows_of(tokenizer, documents, SCHEDULE, discourse_relations="so, but")
+    names = list(TASKS)
+    found = [
+        (names[row["task"]], row["target"])
+        for row in rows
+        if names[row["task"]] in ("discourse_relation", "query_title")
+    ]
+    assert found == [("discourse_relation", 1), ("query_title", 2), ("discourse_relation", 0), ("query_title", 0)]
+    expected = {"sentence_distance": 3, "discourse_relation": 2, "query_title": 3}
+    assert objective.config_fields == {"pretraining_tasks": expected, "use_task_id": True}
+    with pytest.raises(CtxError, match="label 'But' is not among so, because"):
+        rows_of(tokenizer, documents, SCHEDULE, discourse_relations="so,because")
+
+
+def test_batches_of_several_tasks(tokenizer, documents):
+    """Only rows of knowledge masking are masked; every target is that of its row's task, and -100 elsewhere."""
+    objective, rows = rows_of(tokenizer, documents, SCHEDULE, discourse_relations="so,but", mlm_probability=0.5)
+    batch = objective.collate([{**row, "example_index": i, "epoch": 0} for i, row in enumerate(rows)])
+    inputs = {"input_ids", "attention_mask", "token_type_ids", "task_type_ids", "labels"}
+    assert set(batch) == inputs | {f"{name}_labels" for name in objective.config_fields["pretraining_tasks"]}
+    for number, row in enumerate(rows):
+        task = list(TASKS)[row["task"]]
+        there = batch["attention_mask"][number] == 1
+        original = batch["input_ids"][number].where(batch["labels"][number] == IGNORED, batch["labels"][number])
+        assert original[there].tolist() == row["input_ids"].tolist()
+        assert bool((batch["labels"][number] != IGNORED).any()) == (task == "knowledge_masking")
+        assert set(batch["task_type_ids"][number, there].tolist()) == {TASKS[task].kind}
+        for name in objective.config_fields["pretraining_tasks"]:
+            assert int(batch[f"{name}_labels"][number]) == (row["target"] if name == task else IGNORED)
+    later = objective.collate([{**row, "example_index": i, "epoch": 1} for i, row in enumerate(rows)])
+    assert not torch.equal(later["labels"], batch["labels"])
+    rates = objective.rates(objective.count(batch))
+    shares = Counter(list(TASKS)[row["task"]] for row in rows)
+    assert rates["share_masked"] == pytest.approx(shares["knowledge_masking"] / len(rows))
+    assert rates["share_query_title"] == pytest.approx(2 / len(rows))
+    assert (rates["query_title_0"], rates["query_title_1"], rates["query_title_2"]) == (0.5, 0.0, 0.5)
+    assert rates["selected_share"] == pytest.approx(0.5, abs=0.2)
+
+
+def test_tasks_join_as_the_schedule_says(tokenizer, documents):
+    objective = ContinualTasks(tokenizer, max_length=32, seed=0, schedule=SCHEDULE, discourse_relations="so,but")
+    mixture = build_training_set(documents, objective, objective.sampling)
+    assert isinstance(mixture, ScheduledMixture)
+    numbers = {name: number for number, name in enumerate(TASKS)}
+    for per_step in (1, 3):
+        whole = list(islice(MixtureBatchSampler(mixture, 2, seed=1, batches_per_step=per_step), 25 * per_step))
+        tasks = [{int(mixture[key]["task"]) for key in batch} for batch in whole]
+        steps = [set().union(*tasks[first : first + per_step]) for first in range(0, len(tasks), per_step)]
+        assert all(len(step) == 1 for step in steps), "a step is of one task"
+        order = [step.pop() for step in steps]
+        assert order[:4] == [0] * 4
+        stage = {"knowledge_masking": 2, "sentence_distance": 3, "discourse_relation": 1, "query_title": 1}
+        for first in (4, 11, 18):  # the last stage is repeated
+            assert Counter(order[first : first + 7]) == {numbers[name]: steps for name, steps in stage.items()}
+        later = MixtureBatchSampler(mixture, 2, seed=1, start_batch=11, batches_per_step=per_step)
+        assert list(islice(later, 10)) == whole[11:21]
+    with pytest.raises(CtxError, match="without a step"):
+        ScheduledMixture(mixture.parts, [{0: 1}, {0: 0, 1: 2}])
+
+
+def test_steps_are_spread_evenly_over_a_stage():
+    mixture = ScheduledMixture([[{}], [{}], [{}]], [{0: 50, 1: 30, 2: 20}])
+    order = mixture.choose(np.arange(100), seed=0)
+    for part, steps in enumerate((50, 30, 20)):
+        so_far = np.cumsum(order == part)
+        assert np.abs(so_far - (np.arange(100) + 1) * steps / 100).max() <= 1.5
+    assert (mixture.choose(np.arange(100, 200), seed=0) == order).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("knowledge_masking; capitalization", "Stage 2 lacks the earlier task 'knowledge_masking'"),
+        ("knowledge", "no task 'knowledge'(.|\n)*sentence_distance"),
+        ("capitalization:0", "'capitalization:0' is twice, or has no number"),
+        ("capitalization:x", "no number of steps"),
+        ("capitalization, capitalization:2", "is twice"),
+        ("", "no task ''"),
+    ],
+)
+def test_schedules_that_are_refused(text, message):
+    with pytest.raises(CtxError, match=message):
+        parse_schedule(text, TASKS)
+
+
+def test_what_is_refused(tokenizer, documents, tmp_path):
+    for options, message in (
+        ({"schedule": "discourse_relation"}, "labels of discourse_relation are none"),
+        ({"schedule": SCHEDULE, "discourse_relations": "but,shown"}, "each task needs two or more of its own"),
+        ({"reordering_segments": 1}, "reordering_segments=1 is too small"),
+        ({"whole_word": True}, "no option 'whole_word'"),
+    ):
+        with pytest.raises(CtxError, match=message):
+            ContinualTasks(tokenizer, max_length=32, seed=0, **options)
+    with pytest.raises(CtxError, match="no example of the task 'query_title'"):
+        rows_of(tokenizer, load_documents(str(tmp_path / "text.txt")), "knowledge_masking,query_title")
+    objective = ContinualTasks(tokenizer, max_length=32, seed=0, schedule="knowledge_masking")
+    assert objective.sampling == SamplingPolicy(task_column="task", task_stages=({0: 1},))
+    with pytest.raises(CtxError, match="--streaming"):
+        build_training_set(documents, objective, objective.sampling, streaming=True)
+    assert len(ExampleSet.build(objective.examples(documents))) == 2, "pairs have no task here and are passed over"

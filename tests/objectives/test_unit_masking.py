@@ -1,0 +1,182 @@
+"""Words, phrases and entities as units: how they are found, selected and replaced, and the pairs of ERNIE 1.0."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numbered_text import numbered_documents, word
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.seeding import generator
+from hf_ctxmodels.objectives import TokenMasker, UnitMaskingWithPairs
+from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.units import Phrases, UnitMaskingRule
+
+CLS, SEP, MASK = 2, 3, 4
+WORDS = ["wa", "wb", "wc", "waxa", "wbxaxb"]  # of one, two and three tokens
+words = st.lists(st.sampled_from(WORDS), min_size=1, max_size=30)
+
+
+def units_by_hand(text: list[str], phrases: list[list[str]]) -> list[list[str]]:
+    """Left to right, the longest phrase that stands there, else a word."""
+    units, place = [], 0
+    while place < len(text):
+        length = 1
+        for phrase in phrases:
+            if text[place : place + len(phrase)] == phrase:
+                length = max(length, len(phrase))
+        units.append(text[place : place + length])
+        place += length
+    return units
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=words, phrases=st.lists(st.lists(st.sampled_from(WORDS), min_size=2, max_size=4), min_size=1, max_size=6))
+def test_phrases_are_found_from_left_to_right_the_longest_first(tokenizer, text, phrases):
+    encoded = tokenizer(" ".join(text), add_special_tokens=False)
+    ids, numbers = np.array(encoded.input_ids), np.array(encoded.word_ids())
+    found = Phrases(tokenizer, map(" ".join, phrases)).join(ids, numbers)
+    expected = [
+        number
+        for number, unit in enumerate(units_by_hand(text, phrases))
+        for _ in tokenizer(" ".join(unit), add_special_tokens=False).input_ids
+    ]
+    assert (np.diff(found) != 0).tolist() == (np.diff(expected) != 0).tolist()
+
+
+def test_phrases_that_are_refused(tokenizer, tmp_path):
+    file = tmp_path / "units.txt"
+    file.write_text("wa\n\nwa unknown\n")
+    with pytest.raises(CtxError, match=r"no phrase of two or more words(.|\n)*find-units"):
+        Phrases.read(tokenizer, file)
+    file.write_text("wa\n\n  wa wb  \n")
+    joined = Phrases.read(tokenizer, file).join(np.array([5, 6, 5]), np.array([-1, 0, 1]))
+    assert joined.tolist() == [-1, 1, 2], "a special token is in no unit"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=40),
+    special=st.sets(st.integers(0, 39)),
+    probability=st.floats(0.05, 0.6),
+    limit=st.none() | st.integers(1, 20),
+    seed=st.integers(0, 10**6),
+)
+def test_a_share_of_the_units_each_as_a_whole(tokenizer, sizes, special, probability, limit, seed):
+    units = np.repeat(np.arange(len(sizes)), sizes)
+    candidates = ~np.isin(units, list(special))
+    rule = UnitMaskingRule(probability, max_predictions=limit)
+    chosen = set(rule.select(candidates, units, generator(seed, 0, 0)).tolist())
+    whole = {number: set(np.flatnonzero(units == number).tolist()) for number in range(len(sizes))}
+    there = [number for number in whole if number not in special]
+    selected = [number for number in whole if whole[number] & chosen]
+    assert not set(selected) & special
+    assert chosen == set().union(*(whole[number] for number in selected)), "all tokens of a unit or none"
+    expected = max(1, round(len(there) * probability)) if there else 0
+    if limit is None:
+        assert len(selected) == expected
+    else:
+        assert len(chosen) <= limit or len(selected) == 1
+        assert bool(selected) == bool(there)
+
+
+def test_each_token_of_a_unit_draws_its_own_replacement(tokenizer):
+    """Of units of three tokens, .8^3 are masked as a whole; one draw for the unit would mask .8."""
+    masker, kinds, whole = TokenMasker(tokenizer, UnitMaskingRule(0.15)), Counter(), []
+    ids, units = np.full(900, 9), np.repeat(np.arange(300), 3)
+    for epoch in range(60):
+        corrupted, labels = masker.mask(ids, units, generator(0, epoch, 0))
+        selected = labels != IGNORED
+        assert selected.sum() == 3 * round(300 * 0.15)
+        kinds.update(np.where(corrupted == MASK, "mask", np.where(corrupted == ids, "kept", "random"))[selected])
+        whole += (corrupted == MASK).reshape(-1, 3)[selected.reshape(-1, 3)[:, 0]].all(1).tolist()
+    total = kinds.total()
+    for kind, share in (("mask", 0.8), ("random", 0.1), ("kept", 0.1)):
+        assert kinds[kind] / total == pytest.approx(share, abs=5 * (share * (1 - share) / total) ** 0.5 + 0.001), kind
+    assert np.mean(whole) == pytest.approx(0.8**3, abs=5 * 0.5 / len(whole) ** 0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_rows_are_masked_by_units_with_the_given_probability(share):
+    rule, units = UnitMaskingRule(0.15, unit_rows=share), np.repeat(np.arange(20), 5)
+    rows = [rule.select(np.ones(100, bool), units, generator(0, 0, row)) for row in range(2000)]
+    by_units = [bool((np.bincount(units[row], minlength=20) % 5 == 0).all()) for row in rows]
+    assert {len(row) for row in rows} == {15}
+    assert np.mean(by_units) == pytest.approx(share, abs=5 * (share * (1 - share) / 2000) ** 0.5 + 0.002)
+
+
+def pairs(tokenizer, shape, passes=1, max_length=24, **options):
+    documents, home = numbered_documents(shape)
+    objective = UnitMaskingWithPairs(tokenizer, max_length=max_length, seed=0, **options)
+    return objective, home, [row for index in range(passes) for row in objective.examples(documents, index)]
+
+
+def segments_of(row):
+    return [part[1:] - 5 for part in np.split(row["input_ids"], np.flatnonzero(row["input_ids"] == SEP))[:-1]]
+
+
+def test_halves_change_places_in_half_of_the_pairs(tokenizer):
+    shape = np.random.default_rng(0).integers(2, 9, (12, 30)).tolist()
+    objective, home, rows = pairs(tokenizer, [*shape, [7], [1]], passes=12, pairs="swapped", short_seq_probability=0.0)
+    labelled = [row for row in rows if row["next_sentence_labels"] != IGNORED]
+    assert len(rows) - len(labelled) == 12, "a text of one token has no order"
+    used = Counter()
+    for row in labelled:
+        first, second = segments_of(row)[:: 1 if row["next_sentence_labels"] == 0 else -1]
+        assert home[int(first[0])] == home[int(second[-1])]
+        if len(row["input_ids"]) < 24:
+            assert second[0] == first[-1] + 1, "nothing was cut, so the halves are neighbours"
+        assert abs(len(first) - len(second)) <= 9
+        used.update([*first.tolist(), *second.tolist()])
+    assert max(used.values()) == 12
+    share = np.mean([row["next_sentence_labels"] for row in labelled])
+    assert share == pytest.approx(0.5, abs=5 * 0.5 / len(labelled) ** 0.5)
+    assert not objective.draws_other_documents
+
+
+def test_random_pairs_are_those_of_bert(tokenizer):
+    objective, home, rows = pairs(tokenizer, [[3] * 40] * 6, passes=10)
+    for row in rows:
+        homes = [home[int(segment[0])] for segment in segments_of(row)]
+        assert row["next_sentence_labels"] == (homes[0] != homes[1])
+    assert 0.5 < np.mean([row["next_sentence_labels"] for row in rows]) < 0.6
+    batch = objective.collate([{**row, "example_index": i, "epoch": 0} for i, row in enumerate(rows)])
+    assert sorted(batch) == ["attention_mask", "input_ids", "labels", "next_sentence_labels", "token_type_ids"]
+    rates = objective.rates(objective.count(batch))
+    assert rates["random_next_share"] == pytest.approx(float(batch["next_sentence_labels"].float().mean()))
+    assert objective.config_fields == {"pretraining_tasks": {"next_sentence": 2}}
+
+
+def test_units_of_a_file_reach_the_masks(tokenizer, tmp_path):
+    (tmp_path / "units.txt").write_text(f"{word(0)} {word(1)} {word(2)}\n{word(4)} {word(5)}\n")
+    options = {"units": str(tmp_path / "units.txt"), "pairs": "swapped"}
+    objective, _, rows = pairs(tokenizer, [[9, 9]], max_length=32, mlm_probability=0.3, **options)
+    first = next(row for row in rows if 5 in row["input_ids"])
+    joined = {}
+    for token, unit in zip(first["input_ids"].tolist(), first["word_ids"].tolist(), strict=True):
+        joined.setdefault(unit, []).append(token - 5)
+    assert [numbers for numbers in joined.values() if len(numbers) > 1 and numbers[0] >= 0] == [[0, 1, 2], [4, 5]]
+    masks = [objective.collate([{**first, "example_index": 0, "epoch": e}])["labels"][0] for e in range(30)]
+    numbers = [set((labels[labels != IGNORED] - 5).tolist()) for labels in masks]
+    assert all(len(chosen & {0, 1, 2}) in (0, 3) and len(chosen & {4, 5}) in (0, 2) for chosen in numbers)
+    assert len(set(map(frozenset, numbers))) > 10, "a new mask in every epoch"
+    again = objective.collate([{**first, "example_index": 0, "epoch": 3}])["labels"][0]
+    assert torch.equal(again, masks[3])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pairs": "other"}, "pairs='other'(.|\n)*random, swapped"),
+        ({"unit_rows": 1.5}, "unit_rows=1.5"),
+        ({"mlm_probability": 0.0}, "probability of 0.0"),
+        ({"units": "/nowhere/units.txt"}, "No such file"),
+        ({"whole_word": True}, "no option 'whole_word'"),
+    ],
+)
+def test_impossible_options_are_refused(tokenizer, options, message):
+    with pytest.raises(CtxError, match=message):
+        UnitMaskingWithPairs(tokenizer, max_length=24, seed=0, **options)
