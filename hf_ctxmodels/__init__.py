@@ -20,6 +20,7 @@ from hf_ctxmodels.models.laser import *
 from hf_ctxmodels.models.lmseq2seq import *
 from hf_ctxmodels.models.roberta import *
 from hf_ctxmodels.models.seqae import *
+from hf_ctxmodels.models.spanbert import *
 from hf_ctxmodels.models.ulmfit import *
 from hf_ctxmodels.models.word2vec import *
 from hf_ctxmodels.models.xlm_roberta import *
@@ -31,6 +32,7 @@ from hf_ctxmodels.objectives import (
     DataCollatorForPermutationLanguageModeling,
     DataCollatorForReplacedTokenDetection,
     DataCollatorForSentenceOrderPrediction,
+    DataCollatorForSpanBoundaryObjective,
     DataCollatorForWindowPrediction,
 )
 from hf_ctxmodels.registry import FAMILIES, get_family, register
@@ -46,6 +48,7 @@ __all__ = [
     "DataCollatorForPermutationLanguageModeling",
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
+    "DataCollatorForSpanBoundaryObjective",
     "DataCollatorForWindowPrediction",
     "get_family",
     "inspecting",
@@ -67,6 +70,7 @@ __all__ += models.laser.__all__
 __all__ += models.lmseq2seq.__all__
 __all__ += models.roberta.__all__
 __all__ += models.seqae.__all__
+__all__ += models.spanbert.__all__
 __all__ += models.ulmfit.__all__
 __all__ += models.word2vec.__all__
 __all__ += models.xlm_roberta.__all__

@@ -21,6 +21,7 @@ _FOLDERS = (
     "xlm_roberta",
     "albert",
     "electra",
+    "spanbert",
     "xlnet",
     "gpt",
     "gpt2",
