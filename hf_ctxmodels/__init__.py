@@ -21,6 +21,7 @@ from hf_ctxmodels.models.lmseq2seq import *
 from hf_ctxmodels.models.roberta import *
 from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.spanbert import *
+from hf_ctxmodels.models.structbert import *
 from hf_ctxmodels.models.ulmfit import *
 from hf_ctxmodels.models.word2vec import *
 from hf_ctxmodels.models.xlm_roberta import *
@@ -33,6 +34,7 @@ from hf_ctxmodels.objectives import (
     DataCollatorForReplacedTokenDetection,
     DataCollatorForSentenceOrderPrediction,
     DataCollatorForSpanBoundaryObjective,
+    DataCollatorForStructuralObjectives,
     DataCollatorForWindowPrediction,
 )
 from hf_ctxmodels.registry import FAMILIES, get_family, register
@@ -49,6 +51,7 @@ __all__ = [
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
     "DataCollatorForSpanBoundaryObjective",
+    "DataCollatorForStructuralObjectives",
     "DataCollatorForWindowPrediction",
     "get_family",
     "inspecting",
@@ -71,6 +74,7 @@ __all__ += models.lmseq2seq.__all__
 __all__ += models.roberta.__all__
 __all__ += models.seqae.__all__
 __all__ += models.spanbert.__all__
+__all__ += models.structbert.__all__
 __all__ += models.ulmfit.__all__
 __all__ += models.word2vec.__all__
 __all__ += models.xlm_roberta.__all__

@@ -22,6 +22,7 @@ _FOLDERS = (
     "albert",
     "electra",
     "spanbert",
+    "structbert",
     "xlnet",
     "gpt",
     "gpt2",

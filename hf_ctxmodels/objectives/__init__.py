@@ -23,6 +23,7 @@ from hf_ctxmodels.objectives.static.window_prediction import (
     DataCollatorForWindowPrediction,
     SkipGram,
 )
+from hf_ctxmodels.objectives.structure import DataCollatorForStructuralObjectives, MaskedLMWithStructure
 from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation, TranslationToLanguages
 from hf_ctxmodels.objectives.translation_with_lm import (
     DataCollatorForTranslationWithLanguageModels,

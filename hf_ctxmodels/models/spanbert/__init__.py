@@ -41,7 +41,9 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     conversion=SPANBERT_CONVERSION,
     parent="bert",
-    traits=Traits(tiny={"max_pair_targets": 3, "pair_position_size": 6}, targets={"boundary_labels": Target.SPAN_TOKEN}),
+    traits=Traits(
+        tiny={"max_pair_targets": 3, "pair_position_size": 6}, targets={"boundary_labels": Target.SPAN_TOKEN}
+    ),
 )
 
 __all__ = [

@@ -2,7 +2,6 @@
 context and from their boundaries."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -12,12 +11,13 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts, check_token_labels, number_of_targets
+from hf_ctxmodels.models._shared.bert_reference import ExportsMaskedLM, ReferenceIsBert
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
 from hf_ctxmodels.models.spanbert.span_boundary import BoundaryTargets, SpanBoundaryHead
 
 
-class CtxSpanBertPreTrainedModel(bert.CtxBertPreTrainedModel):
+class CtxSpanBertPreTrainedModel(ReferenceIsBert, bert.CtxBertPreTrainedModel):
     """SpanBERT's part of the model base; the names of the encoder's weights are BERT's."""
 
     config: CtxSpanBertConfig
@@ -25,10 +25,6 @@ class CtxSpanBertPreTrainedModel(bert.CtxBertPreTrainedModel):
         *bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected,
         r"^sbo_head\.",
     ]
-
-    def reference_config(self) -> dict[str, Any]:
-        """As of every model; the reference's classes are BERT's."""
-        return super().reference_config() | {"architectures": [type(self).__name__.replace("CtxSpanBert", "Bert")]}
 
 
 class CtxSpanBertModel(CtxSpanBertPreTrainedModel, bert.CtxBertModel):
@@ -67,7 +63,7 @@ class CtxSpanBertForPreTrainingOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
-class CtxSpanBertForPreTraining(CtxSpanBertForMaskedLM):
+class CtxSpanBertForPreTraining(ExportsMaskedLM, CtxSpanBertForMaskedLM):
     """Both pretraining objectives: the masked-LM head on spans, and the span boundary head (section 3.2).
 
     Both decoders are tied to the word embeddings; each has its own bias. The encoder's last layer runs at the targets and
@@ -78,7 +74,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertForMaskedLM):
         **bert.CtxBertForMaskedLM._tied_weights_keys,
         "sbo_head.decoder.weight": "bert.embeddings.word_embeddings.weight",
     }
-    reference_model_type = None
+    masked_lm_class = CtxSpanBertForMaskedLM
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "boundary_labels")
     loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "sbo_loss")
     accepts_loss_kwargs = False
@@ -145,12 +141,12 @@ class CtxSpanBertForPreTraining(CtxSpanBertForMaskedLM):
             terms["sbo_loss"] = self._boundary_loss(states, wanted, pairs, boundary_labels, counts)
             numbers = [(each != IGNORED).sum() for each in (boundary_labels, labels)]
             found["metrics"] = {"sbo_share": torch.stack(numbers).float()}
+        found |= {name: term.detach() for name, term in terms.items()}
         return CtxSpanBertForPreTrainingOutput(
             loss=self.with_unused_parameters(torch.stack([*terms.values()]).sum()) if terms else None,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             **found,
-            **{name: term.detach() for name, term in terms.items()},
         )
 
     def _pairs(self, labels: Tensor | None, boundary_labels: Tensor | None) -> BoundaryTargets | None:
@@ -173,18 +169,6 @@ class CtxSpanBertForPreTraining(CtxSpanBertForMaskedLM):
             before, after = row_of[before], row_of[after]
         total = self.sbo_head.summed_loss(rows[before], rows[after], pairs.numbers, targets[targets != IGNORED])
         return total / (number_of_targets(targets, "boundary_labels", counts) + 1)
-
-    def export_reference(self, save_directory: str | Path) -> None:
-        """Write weights and a config.json that `transformers.BertForMaskedLM` opens, bit for bit: without the span
-        boundary head, which transformers lacks.
-
-        Args:
-            save_directory: Folder to write config.json and model.safetensors to; created if needed.
-        """
-        with torch.device("meta"):
-            part = CtxSpanBertForMaskedLM(self.config)
-        part.bert, part.mlm_head = self.bert, self.mlm_head
-        part.export_reference(save_directory)
 
 
 class CtxSpanBertForSequenceClassification(CtxSpanBertHeadModel, bert.CtxBertForSequenceClassification):

@@ -22,8 +22,6 @@ class CtxSpanBertTokenizer(WordPieceTokenizer):
         super().__init__(vocab, do_lower_case, **kwargs)
 
     @classmethod
-    def train(
-        cls, texts: Iterable[str], vocab_size: int, *, do_lower_case: bool = False, **kwargs: Any
-    ) -> Self:
+    def train(cls, texts: Iterable[str], vocab_size: int, *, do_lower_case: bool = False, **kwargs: Any) -> Self:
         """Learn a vocabulary, see `WordPieceTokenizer.train`."""
         return super().train(texts, vocab_size, do_lower_case=do_lower_case, **kwargs)

@@ -91,7 +91,6 @@ class MaskingRule:
             return np.ones(count, dtype=np.int64)
         return 1 + rng.choice(self.ngram, size=count, p=harmonic(self.ngram))
 
-
     def draws(self, chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """(selected,) numbers in [0, 1), which choose between mask token, random token and no replacement."""
         return rng.random(len(chosen))
@@ -128,9 +127,7 @@ class SpanMaskingRule(MaskingRule):
         if word_ids is None:
             raise CtxError("The selection of spans of words needs word ids.", hint="give word_ids.")
         units = Units.of(candidates, word_ids)
-        return anchored_spans(
-            units, geometric(self.geometric_p, self.max_span), self.budget(len(units.positions)), rng
-        )
+        return anchored_spans(units, geometric(self.geometric_p, self.max_span), self.budget(len(units.positions)), rng)
 
     def draws(self, chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """(selected,) numbers as in `MaskingRule.draws`, the same for the tokens of a span."""

@@ -164,9 +164,7 @@ def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.
     return np.sort(positions)
 
 
-def anchored_spans(
-    units: Units, length_probabilities: np.ndarray, budget: int, rng: np.random.Generator
-) -> np.ndarray:
+def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
     """Spans that begin with the unit of a random token, until a budget of tokens is spent (Joshi et al. 2020, section
     3.1, and the released data preparation).
 
