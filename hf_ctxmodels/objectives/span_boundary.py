@@ -24,8 +24,8 @@ ROWS_PER_SAMPLE = 1000  # rows whose tokens a row's random replacements are draw
 class DataCollatorForSpanBoundaryObjective(DataCollatorForMaskedLanguageModeling):
     """Masks spans of whole words, and repeats the targets of the span boundary objective.
 
-    The selected share is rounded up and spent exactly (`anchored_spans`); spans that overlap or touch are one. All tokens
-    of a span become the mask token (80%), random tokens (10%) or stay (10%) together.
+    The selected share is rounded up and spent exactly (`anchored_spans`); spans that overlap or touch are one. All
+    tokens of a span become the mask token (80%), random tokens (10%) or stay (10%) together.
 
     The boundary targets of a span are its first `max_pair_targets` tokens. A span beside a special token ([CLS], [SEP])
     has none: a boundary is the token before or after the span, and must be one of the text.

@@ -37,10 +37,10 @@ class DataCollatorForStructuralObjectives(DataCollatorForSentencePairs):
     """Masks pairs as `DataCollatorForMaskedLanguageModeling` does, shuffles n-grams of the other tokens, and carries
     `sentence_label`.
 
-    An n-gram is a window of `shuffled_length` neighbouring tokens, none of them special or selected for masking. A share
-    of a row's n-grams, `shuffle_probability`, rounded, is drawn without overlaps. The tokens of each are permuted; every
-    permutation is as likely, the original order too. All tokens of a drawn n-gram are targets, each the original token
-    at its place, also where the permutation leaves it.
+    An n-gram is a window of `shuffled_length` neighbouring tokens, none of them special or selected for masking. A
+    share of a row's n-grams, `shuffle_probability`, rounded, is drawn without overlaps. The tokens of each are
+    permuted; every permutation is as likely, the original order too. All tokens of a drawn n-gram are targets, each the
+    original token at its place, also where the permutation leaves it.
 
     Each feature holds, in addition to what the masking collator needs:
         token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
@@ -125,8 +125,8 @@ class MaskedLMWithStructure(SentencePairs):
 
     - Word structure: after masking, 5% of the trigrams of tokens that are not masked are shuffled; the masked-LM head
       predicts the original token at each of their places. The paper leaves open what the 5% are of; here they are of
-      the windows of three neighbouring tokens, overlapping ones counted, of which those drawn do not overlap. So about a
-      tenth of the tokens are shuffled.
+      the windows of three neighbouring tokens, overlapping ones counted, of which those drawn do not overlap. So about
+      a tenth of the tokens are shuffled.
     - Sentence structure: of two segments, with probability 1/3 each, the second follows the first (0), precedes it (1)
       or is of another document (2). A text of one sentence has no neighbour, and gets a segment of another document.
 
@@ -135,11 +135,11 @@ class MaskedLMWithStructure(SentencePairs):
 
     | document | row | targets |
     |---|---|---|
-    | sentences | `[CLS] A [SEP] B [SEP]` | 15% of the tokens; those of shuffled trigrams; one of three classes per row |
+    | sentences | `[CLS] A [SEP] B [SEP]` | 15% of the tokens; those of shuffled trigrams; one of three classes a row |
 
     References: Wang et al. 2019 (arXiv 1908.04577), section 2.2.
-    Related: `MaskedLMWithNextSentence` has no shuffled words and two classes; `MaskedLMWithSentenceOrder` has the classes
-    0 and 1 alone.
+    Related: `MaskedLMWithNextSentence` has no shuffled words and two classes; `MaskedLMWithSentenceOrder` tells the
+    first two classes apart.
 
     Example:
         >>> MaskedLMWithStructure(tokenizer, max_length=512, seed=0, shuffle_probability=0.0)  # without word structure

@@ -29,8 +29,8 @@ class ExportsMaskedLM(CtxPreTrainedModel):
     masked_lm_class: ClassVar[type[CtxPreTrainedModel]]
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Write weights and a config.json that `transformers.BertForMaskedLM` opens, bit for bit: without the heads that
-        transformers lacks.
+        """Write weights and a config.json that `transformers.BertForMaskedLM` opens, bit for bit: without the heads
+        that transformers lacks.
 
         Args:
             save_directory: Folder to write config.json and model.safetensors to; created if needed.

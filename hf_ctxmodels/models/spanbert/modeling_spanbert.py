@@ -66,8 +66,8 @@ class CtxSpanBertForPreTrainingOutput(ModelOutput):
 class CtxSpanBertForPreTraining(ExportsMaskedLM, CtxSpanBertForMaskedLM):
     """Both pretraining objectives: the masked-LM head on spans, and the span boundary head (section 3.2).
 
-    Both decoders are tied to the word embeddings; each has its own bias. The encoder's last layer runs at the targets and
-    at the boundaries only. transformers has no such head: `export_reference` writes the masked-LM model.
+    Both decoders are tied to the word embeddings; each has its own bias. The encoder's last layer runs at the targets
+    and at the boundaries only. transformers has no such head: `export_reference` writes the masked-LM model.
     """
 
     _tied_weights_keys = {
@@ -103,11 +103,11 @@ class CtxSpanBertForPreTraining(ExportsMaskedLM, CtxSpanBertForMaskedLM):
 
         Args:
             labels: (batch, length) ids of the masked tokens, -100 elsewhere; a run of them is a span.
-            boundary_labels: (batch, length) those of them that the span boundary head predicts, -100 elsewhere: among the
-                first `config.max_pair_targets` tokens of a span with a token before and after it. None leaves this term
-                out.
-            num_items_in_batch: As in `mean_over_targets`. The span boundary term's divisor is its number plus one, which
-                every process adds.
+            boundary_labels: (batch, length) those of them that the span boundary head predicts, -100 elsewhere: among
+                the first `config.max_pair_targets` tokens of a span with a token before and after it. None leaves this
+                term out.
+            num_items_in_batch: As in `mean_over_targets`. The span boundary term's divisor is its number plus one,
+                which every process adds.
             return_logits: See `returns_logits`.
             kwargs: Arguments of the encoder.
 

@@ -60,8 +60,8 @@ class BoundaryTargets:
         numbers: (targets,) position of the target in its span.
 
     Raises:
-        CtxError: A target is outside the spans, beyond their first `longest` tokens, or in a span that begins or ends the
-            row.
+        CtxError: A target is outside the spans, beyond their first `longest` tokens, or in a span that begins or ends
+            the row.
     """
 
     def __init__(self, labels: Tensor, boundary_labels: Tensor, longest: int) -> None:

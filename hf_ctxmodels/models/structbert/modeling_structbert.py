@@ -1,5 +1,5 @@
-"""StructBERT (Wang et al. 2019, arXiv 1908.04577): BERT's network, pretrained on masked words, the order of shuffled words
-and the order of two segments."""
+"""StructBERT (Wang et al. 2019, arXiv 1908.04577): BERT's network, pretrained on masked words, the order of shuffled
+words and the order of two segments."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -71,8 +71,8 @@ class CtxStructBertForPreTrainingOutput(ModelOutput):
 class CtxStructBertForPreTraining(ExportsMaskedLM, CtxStructBertForMaskedLM):
     """All pretraining objectives: masked words, word structure and sentence structure (section 2.2).
 
-    The masked-LM head predicts masked tokens and those of shuffled n-grams. The terms have equal weights, each a mean over
-    its own targets. transformers has no such head: `export_reference` writes the masked-LM model.
+    The masked-LM head predicts masked tokens and those of shuffled n-grams. The terms have equal weights, each a mean
+    over its own targets. transformers has no such head: `export_reference` writes the masked-LM model.
     """
 
     masked_lm_class = CtxStructBertForMaskedLM
@@ -106,10 +106,10 @@ class CtxStructBertForPreTraining(ExportsMaskedLM, CtxStructBertForMaskedLM):
         """Logits of both heads, and the loss.
 
         Args:
-            labels: (batch, length) ids of the masked tokens, -100 elsewhere; the last layer and the vocabulary logits are
-                then computed only there and at `shuffle_labels`.
-            sentence_label: (batch,) 0 if the second segment follows the first, 1 if it precedes it, 2 if it is of another
-                document; -100 is ignored.
+            labels: (batch, length) ids of the masked tokens, -100 elsewhere; the last layer and the vocabulary logits
+                are then computed only there and at `shuffle_labels`.
+            sentence_label: (batch,) 0 if the second segment follows the first, 1 if it precedes it, 2 if it is of
+                another document; -100 is ignored.
             shuffle_labels: (batch, length) original ids of the tokens of shuffled n-grams, -100 elsewhere.
             num_items_in_batch: As in `mean_over_targets`.
             return_logits: See `returns_logits`.

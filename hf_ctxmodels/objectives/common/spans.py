@@ -2,8 +2,8 @@
 
 A row's candidate tokens are grouped into `Units`; a sampler returns spans over the units as (spans, 2) arrays, the
 first unit and the one after the last; `Units.in_spans` converts them to token positions. `sample_spans` spaces spans
-evenly (XLNet); `place_spans` places them anywhere within a budget of tokens (ALBERT's n-grams). `anchored_spans` spends a
-budget of tokens exactly, on spans that may overlap (SpanBERT), and returns token positions itself.
+evenly (XLNet); `place_spans` places them anywhere within a budget of tokens (ALBERT's n-grams). `anchored_spans` spends
+a budget of tokens exactly, on spans that may overlap (SpanBERT), and returns token positions itself.
 """
 
 from dataclasses import dataclass
