@@ -86,9 +86,9 @@ def test_a_span_has_one_replacement_with_the_frequencies_of_the_text(tokenizer):
     for epoch in range(300):
         new, labels = masker.mask(ids, np.arange(400), generator(0, epoch, 0), pool)
         assert (labels != IGNORED).sum() == 60
-        for selected, run in groupby(range(400), lambda place: labels[place] != IGNORED):
+        for selected, run in groupby(enumerate(labels.tolist()), lambda each: each[1] != IGNORED):
             if selected:
-                places = list(run)
+                places = [place for place, _ in run]
                 tokens = {{7: "kept", MASK: "mask"}.get(int(new[place]), "random") for place in places}
                 broken += len(tokens) > 1
                 kinds += tokens
