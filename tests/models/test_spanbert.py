@@ -93,7 +93,12 @@ def test_targets_that_no_span_has():
     model, ids = PRETRAINING.model(), torch.full((1, 9), 7)
     with pytest.raises(CtxError, match="needs labels"):
         model(input_ids=ids, boundary_labels=ids)
-    for spans, target in (((2, 4), 6), ((0, 2), 1), ((6, 9), 7), ((1, 8), 4)):  # outside, both ends, the fourth of three
+    for spans, target in (
+        ((2, 4), 6),
+        ((0, 2), 1),
+        ((6, 9), 7),
+        ((1, 8), 4),
+    ):  # outside, both ends, the fourth of three
         labels, boundary_labels = torch.full_like(ids, -100), torch.full_like(ids, -100)
         labels[0, slice(*spans)], boundary_labels[0, target] = 7, 7
         with pytest.raises(CtxError, match=rf"target at \[0, {target}\]"):
