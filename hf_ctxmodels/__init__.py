@@ -21,6 +21,8 @@ from hf_ctxmodels.models.laser import *
 from hf_ctxmodels.models.lmseq2seq import *
 from hf_ctxmodels.models.roberta import *
 from hf_ctxmodels.models.seqae import *
+from hf_ctxmodels.models.spanbert import *
+from hf_ctxmodels.models.structbert import *
 from hf_ctxmodels.models.ulmfit import *
 from hf_ctxmodels.models.word2vec import *
 from hf_ctxmodels.models.xlm import *
@@ -33,6 +35,8 @@ from hf_ctxmodels.objectives import (
     DataCollatorForPermutationLanguageModeling,
     DataCollatorForReplacedTokenDetection,
     DataCollatorForSentenceOrderPrediction,
+    DataCollatorForSpanBoundaryObjective,
+    DataCollatorForStructuralObjectives,
     DataCollatorForWindowPrediction,
 )
 from hf_ctxmodels.registry import FAMILIES, get_family, register
@@ -48,6 +52,8 @@ __all__ = [
     "DataCollatorForPermutationLanguageModeling",
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
+    "DataCollatorForSpanBoundaryObjective",
+    "DataCollatorForStructuralObjectives",
     "DataCollatorForWindowPrediction",
     "get_family",
     "inspecting",
@@ -70,6 +76,8 @@ __all__ += models.laser.__all__
 __all__ += models.lmseq2seq.__all__
 __all__ += models.roberta.__all__
 __all__ += models.seqae.__all__
+__all__ += models.spanbert.__all__
+__all__ += models.structbert.__all__
 __all__ += models.ulmfit.__all__
 __all__ += models.word2vec.__all__
 __all__ += models.xlm.__all__

@@ -22,6 +22,8 @@ _FOLDERS = (
     "xlm_roberta",
     "albert",
     "electra",
+    "spanbert",
+    "structbert",
     "xlnet",
     "xlm",
     "gpt",

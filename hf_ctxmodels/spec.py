@@ -30,6 +30,7 @@ class Target(Enum):
 
     POSITION = auto()  # a column index for each row
     TOKEN_ID = auto()  # vocabulary ids at some tokens
+    SPAN_TOKEN = auto()  # some of the ids of `labels`, in runs of these between two tokens
     NEXT_WORD = auto()  # the next token's ids at some source tokens
     DECODER_TOKEN = auto()  # ids of the target vocabulary at some decoder steps
     ORIGINAL = auto()  # all tokens' ids before the replacement of those with `labels`

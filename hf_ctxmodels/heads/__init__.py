@@ -15,6 +15,7 @@ from hf_ctxmodels.heads.base import (
     language_modeling_loss,
     loss_of_logits,
     mean_over_targets,
+    number_of_targets,
     row_targets,
 )
 from hf_ctxmodels.heads.causal_lm import ForCausalLM, next_token_targets

@@ -63,10 +63,15 @@ def mean_over_targets(total: Tensor, targets: Tensor, name: str, counts: ItemCou
         name: Their argument in `forward`.
         counts: Their number over a larger batch, see the module's docstring; None counts `targets`.
     """
+    return total / number_of_targets(targets, name, counts)
+
+
+def number_of_targets(targets: Tensor, name: str, counts: ItemCounts) -> int | Tensor:
+    """The divisor of a term's summed loss, at least 1; arguments as in `mean_over_targets`."""
     count = counts.get(name) if isinstance(counts, Mapping) else counts
     if count is None:
         count = (targets != IGNORED).sum().clamp(min=1) if not targets.is_floating_point() else targets.numel()
-    return total / count
+    return count
 
 
 def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, counts: ItemCounts = None) -> Tensor:

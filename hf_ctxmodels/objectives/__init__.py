@@ -24,12 +24,14 @@ from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenD
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.sentence_tasks import DataCollatorForSentenceTasks, SentenceTasks
 from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding, SequenceAutoencoding
+from hf_ctxmodels.objectives.span_boundary import DataCollatorForSpanBoundaryObjective, SpanBoundary
 from hf_ctxmodels.objectives.static.cooccurrence import Cooccurrence, DataCollatorForCooccurrences
 from hf_ctxmodels.objectives.static.window_prediction import (
     ContinuousBagOfWords,
     DataCollatorForWindowPrediction,
     SkipGram,
 )
+from hf_ctxmodels.objectives.structure import DataCollatorForStructuralObjectives, MaskedLMWithStructure
 from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation, TranslationToLanguages
 from hf_ctxmodels.objectives.translation_with_lm import (
     DataCollatorForTranslationWithLanguageModels,

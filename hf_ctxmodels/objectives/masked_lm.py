@@ -72,7 +72,7 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
         self.masker = TokenMasker(self.tokenizer, self.rule())
 
     def rule(self) -> MaskingRule:
-        """The rule that the fields describe."""
+        """The rule of these arguments."""
         return MaskingRule(
             probability=self.mlm_probability,
             mask_share=self.mask_share,
@@ -82,6 +82,10 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
             max_predictions=self.max_predictions,
         )
 
+    def replacements(self, feature: dict[str, Any]) -> np.ndarray | None:
+        """The ids that a row's random tokens are drawn from; None for the vocabulary's."""
+        return None
+
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
         rows = [np.asarray(feature["input_ids"]) for feature in features]
@@ -89,7 +93,7 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
         for feature, ids in zip(features, rows):
             rng = feature_generator(feature, self.seed, self.static)
             words = feature_word_ids(feature) if self.masker.rule.needs_words else None
-            new_ids, targets = self.masker.mask(ids, words, rng)
+            new_ids, targets = self.masker.mask(ids, words, rng, self.replacements(feature))
             corrupted.append(new_ids)
             labels.append(targets)
         padder = RowPadder([len(ids) for ids in rows], self.tokenizer.padding_side, self.pad_to_multiple_of)
@@ -102,14 +106,12 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
 
 
 @dataclass(frozen=True)
-class MaskingOptions:
-    """Options of all objectives with token masking; see `MaskingRule`."""
+class SelectionOptions:
+    """Options of all objectives that mask tokens or spans; see `MaskingRule`."""
 
     mlm_probability: float = flag(0.15, "Share of the tokens of a row to predict.")
     mask_share: float = flag(0.8, "Share of the predicted tokens replaced by the mask token.")
     random_share: float = flag(0.1, "Share of the predicted tokens replaced by a random one; the rest is kept.")
-    whole_word: bool = flag(False, "Mask all pieces of a word or none.")
-    ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with probability proportional to 1/n.")
     max_predictions: int | None = flag(None, "Maximum number of predictions in a row.")
     static: bool = flag(False, "The same mask in every epoch instead of a new one.")
     pad_to_multiple_of: int | None = flag(None, "Round the width of every batch up to a multiple of this.")
@@ -117,6 +119,14 @@ class MaskingOptions:
     def collator(self, kind: type, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
         """A collator of class `kind` with these options."""
         return kind(tokenizer, seed=seed, **collator_options(kind, self))
+
+
+@dataclass(frozen=True)
+class MaskingOptions(SelectionOptions):
+    """Options of all objectives that mask tokens; see `MaskingRule`."""
+
+    whole_word: bool = flag(False, "Mask all pieces of a word or none.")
+    ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with probability proportional to 1/n.")
 
 
 @dataclass(frozen=True)
@@ -146,13 +156,14 @@ class MaskedLM(Objective):
 
     auto_class = "AutoModelForMaskedLM"
     Options: ClassVar[type] = MaskedLMOptions
+    Collator: ClassVar[type[DataCollatorForMaskedLanguageModeling]] = DataCollatorForMaskedLanguageModeling
     collate: DataCollatorForMaskedLanguageModeling
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         self.template = RowTemplate(tokenizer, segments=1)
         self.room = self.template.room(max_length)
-        self.collate = self.options.collator(DataCollatorForMaskedLanguageModeling, tokenizer, seed)
+        self.collate = self.options.collator(self.Collator, tokenizer, seed)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids, word_ids if whole words are masked, and sequence_ids if rows are packed."""

@@ -13,6 +13,7 @@ from hf_ctxmodels.objectives.sentence_pairs import (
     DataCollatorForSentencePairs,
     Piece,
     SentencePairs,
+    filling_stop,
     random_split,
 )
 
@@ -62,8 +63,7 @@ class MaskedLMWithNextSentence(SentencePairs):
         """See `SentencePairs.choices`."""
         start = 0
         while start < len(document):
-            reached = int(np.searchsorted(document.bounds, document.bounds[start] + target))
-            stop = min(reached, len(document))
+            stop = filling_stop(document, start, target)
             split = random_split(start, stop, rng)
             first = Piece.of(document, start, split)
             if split == stop or rng.random() < 0.5:

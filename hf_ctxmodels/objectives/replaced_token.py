@@ -77,6 +77,7 @@ class ReplacedTokenDetection(MaskedLM):
 
     auto_class = "AutoModelForPreTraining"
     Options: ClassVar[type] = ReplacedTokenOptions
+    Collator = DataCollatorForReplacedTokenDetection
     collate: DataCollatorForReplacedTokenDetection
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
@@ -86,7 +87,6 @@ class ReplacedTokenDetection(MaskedLM):
             raise CtxError(f"single_segment_share={share} is out of range.", hint="use 0 to 1.")
         self.pair_template = RowTemplate(tokenizer, segments=2)
         self.room = self.pair_template.room(max_length)
-        self.collate = self.options.collator(DataCollatorForReplacedTokenDetection, tokenizer, seed)
 
     def _row(self, document: TokenizedDocument, start: int, stop: int, pass_index: int, number: int) -> Example:
         cuts = document.bounds[(document.bounds > start) & (document.bounds < stop)]

@@ -194,6 +194,11 @@ class SentencePairs(Objective):
         return row
 
 
+def filling_stop(document: TokenizedDocument, first: int, target: int) -> int:
+    """The sentence after those, from `first` on, that reach `target` tokens, or the document's end."""
+    return min(int(np.searchsorted(document.bounds, document.bounds[first] + target)), len(document))
+
+
 def random_split(first: int, last: int, rng: np.random.Generator) -> int:
     """Where the sentences [first, last) are split: at least one on either side; `last` if there is only one."""
     return first + int(rng.integers(1, last - first)) if last - first > 1 else last
@@ -202,8 +207,7 @@ def random_split(first: int, last: int, rng: np.random.Generator) -> int:
 def _random_piece(document: TokenizedDocument, target: int, rng: np.random.Generator) -> Piece:
     """Sentences from a random one on, until `target` tokens are reached or the document ends; at least one."""
     start = int(rng.integers(len(document)))
-    stop = max(start + 1, int(np.searchsorted(document.bounds, document.bounds[start] + target)))
-    return Piece.of(document, start, min(stop, len(document)))
+    return Piece.of(document, start, max(start + 1, filling_stop(document, start, target)))
 
 
 def _truncate(segments: tuple[Piece, ...], excess: int, rng: np.random.Generator) -> tuple[Piece, ...]:

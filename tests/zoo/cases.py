@@ -167,7 +167,8 @@ class Case:
     @property
     def compared_targets(self) -> list[str]:
         """Targets that the logits are compared with."""
-        return [name for name, kind in self.targets.items() if kind is not Target.CONSISTENCY]
+        without = (Target.CONSISTENCY, Target.SPAN_TOKEN)  # there are no logits without targets
+        return [name for name, kind in self.targets.items() if kind not in without]
 
     def _kind_of(self, name: str) -> Target:
         of_tokens = {"AutoModelForTokenClassification": Target.TOKEN_CLASS, "AutoModelForPreTraining": Target.REPLACED}

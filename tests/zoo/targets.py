@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ def _random_target(kind: Target, case: Case, batch: Batch, generator: torch.Gene
         case Target.TOKEN_ID:
             ids = [_random_token_targets(tokens, vocabulary, 0.4, generator) for _ in range(case.directions)]
             return torch.stack(ids, -1) if case.directions > 1 else case.ahead(ids[0])
+        case Target.SPAN_TOKEN:
+            return _span_targets(tokens, batch["labels"], case.config().max_pair_targets)
         case Target.NEXT_WORD:
             return _random_token_targets(tokens, vocabulary, 0.4, generator)
         case Target.DECODER_TOKEN:
@@ -68,6 +71,18 @@ def _random_token_targets(tokens: Tensor, classes: int, share: float, generator:
     row = int(tokens.sum(1).argmax())
     kept[row, int(tokens[row].long().argmax())] = True
     return targets.masked_fill(~kept, -100)
+
+
+def _span_targets(tokens: Tensor, labels: Tensor, longest: int) -> Tensor:
+    """Of each run of `labels` between two tokens the first `longest`; -100 elsewhere."""
+    targets = torch.full_like(labels, -100)
+    for row, given in enumerate(labels.tolist()):
+        ends = [-1, *(place for place, label in enumerate(given) if label == -100), len(given)]
+        for before, after in pairwise(ends):
+            if before >= 0 and after < len(given) and tokens[row, before] and tokens[row, after]:
+                span = slice(before + 1, min(after, before + 1 + longest))
+                targets[row, span] = labels[row, span]
+    return targets
 
 
 _LENGTH, _KINDS, _MARKER = 8, 4, FIRST_WORD + 4

@@ -20,7 +20,7 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
 
     config: CtxBertConfig
     base_model_prefix = "bert"
-    reference_model_type = "bert"
+    reference_model_type: ClassVar[str | None] = "bert"
     export_conversion = BERT_EXPORT
     _no_split_modules = ["TransformerBlock"]
     # Other heads of the family, and a buffer of old checkpoints.

@@ -1,8 +1,9 @@
 """Selection and corruption of tokens for masked language modelling (Devlin et al. 2019, section 3.1; n-grams: Lan et
-al. 2019, section 4.1)."""
+al. 2019, section 4.1; spans: Joshi et al. 2020, section 3.1)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
-from hf_ctxmodels.objectives.common.spans import Units, harmonic, place_spans
+from hf_ctxmodels.objectives.common.spans import Units, anchored_spans, geometric, harmonic, place_spans
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,49 @@ class MaskingRule:
             return np.ones(count, dtype=np.int64)
         return 1 + rng.choice(self.ngram, size=count, p=harmonic(self.ngram))
 
+    def draws(self, chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(selected,) numbers in [0, 1), which choose between mask token, random token and no replacement."""
+        return rng.random(len(chosen))
+
+
+@dataclass(frozen=True)
+class SpanMaskingRule(MaskingRule):
+    """Whole spans of words, each with one replacement for all of its tokens; see `anchored_spans`.
+
+    Attributes:
+        geometric_p: Parameter of the geometric distribution of a span's length in words.
+        max_span: The longest span; longer lengths are not drawn.
+    """
+
+    whole_word: bool = field(default=True, init=False)
+    ngram: int = field(default=1, init=False)
+    geometric_p: float = 0.2
+    max_span: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.geometric_p < 1:
+            raise CtxError(f"geometric_p={self.geometric_p} is out of range.", hint="use more than 0 and less than 1.")
+        if self.max_span < 1:
+            raise CtxError(f"max_span={self.max_span} selects no word.", hint="use 1 or more.")
+
+    def budget(self, candidates: int) -> int:
+        """Number of a row's candidates to select: the share, rounded up, at most `max_predictions`."""
+        count = ceil(candidates * self.probability)
+        return count if self.max_predictions is None else min(count, self.max_predictions)
+
+    def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+        """Positions to predict, ascending; a run of them is a span. See `MaskingRule.select`."""
+        if word_ids is None:
+            raise CtxError("The selection of spans of words needs word ids.", hint="give word_ids.")
+        units = Units.of(candidates, word_ids)
+        return anchored_spans(units, geometric(self.geometric_p, self.max_span), self.budget(len(units.positions)), rng)
+
+    def draws(self, chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(selected,) numbers as in `MaskingRule.draws`, the same for the tokens of a span."""
+        starts = np.append(True, np.diff(chosen) != 1)[: len(chosen)]
+        return rng.random(int(starts.sum()))[np.cumsum(starts) - 1]
+
 
 class TokenMasker:
     """Applies a `MaskingRule` to rows of token ids. Special tokens are neither selected nor drawn as replacements.
@@ -110,18 +154,25 @@ class TokenMasker:
         self.non_special = NonSpecialTokens(tokenizer)
 
     def mask(
-        self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator
+        self,
+        ids: np.ndarray,
+        word_ids: np.ndarray | None,
+        rng: np.random.Generator,
+        replacements: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Corrupt one row. Returns its new ids and its labels, both (tokens,) int64."""
+        """Corrupt one row. Returns its new ids and its labels, both (tokens,) int64.
+
+        Random tokens are drawn from `replacements`, without them from the vocabulary.
+        """
         rule = self.rule
         corrupted = ids.astype(np.int64)
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
         chosen = rule.select(self.non_special.candidates(ids), word_ids, rng)
         labels[chosen] = ids[chosen]
-        draws = rng.random(len(chosen))  # choose between mask token, random token, and no replacement
+        draws = rule.draws(chosen, rng)
         corrupted[chosen[draws < rule.mask_share]] = self.mask_token_id
         random = chosen[(draws >= rule.mask_share) & (draws < rule.mask_share + rule.random_share)]
-        replacements = self.non_special.ids
+        replacements = self.non_special.ids if replacements is None else replacements
         corrupted[random] = replacements[rng.integers(len(replacements), size=len(random))]
         return corrupted, labels
 

@@ -2,7 +2,8 @@
 
 A row's candidate tokens are grouped into `Units`; a sampler returns spans over the units as (spans, 2) arrays, the
 first unit and the one after the last; `Units.in_spans` converts them to token positions. `sample_spans` spaces spans
-evenly (XLNet); `place_spans` places them anywhere within a budget of tokens (ALBERT's n-grams).
+evenly (XLNet); `place_spans` places them anywhere within a budget of tokens (ALBERT's n-grams). `anchored_spans` spends
+a budget of tokens exactly, on spans that may overlap (SpanBERT), and returns token positions itself.
 """
 
 from dataclasses import dataclass
@@ -61,6 +62,12 @@ class Units:
 def harmonic(longest: int) -> np.ndarray:
     """Probabilities of the span lengths 1 ... `longest`, p(n) proportional to 1/n, as ALBERT and XLNet draw them."""
     weights = 1 / np.arange(1, longest + 1)
+    return weights / weights.sum()
+
+
+def geometric(probability: float, longest: int) -> np.ndarray:
+    """Probabilities of the span lengths 1 ... `longest`, geometric and cut there, as SpanBERT draws them."""
+    weights = probability * (1 - probability) ** np.arange(longest)
     return weights / weights.sum()
 
 
@@ -155,3 +162,41 @@ def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.
         others = np.setdiff1d(units.positions, positions, assume_unique=True)
         positions = np.concatenate([positions, rng.choice(others, left, replace=False)])
     return np.sort(positions)
+
+
+def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
+    """Spans that begin with the unit of a random token, until a budget of tokens is spent (Joshi et al. 2020, section
+    3.1, and the released data preparation).
+
+    A span's length in units and its anchor, uniform over the tokens, are drawn together, and again if the anchor is
+    selected already. A span may run over earlier ones, whose tokens cost nothing, and ends at a gap between the
+    candidates (a special token). The last one ends where the budget does, possibly within a unit.
+
+    Args:
+        units: The row's units.
+        length_probabilities: Probabilities of the span lengths 1, 2, ... in units.
+        budget: Number of tokens, at most those of all units.
+        rng: The row's generator.
+
+    Returns:
+        (budget,) positions of the tokens, ascending; spans that overlap or touch are one run of them.
+    """
+    bounds, tokens = units.bounds.tolist(), len(units.positions)
+    ends = np.append(np.flatnonzero(np.diff(units.positions) != 1) + 1, tokens)  # of the runs of candidates
+    selected = np.zeros(tokens, dtype=bool)
+    left = budget
+    while left:
+        lengths = 1 + rng.choice(len(length_probabilities), size=left, p=length_probabilities)
+        anchors = rng.integers(tokens, size=left)
+        first = np.searchsorted(units.bounds, anchors, side="right") - 1
+        run_ends = ends[np.searchsorted(ends, anchors, side="right")]
+        for anchor, unit, length, end in zip(anchors.tolist(), first.tolist(), lengths.tolist(), run_ends.tolist()):
+            if selected[anchor]:
+                continue
+            begin, stop = bounds[unit], min(bounds[min(unit + length, len(units))], end)
+            free = begin + np.flatnonzero(~selected[begin:stop])[:left]
+            selected[free] = True
+            left -= len(free)
+            if not left:
+                break
+    return units.positions[selected]

@@ -1,0 +1,59 @@
+"""SpanBERT (Joshi et al. 2020): BERT's network, pretrained on spans of words and their boundaries."""
+
+from hf_ctxmodels.models.bert import SIZES
+from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
+from hf_ctxmodels.models.spanbert.conversion_spanbert import SPANBERT_CONVERSION
+from hf_ctxmodels.models.spanbert.modeling_spanbert import (
+    CtxSpanBertForMaskedLM,
+    CtxSpanBertForMultipleChoice,
+    CtxSpanBertForPreTraining,
+    CtxSpanBertForQuestionAnswering,
+    CtxSpanBertForSequenceClassification,
+    CtxSpanBertForTokenClassification,
+    CtxSpanBertModel,
+)
+from hf_ctxmodels.models.spanbert.tokenization_spanbert import CtxSpanBertTokenizer
+from hf_ctxmodels.objectives import MaskedLM, SpanBoundary
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
+
+# Counted with the reference classes of transformers 5.23 (BERT, cased); the base models have their pooler.
+PUBLISHED = {
+    size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
+    for size, counts in {"base": (108_310_272, 108_340_804), "large": (333_579_264, 333_610_308)}.items()
+}
+
+SPEC = FamilySpec(
+    name="spanbert",
+    paper="Joshi et al. 2020, SpanBERT: Improving Pre-training by Representing and Predicting Spans (arXiv 1907.10529)",
+    config=CtxSpanBertConfig,
+    tokenizer=CtxSpanBertTokenizer,
+    models={
+        "AutoModel": CtxSpanBertModel,
+        "AutoModelForPreTraining": CtxSpanBertForPreTraining,
+        "AutoModelForMaskedLM": CtxSpanBertForMaskedLM,
+        "AutoModelForSequenceClassification": CtxSpanBertForSequenceClassification,
+        "AutoModelForTokenClassification": CtxSpanBertForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxSpanBertForQuestionAnswering,
+        "AutoModelForMultipleChoice": CtxSpanBertForMultipleChoice,
+    },
+    objectives={"span-mlm+sbo": SpanBoundary, "mlm": MaskedLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=SPANBERT_CONVERSION,
+    parent="bert",
+    traits=Traits(
+        tiny={"max_pair_targets": 3, "pair_position_size": 6}, targets={"boundary_labels": Target.SPAN_TOKEN}
+    ),
+)
+
+__all__ = [
+    "CtxSpanBertConfig",
+    "CtxSpanBertForMaskedLM",
+    "CtxSpanBertForMultipleChoice",
+    "CtxSpanBertForPreTraining",
+    "CtxSpanBertForQuestionAnswering",
+    "CtxSpanBertForSequenceClassification",
+    "CtxSpanBertForTokenClassification",
+    "CtxSpanBertModel",
+    "CtxSpanBertTokenizer",
+]

@@ -1,0 +1,32 @@
+"""SpanBERT configuration (Joshi et al. 2020, section 4.2, and the released pretraining code)."""
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+
+
+@strict
+class CtxSpanBertConfig(CtxBertConfig):
+    """Shape and regularisation of a SpanBERT encoder; the defaults are SpanBERT-base, cased.
+
+    Args: those of `CtxBertConfig`, of which differs
+        vocab_size: Number of tokens of BERT's cased vocabulary.
+    and of the span boundary head
+        max_pair_targets: Tokens of a span, from its start, that it predicts: rows of its position table.
+        pair_position_size: Width of the position embeddings.
+    """
+
+    model_type = "ctx-spanbert"
+    reference_model_type: ClassVar[str | None] = "bert"
+    own_fields: ClassVar[tuple[str, ...]] = (*CtxBertConfig.own_fields, "max_pair_targets", "pair_position_size")
+
+    vocab_size: int = 28996
+    max_pair_targets: int = 15
+    pair_position_size: int = 200
+
+    def validate_architecture(self) -> None:
+        """Check that the span boundary head predicts something (called at construction)."""
+        super().validate_architecture()
+        self.require_positive("max_pair_targets", "pair_position_size")

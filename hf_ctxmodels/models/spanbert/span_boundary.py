@@ -1,0 +1,86 @@
+"""The span boundary head (Joshi et al. 2020, section 3.2)."""
+
+import torch
+from torch import Tensor, nn
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.runs import ends_of_runs
+from hf_ctxmodels.heads import IGNORED
+from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
+from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
+
+
+class SpanBoundaryHead(nn.Module):
+    """Predicts a masked token from the tokens before and after its span, and its position in the span.
+
+    Two layers, each linear, activation and LayerNorm, and a decoder with a bias of its own.
+
+    Args:
+        config: Gives the widths and the longest span.
+    """
+
+    def __init__(self, config: CtxSpanBertConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.position_embeddings = nn.Embedding(config.max_pair_targets, config.pair_position_size)
+        self.first_dense = nn.Linear(2 * width + config.pair_position_size, width)
+        self.first_norm = nn.LayerNorm(width, eps=eps)
+        self.second_dense = nn.Linear(width, width)
+        self.second_norm = nn.LayerNorm(width, eps=eps)
+        self.activation = make_activation(config.hidden_act)
+        self.decoder = nn.Linear(width, config.vocab_size)
+
+    def summed_loss(self, before: Tensor, after: Tensor, numbers: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross-entropy in nats.
+
+        Args:
+            before, after: (targets, hidden) the encoder's output at the boundaries of each target's span.
+            numbers: (targets,) position of the target in its span, from 0.
+            targets: (targets,) token ids.
+        """
+        given = torch.cat([before, after, self.position_embeddings(numbers).to(before.dtype)], -1)
+        states = self.first_norm(self.activation(apply_linear(self.first_dense, given)))
+        states = self.second_norm(self.activation(apply_linear(self.second_dense, states)))
+        return summed_cross_entropy(self.decoder, states, targets)
+
+
+class BoundaryTargets:
+    """Where the boundaries of the targets' spans are. A span is a run of positions with `labels`.
+
+    Args:
+        labels, boundary_labels: (batch, length) int64, -100 where nothing is predicted.
+        longest: Number of tokens of a span that are predicted.
+
+    Attributes:
+        positions: (batch, length) bool, True at the boundaries.
+        before, after: (targets,) the boundaries of each target in the flattened batch.
+        numbers: (targets,) position of the target in its span.
+
+    Raises:
+        CtxError: A target is outside the spans, beyond their first `longest` tokens, or in a span that begins or ends
+            the row.
+    """
+
+    def __init__(self, labels: Tensor, boundary_labels: Tensor, longest: int) -> None:
+        length = labels.shape[1]
+        rows, columns = (boundary_labels != IGNORED).nonzero(as_tuple=True)
+        before, after = (ends[rows, columns] for ends in ends_of_runs(labels != IGNORED))
+        self.numbers = columns - before - 1
+        if not is_traced(labels):
+            wrong = (before < 0) | (after >= length) | (self.numbers < 0) | (self.numbers >= longest)
+            if bool(wrong.any()):
+                place = [int(rows[wrong][0]), int(columns[wrong][0])]
+                raise CtxError(
+                    f"boundary_labels has a target at {place}, where none can be: it must be among the first {longest} "
+                    "tokens of a span (a run of labels other than -100) with a token before and after it.",
+                    hint="let DataCollatorForSpanBoundaryObjective make labels and boundary_labels, with the "
+                    f"model's max_pair_targets={longest}.",
+                )
+        self.before, self.after = rows * length + before, rows * length + after
+        positions = torch.zeros(labels.numel(), dtype=torch.bool, device=labels.device)
+        positions[self.before] = True
+        positions[self.after] = True
+        self.positions = positions.view(labels.shape)

@@ -1,0 +1,58 @@
+"""StructBERT (Wang et al. 2019): BERT's network, pretrained on masked words and on the order of words and segments."""
+
+from hf_ctxmodels.models.bert import SIZES
+from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
+from hf_ctxmodels.models.structbert.configuration_structbert import CtxStructBertConfig
+from hf_ctxmodels.models.structbert.modeling_structbert import (
+    CtxStructBertForMaskedLM,
+    CtxStructBertForMultipleChoice,
+    CtxStructBertForPreTraining,
+    CtxStructBertForQuestionAnswering,
+    CtxStructBertForSequenceClassification,
+    CtxStructBertForTokenClassification,
+    CtxStructBertModel,
+)
+from hf_ctxmodels.models.structbert.tokenization_structbert import CtxStructBertTokenizer
+from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithStructure
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
+
+# Counted with the reference classes of transformers 5.23 (BERT, uncased); the base models have their pooler.
+PUBLISHED = {
+    size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
+    for size, counts in {"base": (109_482_240, 109_514_298), "large": (335_141_888, 335_174_458)}.items()
+}
+
+SPEC = FamilySpec(
+    name="structbert",
+    paper="Wang et al. 2019, StructBERT: Incorporating Language Structures into Pre-training for Deep Language "
+    "Understanding (arXiv 1908.04577)",
+    config=CtxStructBertConfig,
+    tokenizer=CtxStructBertTokenizer,
+    models={
+        "AutoModel": CtxStructBertModel,
+        "AutoModelForPreTraining": CtxStructBertForPreTraining,
+        "AutoModelForMaskedLM": CtxStructBertForMaskedLM,
+        "AutoModelForSequenceClassification": CtxStructBertForSequenceClassification,
+        "AutoModelForTokenClassification": CtxStructBertForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxStructBertForQuestionAnswering,
+        "AutoModelForMultipleChoice": CtxStructBertForMultipleChoice,
+    },
+    objectives={"mlm+structure": MaskedLMWithStructure, "mlm": MaskedLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=BERT_CONVERSION,
+    parent="bert",
+    traits=Traits(targets={"shuffle_labels": Target.TOKEN_ID}),
+)
+
+__all__ = [
+    "CtxStructBertConfig",
+    "CtxStructBertForMaskedLM",
+    "CtxStructBertForMultipleChoice",
+    "CtxStructBertForPreTraining",
+    "CtxStructBertForQuestionAnswering",
+    "CtxStructBertForSequenceClassification",
+    "CtxStructBertForTokenClassification",
+    "CtxStructBertModel",
+    "CtxStructBertTokenizer",
+]

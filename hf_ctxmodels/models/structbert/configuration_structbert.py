@@ -1,0 +1,16 @@
+"""StructBERT configuration (Wang et al. 2019, section 3.1)."""
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+
+
+@strict
+class CtxStructBertConfig(CtxBertConfig):
+    """Shape and regularisation of a StructBERT encoder, which are BERT's; the defaults are the base model's,
+    uncased."""
+
+    model_type = "ctx-structbert"
+    reference_model_type: ClassVar[str | None] = "bert"

@@ -1,0 +1,180 @@
+"""SpanBERT's spans and boundaries, against loops that follow the released data preparation step by step."""
+
+import math
+from itertools import groupby
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numbered_text import numbered_documents
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.seeding import generator
+from hf_ctxmodels.objectives import DataCollatorForSpanBoundaryObjective, SpanBoundary
+from hf_ctxmodels.objectives.common.masking import IGNORED, SpanMaskingRule, TokenMasker
+from hf_ctxmodels.objectives.common.spans import Units, anchored_spans, geometric
+
+SEP, MASK, FIRST = 3, 4, 5
+
+
+def spans_by_loops(words, budget, probabilities, rng):
+    """The selected positions of a row; `words` is the word of each token, None at a special token."""
+    text = [position for position, word in enumerate(words) if word is not None]
+    selected = set()
+    while len(selected) < budget:
+        size = budget - len(selected)
+        lengths = 1 + rng.choice(len(probabilities), size=size, p=probabilities)
+        anchors = rng.integers(len(text), size=size)
+        for length, anchor in zip(lengths.tolist(), (text[number] for number in anchors)):
+            if anchor in selected or len(selected) == budget:
+                continue
+            place = anchor
+            while place > 0 and words[place - 1] == words[anchor]:
+                place -= 1
+            seen = []
+            while place < len(words) and words[place] is not None and len(selected) < budget:
+                if not seen or words[place] != seen[-1]:
+                    seen.append(words[place])
+                if len(seen) > length:
+                    break
+                selected.add(place)
+                place += 1
+    return sorted(selected)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=40),
+    special=st.sets(st.integers(0, 39)),
+    probability=st.floats(0.01, 1.0),
+    longest=st.integers(1, 10),
+    seed=st.integers(0, 10**6),
+)
+def test_spans_are_those_of_the_loops_and_spend_the_budget(tokenizer, lengths, special, probability, longest, seed):
+    word_ids = np.repeat(np.arange(len(lengths)), lengths)
+    ids = np.where(np.isin(word_ids, list(special)), SEP, 9)
+    rule = SpanMaskingRule(probability, max_span=longest)
+    chosen = rule.select(ids != SEP, word_ids, generator(seed, 0, 0))
+    budget = math.ceil(probability * int((ids != SEP).sum()))
+    words = [None if token == SEP else word for token, word in zip(ids.tolist(), word_ids.tolist())]
+    assert chosen.tolist() == spans_by_loops(words, budget, geometric(0.2, longest), generator(seed, 0, 0))
+    assert len(chosen) == budget
+    assert not (ids[chosen] == SEP).any()
+
+
+def test_lengths_and_anchors():
+    """The published mean of lengths; a longer word is a span's first in proportion to its tokens."""
+    probabilities = geometric(0.2, 10)
+    weights = [0.2 * 0.8**number for number in range(10)]
+    np.testing.assert_allclose(probabilities, np.array(weights) / sum(weights))
+    assert probabilities @ np.arange(1, 11) == pytest.approx(3.797, abs=5e-4)
+    rare = Units.of(np.ones(40_000, dtype=bool), np.arange(40_000))
+    chosen = anchored_spans(rare, probabilities, 400, generator(0, 0, 0))
+    runs = np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1)
+    assert np.mean([len(run) for run in runs]) == pytest.approx(3.8, rel=0.15)
+    uneven = Units.of(np.ones(40_000, dtype=bool), np.repeat(np.arange(20_000), [1, 3] * 10_000))
+    chosen = anchored_spans(uneven, np.ones(1), 2000, generator(1, 0, 0))
+    assert (chosen % 4 != 0).mean() == pytest.approx(9 / 10, abs=0.02)
+
+
+def test_a_span_has_one_replacement_with_the_frequencies_of_the_text(tokenizer):
+    masker = TokenMasker(tokenizer, SpanMaskingRule())
+    pool, ids = np.array([8] * 9 + [9]), np.full(400, 7)
+    kinds, drawn, broken = [], [], 0
+    for epoch in range(300):
+        new, labels = masker.mask(ids, np.arange(400), generator(0, epoch, 0), pool)
+        assert (labels != IGNORED).sum() == 60
+        for selected, run in groupby(enumerate(labels.tolist()), lambda each: each[1] != IGNORED):
+            if selected:
+                places = [place for place, _ in run]
+                tokens = {{7: "kept", MASK: "mask"}.get(int(new[place]), "random") for place in places}
+                broken += len(tokens) > 1
+                kinds += tokens
+                drawn += [int(new[place]) for place in places if new[place] in (8, 9)]
+    assert not broken
+    shares = [kinds.count(kind) / len(kinds) for kind in ("mask", "random", "kept")]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.03)
+    assert drawn.count(8) / len(drawn) == pytest.approx(0.9, abs=0.03)
+
+
+def boundaries_by_loops(row, labels, longest, edges):
+    """Targets of a row: of each run of labels between two tokens that are no `edges`, the first ones."""
+    targets = [IGNORED] * len(row)
+    for selected, run in groupby(range(len(row)), lambda place: labels[place] != IGNORED):
+        places = list(run)
+        before, after = places[0] - 1, places[-1] + 1
+        if selected and before >= 0 and after < len(row) and row[before] not in edges and row[after] not in edges:
+            for place in places[:longest]:
+                targets[place] = labels[place]
+    return targets
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("packing", [False, True])
+def test_boundary_targets_are_those_of_the_loops(tokenizer, monkeypatch, side, packing):
+    monkeypatch.setattr(tokenizer, "padding_side", side)
+    documents, _ = numbered_documents([[9, 14], [30], [3], [1, 1], [60, 2], [8], [25, 25]])
+    options = {"mlm_probability": 0.4, "max_pair_targets": 4, "packing": packing}
+    objective = SpanBoundary(tokenizer, max_length=48, seed=3, **options)
+    rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(documents))]
+    batch = objective.collate(rows)
+    edges = {tokenizer.cls_token_id, SEP, tokenizer.pad_token_id}
+    expected = [
+        boundaries_by_loops(row, labels, 4, edges)
+        for row, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist())
+    ]
+    assert batch["boundary_labels"].tolist() == expected
+    counted = sum(label != IGNORED for row in expected for label in row)
+    selected = int((batch["labels"] != IGNORED).sum())
+    assert 0 < counted < selected
+    rates = objective.rates(objective.count(batch))
+    assert rates["boundary_share"] == pytest.approx(counted / selected)
+    assert rates["selected_share"] == pytest.approx(0.4, abs=0.03)
+    alone = objective.collate(rows[1:2])
+    width = len(rows[1]["input_ids"])
+    columns = slice(-width, None) if side == "left" else slice(width)
+    for name in ("input_ids", "labels", "boundary_labels"):
+        assert torch.equal(alone[name][0], batch[name][1, columns]), "a mask depends on its own row alone"
+    again = objective.collate([{**row, "epoch": 1} for row in rows])
+    assert not torch.equal(again["labels"], batch["labels"])
+
+
+def test_replacements_are_drawn_from_the_text(tokenizer):
+    """Nine tokens in ten are one word."""
+    objective = SpanBoundary(tokenizer, max_length=64, seed=0)
+    text = [["wa " * 9 + "wb"] * 6] * 200
+    rows = list(objective.examples(text))
+    pool = np.concatenate([row["replacement_ids"] for row in rows])
+    assert len(pool) >= 0.15 * sum(len(row["input_ids"]) for row in rows)
+    assert set(pool.tolist()) == {FIRST, FIRST + 1}
+    assert (pool == FIRST).mean() == pytest.approx(0.9, abs=0.03)
+    other_seed = np.concatenate([row["replacement_ids"] for row in objective.examples(text, 1)])
+    assert not np.array_equal(pool, other_seed)
+    uniform = SpanBoundary(tokenizer, max_length=64, seed=0, corpus_replacements=False)
+    assert "replacement_ids" not in next(uniform.examples(text))
+
+
+def test_the_boundary_objective_can_be_left_out(tokenizer):
+    documents, _ = numbered_documents([[20, 20], [30]])
+    batches = []
+    for boundary in (True, False):
+        objective = SpanBoundary(tokenizer, max_length=64, seed=0, boundary=boundary)
+        rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(documents))]
+        batches.append(objective.collate(rows))
+        assert objective.config_fields == ({"max_pair_targets": 15} if boundary else {})
+        assert objective.rates(objective.count(batches[-1]))["boundary_share"] > 0 or not boundary
+    both, masking = batches
+    assert both.keys() - masking.keys() == {"boundary_labels"}
+    assert all(torch.equal(both[name], masking[name]) for name in masking)
+
+
+def test_wrong_arguments_and_features(tokenizer):
+    feature = {"input_ids": [2, 9, 3], "word_ids": [None, 0, None], "example_index": 0, "epoch": 0}
+    with pytest.raises(CtxError, match="no `replacement_ids`"):
+        DataCollatorForSpanBoundaryObjective(tokenizer)([feature])
+    assert DataCollatorForSpanBoundaryObjective(tokenizer, corpus_replacements=False)([feature])
+    for options in ({"geometric_p": 0.0}, {"max_span": 0}, {"max_pair_targets": 0}):
+        with pytest.raises(CtxError, match=next(iter(options))):
+            DataCollatorForSpanBoundaryObjective(tokenizer, **options)
