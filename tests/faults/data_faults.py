@@ -188,7 +188,7 @@ DATA_FAULTS = [
     ),
     Fault(
         "a chunk is one sentence",
-        "hf_ctxmodels/objectives/sentence_order.py",
+        "hf_ctxmodels/objectives/common/segments.py",
         "last = min(max(fitting, first + 2), sentences)",
         "last = min(max(fitting, first + 1), sentences)",
         ("tests/objectives/test_sentence_order.py",),
