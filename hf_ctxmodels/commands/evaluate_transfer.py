@@ -5,7 +5,8 @@ r"""Zero-shot transfer between languages: train a tagger in one language, test i
 
 A language is given by its code, with files named as Universal Dependencies (pos) or WikiANN (ner) name them anywhere in
 --data_dir, or as CODE=FILE. The baseline is the most frequent tag of a word in the training file; for words that do not
-occur there, the most frequent tag of all. Leaves the model and transfer.json in the output directory.
+occur there, the most frequent tag of all. A model with language embeddings is told the language of each file. Leaves
+the model and transfer.json in the output directory.
 """
 
 import json
@@ -13,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
 
 from hf_ctxmodels.commands.finetune import FinetuneArguments, Finetuned, FinetuneLoopArguments, finetune
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.tasks import TaskArguments
 from hf_ctxmodels.data.tasks.languages import LanguageFile
+from hf_ctxmodels.training.loading import load_config
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -38,17 +40,30 @@ class TransferArguments:
     train_examples: int | None = flag(None, "Train on a sample of so many sentences, the same one whatever the seed.")
 
 
-def set_language(tokenizer: PreTrainedTokenizerBase, language: str) -> None:
-    """Tell the language of the texts to a tokenizer that gives language ids."""
-    if hasattr(tokenizer, "language"):
-        tokenizer.language = language
+def language_number(config: PreTrainedConfig, language: str) -> int | None:
+    """The number of a language in a model with language embeddings; None for others.
+
+    Raises:
+        CtxError: The model does not know the language.
+    """
+    numbers = getattr(config, "lang2id", None)
+    if not numbers:
+        return None
+    if language not in numbers:
+        raise CtxError(
+            f"The model has no embedding of the language {language!r}.",
+            location="--train, --test",
+            hint=f"use some of {', '.join(numbers)}, with these names: NAME=FILE.",
+        )
+    return numbers[language]
 
 
 def measure(found: Finetuned, source: LanguageFile, batch_size: int) -> dict[str, Any]:
     """The metrics in a language beside those of the baseline."""
     task = found.task
     examples = task.read(str(source.file), "test")
-    set_language(found.tokenizer, source.language)
+    if (number := language_number(found.model.config, source.language)) is not None:
+        found.model.config.default_lang = number
     encoded = task.encode(examples, found.tokenizer)
     evaluation = TaskEvaluation(task, examples, encoded, task.collator(found.tokenizer), batch_size)
     metrics = evaluation(found.model.eval(), found.accelerator)
@@ -88,12 +103,15 @@ def main() -> None:
     if missing := [each.file for each in (train, *tests) if not each.file.is_file()]:
         raise CtxError("No such file.", location=str(missing[0]), hint="check --train and --test.")
     validation = arguments.validation_file or str(train.split("dev").file)
+    config = load_config(arguments.model)
+    number, *_ = [language_number(config, each.language) for each in (train, *tests)]  # all, before training
     found = finetune(
         FinetuneArguments(
             task="token-classification",
             train_file=str(train.file),
             validation_file=validation,
             model=arguments.model,
+            config_options=[] if number is None else [f"default_lang={number}"],
             freeze=arguments.freeze,
             train_examples=arguments.train_examples,
         ),

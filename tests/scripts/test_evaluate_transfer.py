@@ -103,6 +103,24 @@ def test_table(data: Path, encoder: Path, tmp_path: Path, frozen: bool) -> None:
     assert all(same) == frozen
 
 
+def test_language_embeddings(data: Path, tmp_path: Path) -> None:
+    """Each file has its own; the languages must be the model's."""
+    family = FAMILIES["xlm"]
+    texts = [f"<{language}> {' '.join([*NAMES, *PLACES, verb])}" for language, verb in VERBS.items()] * 20
+    tokenizer = family.tokenizer.train(texts, vocab_size=120)
+    sizes = {"vocab_size": len(tokenizer), "n_langs": 3, "use_lang_emb": True, "lang2id": tokenizer.lang2id}
+    torch.manual_seed(0)
+    for part in (family.models["AutoModel"](tiny_config(family, **sizes)), tokenizer):
+        part.save_pretrained(tmp_path / "xlm")
+    flags = ["--model", tmp_path / "xlm", "--task", "ner", "--data_dir", data, "--max_steps", 2, "--max_length", 32]
+    done = run_forked(SCRIPT, *flags, "--test", "en,de", "--output_dir", tmp_path / "output")
+    assert done.returncode == 0, done.stderr
+    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "output").config.default_lang == 1
+    done = run_forked(SCRIPT, *flags, "--test", f"fi={data}/wikiann/de.test.txt", "--output_dir", tmp_path / "other")
+    assert done.returncode == 2
+    assert "no embedding of the language 'fi'" in done.stderr
+
+
 def train_of(data: Path) -> list:
     return TASKS["token-classification"](TaskArguments()).read_file(str(data / "wikiann" / "en.train.txt"))
 
