@@ -110,8 +110,9 @@ def _repository_pages() -> Pages:
         tried = f"families/experiments/{family.name}.md"
         if tried in made:
             made[f"families/{family.name}.md"] += f"\n```{{toctree}}\n:hidden:\n\nexperiments/{family.name}\n```\n"
-    others = (place for place in made if place.startswith("families/experiments/"))
-    others = (f"experiments/{Path(place).stem}" for place in others if Path(place).stem not in FAMILIES)
+    # cards of models that are no family of their own, and what was tried for something else
+    others = [place.removeprefix("families/").removesuffix(".md") for place in made if place.startswith("families/")]
+    others = [each for each in others if each != "index" and Path(each).stem not in FAMILIES]
     made["families/index.md"] += "\n" + toctree([*FAMILIES, *others])
     made["_parts/how-to.md"] = _how_to_list()
     return made
