@@ -122,9 +122,14 @@ class CtxErnieForPreTraining(CtxErnieForMaskedLM):
             output_mask=wanted,
             **kwargs,
         )
+        return self._output(outputs, targets, wanted, num_items_in_batch)
+
+    def _output(
+        self, outputs: Any, targets: dict[str, Tensor], wanted: Tensor | None, counts: ItemCounts
+    ) -> ModelOutput:
+        """All predictions and the sum of their losses; arguments as in `_predict`."""
         predictions = {
-            task: self._predict(task, outputs, targets.get(task), wanted, num_items_in_batch)
-            for task in ("mlm", *self.classifiers)
+            task: self._predict(task, outputs, targets.get(task), wanted, counts) for task in ("mlm", *self.classifiers)
         }
         losses = {task: each.loss for task, each in predictions.items() if each.loss is not None}
         return CtxErnieForPreTrainingOutput(
