@@ -89,14 +89,7 @@ class DataCollatorForContinualTasks(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = UnitMaskingRule(
-            probability=self.mlm_probability,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-            max_predictions=self.max_predictions,
-            unit_rows=self.unit_rows,
-        )
-        self.masker = TokenMasker(self.tokenizer, rule)
+        self.masker = TokenMasker(self.tokenizer, UnitMaskingRule.of(self))
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""

@@ -16,7 +16,7 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator, padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, corrupt, count_selected, masking_rates
 from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.language_streams import LanguageStreams, Sentence, StreamObjective, StreamOptions
 
@@ -63,11 +63,12 @@ class DataCollatorForCrossLingualMasking(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        MaskingRule(self.mlm_probability, self.mask_share, self.random_share)  # checks the shares
+        self.rule = MaskingRule(self.mlm_probability, self.mask_share, self.random_share)
         check_at_least(0, sample_alpha=self.sample_alpha)
         if self.tokenizer.mask_token_id is None:
             raise CtxError(f"{type(self.tokenizer).__name__} has no mask token.", hint="use one that has.")
         self._size = len(self.tokenizer)
+        self._vocabulary = np.arange(self._size)
         if self.sample_alpha:
             self._scores = self._rarity()
 
@@ -108,14 +109,7 @@ class DataCollatorForCrossLingualMasking(PaddingCollator):
     def _mask(self, ids: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Corrupt one row. Returns its new ids and its labels, both (tokens,)."""
         check_token_ids(ids, self._size)
-        chosen = self._select(ids, rng)
-        corrupted, labels = ids.copy(), np.full(len(ids), IGNORED)
-        labels[chosen] = ids[chosen]
-        draws = rng.random(len(chosen))  # choose between mask token, random token, and no replacement
-        corrupted[chosen[draws < self.mask_share]] = self.tokenizer.mask_token_id
-        random = chosen[(draws >= self.mask_share) & (draws < self.mask_share + self.random_share)]
-        corrupted[random] = rng.integers(self._size, size=len(random))
-        return corrupted, labels
+        return corrupt(ids, self._select(ids, rng), self.rule, int(self.tokenizer.mask_token_id), self._vocabulary, rng)
 
     def _select(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Columns of the selected tokens, ascending; never the first."""
@@ -196,19 +190,10 @@ class StreamMaskedLM(StreamObjective):
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
         ids, labels, tokens = batch["input_ids"], batch["labels"], batch["attention_mask"] != 0
-        selected = labels != IGNORED
-        starts = selected.clone()
-        starts[:, 1:] &= ~selected[:, :-1]
+        counts = count_selected(ids, labels, tokens, int(self.tokenizer.mask_token_id))
+        counts["maskable_tokens"] -= len(ids)  # a row's first token is never selected
         restarts = (batch["position_ids"] == 0) & tokens
-        counts = {
-            "maskable_tokens": tokens.sum() - len(ids),
-            "selected_tokens": selected.sum(),
-            "selected_runs": starts.sum(),
-            "mask_tokens": (selected & (ids == self.tokenizer.mask_token_id)).sum(),
-            "kept_tokens": (selected & (ids == labels)).sum(),
-            "translation_rows": (restarts.sum(1) > 1).sum(),
-        }
-        return {"rows": len(ids), **{name: int(count) for name, count in counts.items()}}
+        return counts | {"translation_rows": int((restarts.sum(1) > 1).sum())}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """See `Objective.rates`."""

@@ -37,13 +37,7 @@ class DataCollatorForUnitMasking(DataCollatorForSentencePairs):
 
     def rule(self) -> UnitMaskingRule:
         """The rule that the fields describe."""
-        return UnitMaskingRule(
-            probability=self.mlm_probability,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-            max_predictions=self.max_predictions,
-            unit_rows=self.unit_rows,
-        )
+        return UnitMaskingRule.of(self)
 
 
 @dataclass(frozen=True)

@@ -164,35 +164,68 @@ class TokenMasker:
 
         Random tokens are drawn from `replacements`, without them from the vocabulary.
         """
-        rule = self.rule
-        corrupted = ids.astype(np.int64)
-        labels = np.full(len(ids), IGNORED, dtype=np.int64)
-        chosen = rule.select(self.non_special.candidates(ids), word_ids, rng)
-        labels[chosen] = ids[chosen]
-        draws = rule.draws(chosen, rng)
-        corrupted[chosen[draws < rule.mask_share]] = self.mask_token_id
-        random = chosen[(draws >= rule.mask_share) & (draws < rule.mask_share + rule.random_share)]
+        chosen = self.rule.select(self.non_special.candidates(ids), word_ids, rng)
         replacements = self.non_special.ids if replacements is None else replacements
-        corrupted[random] = replacements[rng.integers(len(replacements), size=len(random))]
-        return corrupted, labels
+        return corrupt(ids, chosen, self.rule, self.mask_token_id, replacements, rng)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of a collated batch: maskable and selected tokens, and their replacements. A random replacement that
-        equals the original counts as kept."""
+        """See `count_selected`; maskable are the tokens that are not special."""
         ids, labels = batch["input_ids"], batch["labels"]
-        selected = labels != IGNORED
-        maskable = torch.from_numpy(self.non_special.table).to(ids.device)[ids] | selected
-        masked = selected & (ids == self.mask_token_id)
-        kept = selected & (ids == labels)
-        run_starts = selected.clone()
-        run_starts[:, 1:] &= ~selected[:, :-1]
-        totals = torch.stack([each.sum() for each in (maskable, selected, run_starts, masked, kept)]).tolist()
-        names = ("maskable_tokens", "selected_tokens", "selected_runs", "mask_tokens", "kept_tokens")
-        return {"rows": len(ids), **dict(zip(names, totals))}
+        maskable = torch.from_numpy(self.non_special.table).to(ids.device)[ids] | (labels != IGNORED)
+        return count_selected(ids, labels, maskable, self.mask_token_id)
+
+
+def corrupt(
+    ids: np.ndarray,
+    chosen: np.ndarray,
+    rule: MaskingRule,
+    mask_token_id: int,
+    replacements: np.ndarray,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Replace the chosen tokens of a row. Returns its new ids and its labels, both (tokens,) int64.
+
+    Args:
+        ids: (tokens,).
+        chosen: Their positions.
+        rule: Its shares decide between mask token, random token, and no replacement.
+        mask_token_id: The mask token.
+        replacements: Ids from which random tokens are drawn.
+        rng: The row's generator.
+    """
+    corrupted = ids.astype(np.int64)
+    labels = np.full(len(ids), IGNORED, dtype=np.int64)
+    labels[chosen] = ids[chosen]
+    draws = rule.draws(chosen, rng)
+    corrupted[chosen[draws < rule.mask_share]] = mask_token_id
+    random = chosen[(draws >= rule.mask_share) & (draws < rule.mask_share + rule.random_share)]
+    corrupted[random] = replacements[rng.integers(len(replacements), size=len(random))]
+    return corrupted, labels
+
+
+def count_selected(
+    ids: torch.Tensor, labels: torch.Tensor, maskable: torch.Tensor, mask_token_id: int
+) -> dict[str, int]:
+    """Counts of a collated batch: maskable and selected tokens, and their replacements. A random replacement that
+    equals the original counts as kept.
+
+    Args:
+        ids, labels: (batch, width) of a masking collator.
+        maskable: (batch, width) bool, True at the tokens that might have been selected.
+        mask_token_id: The mask token.
+    """
+    selected = labels != IGNORED
+    masked = selected & (ids == mask_token_id)
+    kept = selected & (ids == labels)
+    run_starts = selected.clone()
+    run_starts[:, 1:] &= ~selected[:, :-1]
+    totals = torch.stack([each.sum() for each in (maskable, selected, run_starts, masked, kept)]).tolist()
+    names = ("maskable_tokens", "selected_tokens", "selected_runs", "mask_tokens", "kept_tokens")
+    return {"rows": len(ids), **dict(zip(names, totals))}
 
 
 def masking_rates(counts: Mapping[str, int]) -> dict[str, float]:
-    """Shares from the summed counts of `TokenMasker.count`."""
+    """Shares from the summed counts of `count_selected`."""
     selected = max(1, counts["selected_tokens"])
     mask, kept = counts["mask_tokens"] / selected, counts["kept_tokens"] / selected
     return {

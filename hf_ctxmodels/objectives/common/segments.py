@@ -108,11 +108,7 @@ def document_batches(documents: Iterable[Document], size: int = DOCUMENTS_PER_BA
 
 
 def tokenized_batches(
-    tokenizer: PreTrainedTokenizerBase,
-    documents: Iterable[list[str]],
-    size: int,
-    with_word_ids: bool,
-    with_capitals: bool = False,
+    tokenizer: PreTrainedTokenizerBase, documents: Iterable[list[str]], size: int, with_word_ids: bool
 ) -> Iterator[list[TokenizedDocument]]:
     """Tokenise `size` documents at a time. A single document at the end joins the batch before it."""
     batches = document_batches(documents, size)
@@ -121,7 +117,7 @@ def tokenized_batches(
         following = next(batches, [])
         if len(following) == 1:
             waiting, following = waiting + following, []
-        yield tokenize_documents(tokenizer, waiting, with_word_ids, with_capitals)
+        yield tokenize_documents(tokenizer, waiting, with_word_ids)
         waiting = following
 
 

@@ -36,6 +36,17 @@ class UnitMaskingRule(MaskingRule):
         if not 0 <= self.unit_rows <= 1:
             raise CtxError(f"unit_rows={self.unit_rows} is not a probability.", hint="use 0 to 1.")
 
+    @classmethod
+    def of(cls, arguments: Any) -> Self:
+        """The rule of a collator's fields."""
+        return cls(
+            probability=arguments.mlm_probability,
+            mask_share=arguments.mask_share,
+            random_share=arguments.random_share,
+            max_predictions=arguments.max_predictions,
+            unit_rows=arguments.unit_rows,
+        )
+
     @property
     def needs_words(self) -> bool:
         """Whether the rule needs word ids."""
