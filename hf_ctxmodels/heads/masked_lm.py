@@ -1,7 +1,7 @@
 """Heads for masked language modelling, alone or with the classification of a pair of segments."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field, make_dataclass
 from functools import wraps
 from typing import Any, ClassVar
@@ -212,14 +212,24 @@ def pair_output_class(model_class: type, pair_logits: str, pair_task: str) -> ty
         pair_logits: Name of the field for the pair's logits.
         pair_task: For example "next_sentence" for the field "next_sentence_loss".
     """
-    name = f"{model_class.__name__}Output"
     own = (pair_logits, "mlm_loss", f"{pair_task}_loss")
+    name, text = model_class.__name__, f"Output of `{model_class.__name__}`."
+    return pretraining_output_class(f"{name}Output", model_class.__module__, own, text)
+
+
+def pretraining_output_class(name: str, module: str, own: Iterable[str], text: str) -> type[ModelOutput]:
+    """An output class with the fields `loss`, `prediction_logits`, those in `own`, `metrics`, `hidden_states` and
+    `attentions`, in this order.
+
+    Args:
+        name, module, text: Of the class, `text` being its docstring.
+        own: Names of the tensors that the head has beside the others.
+    """
     fields: list[tuple[str, Any]] = [(each, Tensor | None) for each in ("loss", "prediction_logits", *own)]
     fields += [("metrics", dict[str, Tensor] | None)]
     fields += [(each, tuple[Tensor, ...] | None) for each in ("hidden_states", "attentions")]
-    namespace = {"__module__": model_class.__module__, "__doc__": f"Output of `{model_class.__name__}`."}
     with_defaults = [(each, kind, field(default=None)) for each, kind in fields]
-    return make_dataclass(name, with_defaults, bases=(ModelOutput,), namespace=namespace)
+    return make_dataclass(name, with_defaults, bases=(ModelOutput,), namespace={"__module__": module, "__doc__": text})
 
 
 def renamed_argument(function: Callable, old: str, new: str) -> Callable:

@@ -3,6 +3,7 @@ on a growing set of tasks."""
 
 from typing import Any
 
+from hf_ctxmodels.models import bert
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.ernie.configuration_ernie import CtxErnieConfig
 from hf_ctxmodels.models.ernie.modeling_ernie import (
@@ -18,20 +19,16 @@ from hf_ctxmodels.models.ernie.modeling_ernie import (
 from hf_ctxmodels.models.ernie.pretraining_ernie import TASKS, CtxErnieForPreTraining
 from hf_ctxmodels.models.ernie.tokenization_ernie import CtxErnieTokenizer
 from hf_ctxmodels.objectives import ContinualTasks, MaskedLM, UnitMaskingWithPairs
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits, encoder_size
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
 
 # ERNIE 2.0 for English: BERT's vocabulary and positions, four segments
 _SECOND = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 4}
 
-# tiny to small: BERT's of Turc et al. 2019 (arXiv 1908.08962), table 1; base: Sun et al. 2019, section 4.1; base-2.0,
-# large-2.0: Sun et al. 2020, section 4.1.3
+# base: Sun et al. 2019, section 4.1; base-2.0, large-2.0: Sun et al. 2020, section 4.1.3
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": encoder_size(128, 2, 2),
-    "mini": encoder_size(256, 4, 4),
-    "small": encoder_size(512, 4, 8),
-    "base": encoder_size(768, 12, 12),
-    "base-2.0": {**encoder_size(768, 12, 12), **_SECOND},
-    "large-2.0": {**encoder_size(1024, 24, 16), **_SECOND, "hidden_act": "gelu"},
+    **{name: bert.SIZES[name] for name in ("tiny", "mini", "small", "base")},
+    "base-2.0": {**bert.SIZES["base"], **_SECOND},
+    "large-2.0": {**bert.SIZES["large"], **_SECOND, "hidden_act": "gelu"},
 }
 
 # Counted with the reference classes of transformers 5.23; the base models have their pooler.

@@ -1,6 +1,5 @@
 """Pretraining of ERNIE by tasks: masked units with pairs (1.0), or the tasks of continual learning (2.0)."""
 
-from dataclasses import field, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,19 +10,18 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts
+from hf_ctxmodels.heads.masked_lm import pretraining_output_class
 from hf_ctxmodels.models.ernie.configuration_ernie import ROW_TASKS, TOKEN_TASKS, CtxErnieConfig
 from hf_ctxmodels.models.ernie.modeling_ernie import CtxErnieForMaskedLM
 
 TASKS = (*ROW_TASKS, *TOKEN_TASKS)
 
 
-def _output_class() -> type[ModelOutput]:
-    tensors = ("loss", "prediction_logits", *(f"{task}_logits" for task in TASKS), "mlm_loss")
-    fields: list[tuple[str, Any]] = [(name, Tensor | None) for name in (*tensors, *(f"{task}_loss" for task in TASKS))]
-    fields += [("metrics", dict[str, Tensor] | None)]
-    fields += [(name, tuple[Tensor, ...] | None) for name in ("hidden_states", "attentions")]
-    with_defaults = [(name, kind, field(default=None)) for name, kind in fields]
-    text = """Output of `CtxErnieForPreTraining`.
+CtxErnieForPreTrainingOutput = pretraining_output_class(
+    "CtxErnieForPreTrainingOutput",
+    __name__,
+    (*(f"{task}_logits" for task in TASKS), "mlm_loss", *(f"{task}_loss" for task in TASKS)),
+    """Output of `CtxErnieForPreTraining`.
 
     Attributes:
         loss: The sum of the terms whose targets are given.
@@ -32,12 +30,8 @@ def _output_class() -> type[ModelOutput]:
         mlm_loss, <task>_loss: The terms, each a mean cross-entropy in nats per target, detached; None without targets.
         metrics: `<task>_accuracy`, see `accuracy_counts`.
         hidden_states, attentions: As requested.
-    """
-    namespace = {"__module__": __name__, "__doc__": text}
-    return make_dataclass("CtxErnieForPreTrainingOutput", with_defaults, bases=(ModelOutput,), namespace=namespace)
-
-
-CtxErnieForPreTrainingOutput = _output_class()
+    """,
+)
 
 
 class CtxErnieForPreTraining(CtxErnieForMaskedLM):
