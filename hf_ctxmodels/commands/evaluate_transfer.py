@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig
 from hf_ctxmodels.commands.finetune import FinetuneArguments, Finetuned, FinetuneLoopArguments, finetune
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.data.tasks import TaskArguments
 from hf_ctxmodels.data.tasks.languages import LanguageFile
 from hf_ctxmodels.training.loading import load_config
@@ -100,8 +101,8 @@ def main() -> None:
         LanguageFile.find(language.strip(), arguments.task, "test", arguments.data_dir)
         for language in arguments.test.split(",")
     ]
-    if missing := [each.file for each in (train, *tests) if not each.file.is_file()]:
-        raise CtxError("No such file.", location=str(missing[0]), hint="check --train and --test.")
+    for each in (train, *tests):  # all, before training
+        check_file(each.file)
     validation = arguments.validation_file or str(train.split("dev").file)
     config = load_config(arguments.model)
     number, *_ = [language_number(config, each.language) for each in (train, *tests)]  # all, before training
