@@ -83,22 +83,24 @@ def save_with_adapters(model: nn.Module, adapters: Mapping[str, Any], names: Col
 
 
 def untied_from_adapters(model: Any) -> bool:
-    """Give a tied output layer a weight of its own where an adapter stands on it or on the embeddings.
+    """Give output layers that are tied to the embeddings weights of their own where an adapter stands on one of them or
+    on the embeddings.
 
-    Merging adds to the adapted weight in place, which would change the other one.
+    Merging adds to the adapted weight in place, which would change the others.
 
     Args:
         model: A model with embeddings.
 
     Returns:
-        Whether it was tied.
+        Whether a layer was tied.
     """
-    output, table = model.get_output_embeddings(), model.get_input_embeddings()
-    if output is None or not (hasattr(output, "base_layer") or hasattr(table, "base_layer")):
+    table = model.get_input_embeddings()
+    weight = getattr(getattr(table, "base_layer", table), "weight", None)
+    adapted = [each.base_layer for each in model.modules() if hasattr(each, "base_layer")]
+    tied = [each for each in model.modules() if type(each) is nn.Linear and each.weight is weight]
+    if not tied or not any(getattr(each, "weight", None) is weight for each in adapted):
         return False
-    layer, tied = getattr(output, "base_layer", output), getattr(table, "base_layer", table)
-    if layer.weight is not tied.weight:
-        return False
-    layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+    for layer in tied:
+        layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
     model.config.tie_word_embeddings = False
     return True

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch.utils.data import Dataset
 from transformers import EvalPrediction, Trainer, TrainingArguments
 from zoo import ARCHETYPES, HEADS, Case, learnable_batch
+from zoo.targets import follow_labels
 
 from hf_ctxmodels.training.batches import INDEX_KEY
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
@@ -98,6 +99,7 @@ def ignore_rows(head: Case, batch: dict[str, torch.Tensor]) -> None:
         if not batch[name].is_floating_point():
             batch[name] = batch[name].clone()
             batch[name][rows] = -100
+    follow_labels(head, batch)
 
 
 def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Tensor], trainer_class: Any) -> None:

@@ -121,6 +121,15 @@ def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
     return batch | {"input_ids": case.spell(batch["input_ids"])}, baseline
 
 
+def follow_labels(case: Case, batch: Batch) -> None:
+    """Set the targets of spans, which are those of `labels`."""
+    for name, kind in case.targets.items():
+        if kind is Target.SPAN_TOKEN:
+            labels = batch["labels"]
+            everywhere = torch.ones_like(labels, dtype=torch.bool)
+            batch[name] = _span_targets(everywhere, labels, case.config().max_pair_targets)
+
+
 def _tagging(rows: int, generator: torch.Generator) -> tuple[Batch, float]:
     words = FIRST_WORD + torch.randint(_KINDS, (rows, _LENGTH), generator=generator)
     labels = (words - FIRST_WORD) % TINY["num_labels"]
