@@ -60,7 +60,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         "unk_token": "<unk>",
         "mask_token": "<special1>",
     }
-    templates = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 {sep}:0 $B:0 {sep}:0")
+    templates = ("{eos}:0 $A:0 {eos}:0", "{eos}:0 $A:0 {eos}:0 {eos}:0 $B:0 {eos}:0")
 
     def __init__(
         self,
