@@ -1,13 +1,12 @@
 """Random batches in the form each side of a comparison takes."""
 
-import inspect
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.benchmarks.cases import Case
 from hf_ctxmodels.objectives import expand_permutation
+from hf_ctxmodels.registry import FAMILIES
 
 _MASKED_SHARE = 0.15
 _PERMUTED_SHARE = 1 / 6
@@ -52,7 +51,7 @@ def random_batches(model: PreTrainedModel, lengths: Tensor, case: Case) -> dict[
         "attention_mask": mask,
         "token_type_ids": (torch.arange(case.length) >= lengths[:, None] // 2).long() * mask % types,
     }
-    if "token_type_ids" not in inspect.signature(model.forward).parameters:
+    if "token_type_ids" not in FAMILIES[case.family].tokenizer.model_input_names:
         del batch["token_type_ids"]
     if not case.pretrains:
         return {"ours": batch, "peer": batch}

@@ -131,6 +131,11 @@ _FURTHER = [
     Case("xlnet", "compiled inference", 4, 256, 128, 32, 1.0, None, None),
 ]
 _COMMON = [Case(family, "inference", 4, 256, 128, 32, FILL, 2.5, 0.5) for family in ENCODERS]
+_COMMON += [
+    Case(family, "pretraining", 4, 256, 128, 32, 1.0, 4.0, 0.3, config={"vocab_size": 30522})
+    for family in ENCODERS
+    if family in ("xlm_roberta", "spanbert", "structbert", "ernie", "xlm")
+]
 
 CASES = sorted(
     {(case.family, case.name): case for case in [*_COMMON, *_FURTHER]}.values(),

@@ -107,7 +107,12 @@ def build_model(case: Case) -> PreTrainedModel:
 
 
 def _auto_name(case: Case) -> str:
-    return "AutoModelForPreTraining" if case.pretrains or case.generates else "AutoModel"
+    """The head that pretrains the family, or its masked LM where transformers has no such head."""
+    if not (case.pretrains or case.generates):
+        return "AutoModel"
+    family, name = FAMILIES[case.family], "AutoModelForPreTraining"
+    has_peer = name not in family.peers and family.models[name].reference_model_type is not None
+    return name if has_peer or case.wiring is not None else "AutoModelForMaskedLM"
 
 
 def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, _Model]:
