@@ -3,13 +3,13 @@ r"""Test the sentence vectors of a model as they are: similarity, linear maps of
     hf-ctxmodels evaluate-sentences --model runs/infersent --similarity stsb-en-test.csv=1,2,3 \
         --classification SST-2/train.tsv.gz,SST-2/test.tsv=sentence,label
     hf-ctxmodels evaluate-sentences --model runs/laser --retrieval verses.en.txt,verses.de.txt
+    hf-ctxmodels evaluate-sentences --model runs/xlm --pooling mean --retrieval en=verses.en.txt,de=verses.de.txt
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from transformers import AutoModel
 
@@ -49,7 +49,9 @@ class EvaluationArguments:
     classification: list[str] = flag(
         (), "TRAIN,TEST=TEXT,LABEL or TRAIN,TEST=FIRST,SECOND,LABEL: tables, and their columns."
     )
-    retrieval: list[str] = flag((), "FILE,FILE: texts and their translations, line by line.")
+    retrieval: list[str] = flag(
+        (), "FILE,FILE: texts and their translations, line by line; or CODE=FILE,CODE=FILE for language embeddings."
+    )
     batch_size: int = flag(64, "Sentences at a time.")
     seed: int = flag(0, "Of which training examples choose a penalty.")
 
@@ -62,7 +64,7 @@ def parts_of(text: str, name: str, files: int) -> tuple[list[str], list[str]]:
     """
     sources, equals, columns = text.partition("=")
     found = sources.split(",")
-    if len(found) != files or (name != "retrieval") != bool(equals):
+    if len(found) != files or not equals:
         raise CtxError(f"{text!r} is not of that form.", location=f"--{name}", hint="--help shows it.")
     return found, columns.split(",")
 
@@ -72,15 +74,39 @@ def correlation_line(name: str, found: SentenceSimilarity) -> str:
     return f"{name:<44} spearman {found.spearman:.4f}  pearson {found.pearson:.4f}  {found.pairs} pairs"
 
 
-def retrieval_lines(encode: Encode, files: Sequence[str]) -> list[str]:
-    """What is printed of a test of retrieval, in both directions."""
-    texts = [[line.strip() for line in read_lines(Path(file))] for file in files]
-    vectors = [encode(each) for each in texts]
+def translations_of(text: str) -> list[tuple[str, Path]]:
+    """`a,b` as `[("", a), ("", b)]`, `en=a,de=b` as `[("en", a), ("de", b)]`.
+
+    Raises:
+        CtxError: There is another number of files, or a language of one of them alone.
+    """
+    parts = [part.rpartition("=") for part in text.split(",")]
+    if len(parts) != 2 or len({bool(language) for language, _, _ in parts}) != 1:
+        raise CtxError(f"{text!r} is not of that form.", location="--retrieval", hint="--help shows it.")
+    return [(language, Path(file)) for language, _, file in parts]
+
+
+def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
+    """What is printed of a test of retrieval, in both directions.
+
+    Raises:
+        CtxError: The files are not given in that form, or languages for a tokenizer without them.
+    """
+    sides = translations_of(text)
+    vectors = []
+    for language, file in sides:
+        if language:
+            if not hasattr(tokenizer, "language"):
+                raise CtxError(
+                    f"{type(tokenizer).__name__} has no languages.", location="--retrieval", hint="give files alone."
+                )
+            tokenizer.language = language
+        vectors.append(encode([line.strip() for line in read_lines(file)]))
     lines = []
     for first, second in ((0, 1), (1, 0)):
         shares = [f"{each} {retrieval(vectors[first], vectors[second], each):.4f}" for each in get_args(Criterion)]
-        name = f"{Path(files[first]).name} -> {Path(files[second]).name}"
-        lines.append(f"{name:<44} {'  '.join(shares)}  {len(texts[0])} pairs")
+        name = f"{sides[first][1].name} -> {sides[second][1].name}"
+        lines.append(f"{name:<44} {'  '.join(shares)}  {len(vectors[0])} pairs")
     return lines
 
 
@@ -105,4 +131,4 @@ def main() -> None:
             f"{test:<44} accuracy {result.accuracy:.4f}  majority {result.majority:.4f}  {result.examples[1]} examples"
         )
     for text in arguments.retrieval:
-        print("\n".join(retrieval_lines(encode, parts_of(text, "retrieval", 2)[0])))
+        print("\n".join(retrieval_lines(encode, tokenizer, text)))

@@ -6,7 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forked import run_forked
+from torch import Tensor
 
+from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMModel, CtxXLMTokenizer
+from hf_ctxmodels.commands.evaluate_sentences import retrieval_lines
+from hf_ctxmodels.inference import encode_sentences
 from hf_ctxmodels.io.word_vectors import WordVectors
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_sentences.py"
@@ -49,6 +53,33 @@ def test_four_kinds_of_tests(checkpoint: Path, tmp_path: Path) -> None:
     assert lines[4].startswith("text.de.txt -> text.en.txt cosine 1.0000")
 
 
+def test_retrieval_by_a_model_with_language_embeddings(tmp_path: Path) -> None:
+    """Each side is read in its language; without languages the model says what is missing."""
+    texts = {"en": ["a cat", "a dog ran"], "de": ["eine Katze", "ein Hund lief"]}
+    tagged = [f"<{code}> {text}" for code, each in texts.items() for text in each]
+    tokenizer = CtxXLMTokenizer.train(tagged, 60, min_frequency=1)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = CtxXLMModel(CtxXLMConfig(vocab_size=len(tokenizer), n_langs=2, lang2id=tokenizer.lang2id, **sizes))
+    for code, lines in texts.items():
+        (tmp_path / f"text.{code}.txt").write_text("\n".join(lines))
+    seen = {}
+
+    def encode(lines: list[str]) -> Tensor:
+        vectors = encode_sentences(model, tokenizer, lines, pooling="mean")
+        seen[tokenizer.language] = vectors
+        return vectors
+
+    named = ",".join(f"{code}={tmp_path / f'text.{code}.txt'}" for code in texts)
+    assert "text.en.txt -> text.de.txt" in retrieval_lines(encode, tokenizer, named)[0]
+    assert [*seen] == ["en", "de"]
+    tokenizer.language = "en"
+    other = encode_sentences(model, tokenizer, texts["de"], pooling="mean")
+    assert (other - seen["de"]).abs().max() > 1e-3
+    tokenizer.language = None
+    with pytest.raises(CtxError, match="langs is missing"):
+        retrieval_lines(encode, tokenizer, ",".join(str(tmp_path / f"text.{code}.txt") for code in texts))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -56,6 +87,8 @@ def test_four_kinds_of_tests(checkpoint: Path, tmp_path: Path) -> None:
         (("--relatedness", "one.csv=1,2,3"), "is not of that form"),
         (("--classification", "one.tsv=text,label"), "is not of that form"),
         (("--retrieval", "one.txt"), "is not of that form"),
+        (("--retrieval", "en=one.txt,two.txt"), "is not of that form"),
+        (("--retrieval", "en=one.txt,de=two.txt"), "has no languages"),
         (("--similarity", "nothing.csv=1,2,3"), "No such file"),
     ],
 )
