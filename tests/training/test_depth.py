@@ -60,9 +60,16 @@ def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
 
 
 @some_classifiers
-def test_a_bare_encoder_has_groups_as_well(case: Case) -> None:
+def test_a_bare_encoder_has_groups_as_well(case: Case, tmp_path: Path) -> None:
+    """But nothing above its layers, unless it has a pooler."""
     base = case.model().base_model
     groups = layer_groups(base)
+    given = arguments(tmp_path, head_learning_rate=0.3)
+    if any(name.startswith("pooler.") for name in names(base, groups[-1])):
+        assert make_optimizer(base, given).param_groups[0]["lr"] == 0.3
+    else:
+        with pytest.raises(CtxError, match="nothing above its layers"):
+            make_optimizer(base, given)
     assert sum(map(len, groups)) == len(trainable(base))
     assert len(groups) >= len(layer_groups(case.model())) - 1
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from hf_ctxmodels.core.errors import CtxError
 
 LAYERS = "layers"  # the name of every encoder's stack
+_HEADS = float("inf")  # depth of what is above it
 
 
 def layer_groups(model: PreTrainedModel) -> list[list[nn.Parameter]]:
@@ -21,6 +22,16 @@ def layer_groups(model: PreTrainedModel) -> list[list[nn.Parameter]]:
     Other modules of an encoder belong to the embeddings if they precede the layers, else to the heads. Layers that
     share all parameters are one group.
     """
+    groups = _by_depth(model)
+    return [groups[depth] for depth in sorted(groups)]
+
+
+def has_heads(model: PreTrainedModel) -> bool:
+    """Whether the last of the `layer_groups` is that of the heads; of a bare encoder it may be the last layer."""
+    return _HEADS in _by_depth(model)
+
+
+def _by_depth(model: PreTrainedModel) -> dict[float, list[nn.Parameter]]:
     base = model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
     children = [name for name, _ in base.named_children()]
@@ -36,9 +47,9 @@ def layer_groups(model: PreTrainedModel) -> list[list[nn.Parameter]]:
         elif name.startswith(prefix) and name.removeprefix(prefix).split(".")[0] not in above:
             depth = -1.0
         else:
-            depth = float("inf")
+            depth = _HEADS
         groups.setdefault(depth, []).append(parameter)
-    return [groups[depth] for depth in sorted(groups)]
+    return groups
 
 
 def group_rates(groups: Sequence[Any], learning_rate: float, decay: float) -> list[float]:

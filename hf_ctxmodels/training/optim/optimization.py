@@ -11,7 +11,7 @@ from transformers import Adafactor, get_scheduler
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.optim.averaging import FROM_THE_START, NEVER
-from hf_ctxmodels.training.optim.discriminative_lr import group_rates, layer_groups
+from hf_ctxmodels.training.optim.discriminative_lr import group_rates, has_heads, layer_groups
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -28,10 +28,19 @@ def discriminative_groups(
 
     With `head_rate` the heads have that, and `learning_rate` is the rate of the last layer (Lample & Conneau 2019, the
     released code: separate optimizers for encoder and projection).
+
+    Raises:
+        CtxError: `head_rate` for a model without heads.
     """
     groups = layer_groups(model)
     rates = group_rates(groups, learning_rate, decay)
     if head_rate is not None:
+        if not has_heads(model):
+            raise CtxError(
+                f"{type(model).__name__} has nothing above its layers to train at a rate of its own.",
+                location="--head_learning_rate",
+                hint="leave it out, or train a model with a head.",
+            )
         rates = [*group_rates(groups[:-1], learning_rate, decay), head_rate]
     return [
         {**group, "lr": rate}
@@ -52,7 +61,7 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
     `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
 
     Raises:
-        CtxError: Its package is not installed.
+        CtxError: Its package is not installed, or `head_learning_rate` is for a model without heads.
     """
     if arguments.layerwise_lr_decay == 1 and arguments.head_learning_rate is None:
         groups = parameter_groups(model, arguments.weight_decay)
