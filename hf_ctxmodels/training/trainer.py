@@ -22,6 +22,9 @@ class CtxTrainer(Trainer):
     equally many of each term. This class passes these heads the number of targets of each term in the whole step, as
     this package's own loop does.
 
+    Batches may lack some of a head's targets, as those of an objective with an option that leaves a term out:
+    evaluation needs `labels` alone. Trainer reports no loss there, unless TrainingArguments has label_names=["labels"].
+
     `torch.nn.DataParallel` cannot split such a mapping: there, and for models of other packages, it is Trainer.
     """
 
@@ -36,6 +39,16 @@ class CtxTrainer(Trainer):
         if self._counted:
             self.model_accepts_loss_kwargs = True
 
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """See Trainer; a batch with `labels` has a loss."""
+        names = self.label_names  # type: ignore[has-type]
+        if self.args.label_names is None and inputs.get("labels") is not None:
+            self.label_names = [name for name in names if inputs.get(name) is not None]
+        try:
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        finally:
+            self.label_names = names
+
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
         """Target -> its number over the micro-batches, and over the processes where Trainer would add them up."""
         if not any(name in batch for batch in batch_samples for name in self._counted):
@@ -43,4 +56,6 @@ class CtxTrainer(Trainer):
         counts = count_targets(batch_samples, self._counted).to(device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             counts = self.accelerator.gather(counts[None]).sum(dim=0)
-        return dict(zip(self._counted, counts.clamp(min=1), strict=True))
+        given = [any(name in batch for batch in batch_samples) for name in self._counted]
+        found = zip(self._counted, counts, given, strict=True)
+        return {name: count.clamp(min=1) for name, count, there in found if there or count > 0}

@@ -157,6 +157,11 @@ def test_a_head_of_several_terms_evaluates_to_the_same_loss(head, make_trainer):
         for each in (Trainer, CtxTrainer)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    alone = {name: value for name, value in batch.items() if name == "labels" or name not in head.targets}
+    if alone.keys() != batch.keys() and "labels" in alone:  # without the other terms
+        found = make_trainer(head.model(), alone, trainer_class=CtxTrainer, per_device_eval_batch_size=16).evaluate()
+        with torch.no_grad():
+            assert found["eval_loss"] == pytest.approx(float(head.model()(**alone).loss), rel=1e-5)
 
 
 def test_resuming_gives_the_weights_of_an_uninterrupted_run(head, make_trainer, tmp_path):
