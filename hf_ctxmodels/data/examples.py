@@ -26,6 +26,9 @@ class ExampleMaker(Protocol):
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """See `Objective.examples`."""
 
+    def check(self, examples: "ExampleSet") -> None:
+        """See `Objective.check`."""
+
 
 class Column:
     """One column of a table of examples, stored flat.

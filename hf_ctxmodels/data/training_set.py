@@ -71,6 +71,7 @@ def build_training_set(
     before = dict(objective.statistics)
     examples = ExampleSet.build(objective.examples(documents))
     examples.statistics = {name: value - before.get(name, 0) for name, value in objective.statistics.items()}
+    objective.check(examples)
     if policy.task_column is None:
         return examples
     if policy.task_stages:

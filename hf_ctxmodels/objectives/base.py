@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
@@ -105,6 +105,9 @@ class Objective(ABC):
     @abstractmethod
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Tokenised examples of the documents, deterministic in (seed, pass_index, position of the document)."""
+
+    def check(self, examples: ExampleSet) -> None:  # noqa: B027  # most objectives take any
+        """Raise CtxError if the examples of all training text are not what the objective is made for."""
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of a collated batch, to be summed over batches and processes; by default tokens and targets."""

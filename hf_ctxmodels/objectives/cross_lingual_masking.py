@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.documents import TranslatedText
-from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator, padded_columns
@@ -267,6 +267,25 @@ class CrossLingualLM(StreamMaskedLM):
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         if self.options.alternate:
             self.sampling = SamplingPolicy(task_column="task")
+
+    def check(self, examples: ExampleSet) -> None:
+        """Raise CtxError if there are no translations, or nothing else."""
+        if len(tasks := set(examples.columns["task"].values.tolist())) > 1:
+            return
+        if TRANSLATION in tasks:
+            raise CtxError(
+                "Every text has a translation, so there are no streams for MLM.",
+                location="--translations",
+                hint="give text with `-` in the place of its translation too, or use --objective tlm.",
+            )
+        left_out = self.statistics["left_out"]
+        raise CtxError(
+            f"No pair fits into a row: {left_out:,} are longer than max_length={self.max_length}, or empty on one side."
+            if left_out
+            else "No text has a translation, so there is nothing for TLM.",
+            location="--max_length" if left_out else "--translations",
+            hint="raise it." if left_out else "give a file of translations, line by line, or use --objective mlm.",
+        )
 
     def document_rows(
         self, document: list[str], sentences: list[Sentence], streams: LanguageStreams

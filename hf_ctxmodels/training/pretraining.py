@@ -226,7 +226,9 @@ def make_model(
             raise CtxError(
                 f"The model was trained with {name}={getattr(config, name)}, but the objective has {value}.",
                 location=source,
-                hint=f"give --objective_options {name}={str(getattr(config, name)).lower()}.",
+                hint=f"give --objective_options {name}={str(getattr(config, name)).lower()}."
+                if name in objective.option_help()
+                else "give the tokenizer that the model was trained with, or start a new model.",
             )
         setattr(config, name, value)
     if arguments.model is not None:
@@ -252,6 +254,10 @@ class WatchedExamples(ExampleMaker):
     def statistics(self) -> Counter[str]:  # type: ignore[override]  # never set
         """The objective's."""
         return self.objective.statistics
+
+    def check(self, examples: ExampleSet) -> None:
+        """See `Objective.check`."""
+        self.objective.check(examples)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """See `Objective.examples`."""

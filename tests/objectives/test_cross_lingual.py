@@ -223,3 +223,12 @@ def test_errors(tokenizer: CtxXLMTokenizer) -> None:
     plain = CtxXLMTokenizer(tokenizer.get_vocab(), [], word_splitting="punctuation")
     with pytest.raises(CtxError, match="frequency of each token"):
         StreamMaskedLM(plain, max_length=16, seed=0, sample_alpha=0.5)
+    for documents, length, message in (
+        (DOCUMENTS, 40, "No text has a translation"),
+        (PAIRS, 40, "no streams for MLM"),
+        ([*DOCUMENTS, *PAIRS], 6, r"No pair fits into a row: \d+ are longer than max_length=6"),
+    ):
+        for alternate in (True, False):
+            both = CrossLingualLM(tokenizer, max_length=length, seed=0, language="en", alternate=alternate)
+            with pytest.raises(CtxError, match=message):
+                build_training_set(documents, both, both.sampling)
