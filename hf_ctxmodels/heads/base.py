@@ -5,7 +5,9 @@ processes), so that accumulation is exact: a number for heads with one term (fro
 names to numbers.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -180,6 +182,22 @@ def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([((logits.argmax(-1) == targets) & counted).sum(), counted.sum()]).float()
 
 
+def with_named_argument(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function with an argument in its signature that it takes among its `**kwargs`, if it has any."""
+    signature = inspect.signature(function)
+    *parameters, rest = signature.parameters.values()
+    if name in signature.parameters or rest.kind is not inspect.Parameter.VAR_KEYWORD:
+        return function
+
+    @wraps(function)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    argument = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Tensor | None)
+    named.__signature__ = signature.replace(parameters=[*parameters, argument, rest])  # type: ignore[attr-defined]
+    return named
+
+
 class HeadModel(CtxPreTrainedModel):
     """A head on a family's encoder, which is an attribute named by the family's `base_model_prefix`.
 
@@ -188,7 +206,7 @@ class HeadModel(CtxPreTrainedModel):
     for inputs that do not match each other or the model.
 
     Attributes:
-        encoder_class: The family's base model.
+        encoder_class: The family's base model; its `further_ids`, if it has any, are arguments of `forward`, too.
         pools: Whether the head uses `pooler_output`.
         accepts_loss_kwargs: Whether Trainer may pass one `num_items_in_batch`: exact for heads with one term only; for
             others there is `hf_ctxmodels.training.trainer.CtxTrainer`.
@@ -199,6 +217,13 @@ class HeadModel(CtxPreTrainedModel):
     pools: ClassVar[bool] = False
     accepts_loss_kwargs = True
     output_layer: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Name the encoder's `further_ids` in the signature of `forward`, by which Trainer keeps their columns."""
+        super().__init_subclass__(**kwargs)
+        for name in getattr(getattr(cls, "encoder_class", None), "further_ids", ()):
+            if (named := with_named_argument(cls.forward, name)) is not cls.forward:
+                cls.forward = named  # type: ignore[method-assign]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -242,14 +267,13 @@ class HeadModel(CtxPreTrainedModel):
     def token_targets(
         self, targets: Any, name: str, input_ids: Any, inputs_embeds: Any = None, *more: int
     ) -> Tensor | None:
-        """`as_targets` of (batch, length, *more) targets, one for each token of the input; None without targets.
+        """`as_targets` of (batch, length, *more) targets, one for each token of the input; None without targets, and
+        for an input that the encoder will refuse.
 
         What a head does with targets before it encodes comes after this.
         """
         shape = self.input_shape(input_ids, inputs_embeds)
-        if targets is None:
-            return None
-        return as_targets(targets, name, *([] if shape is None else [(*shape, *more)]))
+        return None if targets is None or shape is None else as_targets(targets, name, (*shape, *more))
 
     def returns_logits(self, asked: bool | None) -> bool:
         """Whether a language model returns, with labels too, the logits of all positions, which it otherwise does not

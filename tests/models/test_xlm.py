@@ -52,6 +52,7 @@ def test_languages_are_those_of_the_reference(case: Case, tmp_path: Path) -> Non
 
 
 def test_languages_by_every_path(tmp_path: Path) -> None:
+    """Padding is 0 in all layers of each."""
     for case in (MASKED, CAUSAL):
         batch = with_langs(make_batch(case, side="left"))
         batch |= {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
@@ -59,6 +60,10 @@ def test_languages_by_every_path(tmp_path: Path) -> None:
         expected = gradients(models["eager"], models["eager"](**batch).loss)
         for path in ("padded", "unpadded"):
             assert_same_gradients(gradients(models[path], models[path](**batch).loss), expected, where=path)
+        del batch["labels"]
+        for model in models.values():
+            states = model(**batch, output_hidden_states=True).hidden_states
+            assert not any(each[batch["attention_mask"] == 0].any() for each in states)
 
 
 def test_missing_and_wrong_languages_are_errors() -> None:

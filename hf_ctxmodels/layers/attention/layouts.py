@@ -94,6 +94,10 @@ class PaddedLayout:
         """What leaves the encoder: (batch, length, hidden), or (targets, hidden)."""
         return hidden_states if self.output_mask is None else hidden_states[self.output_mask]
 
+    def padding(self) -> Tensor | None:
+        """(batch, length, 1) bool, True at padding; None where there is none. Before a cache is extended."""
+        return None if self.tokens is None else ~self.of_queries(self.tokens)[..., None]
+
 
 @dataclass(frozen=True)
 class PackedLayout:
@@ -216,6 +220,9 @@ class PackedLayout:
     def query_rows(self, packed: Tensor) -> Tensor:
         """(tokens, ...) -> the computed rows."""
         return packed if self.query is None else packed[self.query]
+
+    def padding(self) -> None:
+        """None: no padding is computed."""
 
 
 Layout = PaddedLayout | PackedLayout

@@ -53,6 +53,7 @@ def run_stack(
     final_norm: Callable[[Tensor], Tensor] | None = None,
     output_mask: Tensor | None = None,
     and_first: bool = False,
+    zero_padding: bool = False,
     output_hidden_states: HiddenStates = None,
     output_attentions: bool | None = None,
 ) -> StackOutput:
@@ -69,6 +70,7 @@ def run_stack(
         output_mask: (batch, length) bool, the positions whose outputs are used: the last block of a packed layout is
             computed only there. None for all.
         and_first: Compute each row's first token as well.
+        zero_padding: Set padding positions to 0 before the first block and after each, where they are computed at all.
         output_hidden_states, output_attentions: What to record.
 
     Raises:
@@ -77,10 +79,12 @@ def run_stack(
     chain = list(blocks)
     final = layout if output_mask is None else layout.select(output_mask, and_first=and_first)
     views = _views(masks, len(chain), layout, final, memory, hidden_states)
+    padding = layout.padding() if zero_padding else None
     kept = chosen_numbers(output_hidden_states, len(chain) + 1)
     recorded: list[Tensor | None] = []
     weights: list[tuple[Tensor, Tensor | None]] = []
     for number, (block, view) in enumerate(zip(chain, views, strict=True)):
+        hidden_states = hidden_states if padding is None else hidden_states.masked_fill(padding, 0.0)
         recorded.append(layout.unpack(hidden_states) if number in kept else None)
         if recorded[-1] is not None:  # gradients with respect to what is recorded pass through it
             hidden_states = layout.pack(recorded[-1])
@@ -90,6 +94,7 @@ def run_stack(
         if output_attentions:
             weights.append(_checked_weights(*probabilities))
     hidden_states = hidden_states if final_norm is None else final_norm(hidden_states)
+    hidden_states = hidden_states if padding is None else hidden_states.masked_fill(padding, 0.0)
     output = final.output(hidden_states)
     recorded.append(output if len(chain) in kept else None)
     if recorded[-1] is not None and output_mask is None:

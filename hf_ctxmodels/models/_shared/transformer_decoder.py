@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,11 +48,13 @@ class Decoder(CtxPreTrainedModel):
         layers: The layers in the order of application.
         final_norm: The norm of the last layer's output, identity with post-norm.
         masks: Which earlier tokens a token sees: one mask for all layers, or one for each.
+        zeroes_padding: Whether padding positions are 0 in all layers.
     """
 
     takes_ready_masks = True
     _input_embed_layer = "word_embeddings"
     masks: MaskSpec | Sequence[MaskSpec] = CAUSAL
+    zeroes_padding: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -151,6 +153,7 @@ class Decoder(CtxPreTrainedModel):
             past_key_values=cache,
             final_norm=self.final_norm,
             output_mask=output_mask,
+            zero_padding=self.zeroes_padding,
             **recorded,
         )
         return BaseModelOutputWithPast(

@@ -1,10 +1,5 @@
 """Languages and positions of XLM: what stands beside the words."""
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -65,19 +60,3 @@ def language_ids(config: CtxXLMConfig, words: Tensor, langs: Tensor | None) -> T
 def continued(langs: Tensor, length: int) -> Tensor:
     """(batch, given) languages for `length` tokens: further ones are in the language of the last."""
     return torch.nn.functional.pad(langs, (0, max(0, length - langs.shape[1])), mode="replicate")[:, :length]
-
-
-def with_langs(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A head's forward with `langs` in its signature, by which Trainer keeps the column; the encoder takes it."""
-    signature = inspect.signature(forward)
-    if "langs" in signature.parameters:
-        return forward
-
-    @wraps(forward)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    *parameters, rest = signature.parameters.values()
-    langs = inspect.Parameter("langs", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Tensor | None)
-    named.__signature__ = signature.replace(parameters=[*parameters, langs, rest])  # type: ignore[attr-defined]
-    return named

@@ -22,7 +22,7 @@ from hf_ctxmodels.models._shared.decoder_heads import DecoderForCausalLM, Decode
 from hf_ctxmodels.models._shared.transformer_decoder import Decoder, build_layer, without_trailing_padding
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlm.conversion_xlm import XLM_EXPORT, XLM_SUMMARY_EXPORT
-from hf_ctxmodels.models.xlm.languages import SinusoidalPositions, continued, language_ids, with_langs
+from hf_ctxmodels.models.xlm.languages import SinusoidalPositions, continued, language_ids
 
 
 class CtxXLMPreTrainedModel(CtxPreTrainedModel):
@@ -39,7 +39,6 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Normal embeddings, zero for padding; linear maps as torch initialises them, as in the released code."""
-        super()._init_weights(module)
         if isinstance(module, SinusoidalPositions):
             module.fill()
         elif isinstance(module, nn.Embedding):
@@ -48,8 +47,10 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.Linear):
             bound = module.in_features**-0.5
+            init.uniform_(module.bias, -bound, bound)  # first: a tied weight may be drawn already
             init.uniform_(module.weight, -bound, bound)
-            init.uniform_(module.bias, -bound, bound)
+        else:
+            super()._init_weights(module)
 
     def reference_config(self) -> dict[str, Any]:
         """The reference class's configuration; raises CtxError for layers that it has not."""
@@ -69,6 +70,8 @@ class CtxXLMModel(Decoder, CtxXLMPreTrainedModel):
     """The network without a head: bidirectional, or causal with `config.causal`, and then with a cache."""
 
     reference_architecture = "XLMModel"
+    zeroes_padding = True
+    further_ids = {"langs": "n_langs"}
 
     def __init__(self, config: CtxXLMConfig) -> None:
         super().__init__(config)
@@ -170,11 +173,6 @@ class CtxXLMHeadModel(DecoderHeadModel, CtxXLMPreTrainedModel):
 
     encoder_class = CtxXLMModel
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Name `langs` in the signature of forward."""
-        super().__init_subclass__(**kwargs)
-        cls.forward = with_langs(cls.forward)  # type: ignore[method-assign]
-
 
 class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
     """XLM with the output layer for masked and translation language modelling: linear, and tied to the word embeddings.
@@ -191,14 +189,19 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
 
     def masked_lm(
-        self, states: Tensor, labels: Tensor | None, counts: heads.ItemCounts, everywhere: bool
+        self,
+        states: Tensor,
+        labels: Tensor | None,
+        counts: heads.ItemCounts,
+        everywhere: bool,
+        name: str = "labels",
     ) -> tuple[Tensor | None, Tensor | None]:
         """See `ForMaskedLM.masked_lm`; the states are decoded without a dense layer."""
         if everywhere:
             logits = apply_linear(self.lm_head, states)
-            return None if labels is None else heads.loss_of_logits(logits, labels, counts), logits
+            return None if labels is None else heads.loss_of_logits(logits, labels, counts, name), logits
         assert labels is not None
-        return heads.language_modeling_loss(self.lm_head, states, labels, counts), None
+        return heads.language_modeling_loss(self.lm_head, states, labels, counts, name), None
 
 
 class CtxXLMForCausalLM(DecoderForCausalLM, CtxXLMHeadModel, GenerationMixin):
@@ -269,11 +272,6 @@ class CtxXLMForMultipleChoice(FirstTokenHead, heads.ForMultipleChoice, CtxXLMHea
     def score(self, pooled: Tensor, choices: int) -> Tensor:
         """(batch * choices, hidden) -> (batch * choices, 1) logits."""
         return self.logits_proj(self.classifier(self.dropout(pooled)))
-
-    def encode(self, *, langs: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the network; `langs` (batch, choices, length)."""
-        flat = langs.flatten(0, -2) if isinstance(langs, Tensor) and langs.dim() > 2 else langs
-        return super().encode(langs=flat, **kwargs)
 
 
 class CtxXLMForTokenClassification(heads.ForTokenClassification, CtxXLMHeadModel):
