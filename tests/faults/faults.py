@@ -8,6 +8,7 @@ from fault import Fault
 from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
 from models_faults import MODELS_FAULTS
+from spanbert_faults import SPANBERT_FAULTS
 from training_faults import TRAINING_FAULTS
 from xlm_faults import XLM_FAULTS
 
@@ -17,6 +18,7 @@ FAULTS = [
     *CORE_FAULTS,
     *LAYERS_FAULTS,
     *MODELS_FAULTS,
+    *SPANBERT_FAULTS,
     *GPT_FAULTS,
     *XLM_FAULTS,
     *ERNIE_FAULTS,

@@ -296,7 +296,7 @@ LAYERS_FAULTS = [
         "self.weights.float().softmax(0) * self.gamma",
         "self.weights.float().softmax(0)",
         ("tests/models/test_common_training.py",),
-        "elmo and each_target",
+        "every_parameter_learns",
     ),
     Fault(
         "layers are normalised over padding too",

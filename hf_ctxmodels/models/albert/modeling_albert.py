@@ -78,14 +78,13 @@ class CtxAlbertForMaskedLM(heads.ForMaskedLM, CtxAlbertHeadModel):
     _tied_weights_keys = {"mlm_head.decoder.weight": "albert.embeddings.word_embeddings.weight"}
 
 
-class CtxAlbertForPreTraining(heads.ForMaskedLMWithPair, CtxAlbertForMaskedLM):
+class CtxAlbertForPreTraining(heads.ForMaskedLMWithTasks, CtxAlbertForMaskedLM):
     """Both pretraining objectives: masked-LM and sentence-order prediction (section 3.1).
 
     `sentence_order_label` (batch,) is 0 if the segments are in order, 1 if they are swapped.
     """
 
-    pair_label = "sentence_order_label"
-    pair_logits = "sop_logits"
+    tasks = (heads.PretrainingTask("sentence_order", "sentence_order_label", "sop_head", "sop_logits"),)
 
     def build_head(self, config: CtxAlbertConfig) -> None:
         """The masked-LM head and the sentence-order classifier."""
@@ -93,9 +92,9 @@ class CtxAlbertForPreTraining(heads.ForMaskedLMWithPair, CtxAlbertForMaskedLM):
         self.dropout = Dropout(config.head_dropout)
         self.sop_head = nn.Linear(config.hidden_size, 2)
 
-    def classify_pair(self, pooled: Tensor) -> Tensor:
+    def classify(self, task: heads.PretrainingTask, states: Tensor) -> Tensor:
         """(batch, hidden) pooled output -> (batch, 2) logits."""
-        return self.sop_head(self.dropout(pooled))
+        return super().classify(task, self.dropout(states))
 
     def reference_config(self) -> dict[str, Any]:
         """The configuration of the reference class, without class names, which set this classifier's size there."""

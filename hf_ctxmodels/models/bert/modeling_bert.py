@@ -43,23 +43,18 @@ class CtxBertForMaskedLM(heads.ForMaskedLM, CtxBertHeadModel):
     _tied_weights_keys = {"mlm_head.decoder.weight": "bert.embeddings.word_embeddings.weight"}
 
 
-class CtxBertForPreTraining(heads.ForMaskedLMWithPair, CtxBertForMaskedLM):
+class CtxBertForPreTraining(heads.ForMaskedLMWithTasks, CtxBertForMaskedLM):
     """Both pretraining objectives: masked-LM and next-sentence prediction (section 3.1).
 
     `next_sentence_label` (batch,) is 0 if the second segment follows the first, 1 if it is random.
     """
 
-    pair_label = "next_sentence_label"
-    pair_logits = "seq_relationship_logits"
+    tasks = (heads.PretrainingTask("next_sentence", "next_sentence_label", "nsp_head", "seq_relationship_logits"),)
 
     def build_head(self, config: CtxBertConfig) -> None:
         """The masked-LM head and the next-sentence classifier."""
         super().build_head(config)
         self.nsp_head = nn.Linear(config.hidden_size, 2)
-
-    def classify_pair(self, pooled: Tensor) -> Tensor:
-        """(batch, hidden) pooled output -> (batch, 2) logits."""
-        return self.nsp_head(pooled)
 
 
 CtxBertForPreTrainingOutput = CtxBertForPreTraining.output_class

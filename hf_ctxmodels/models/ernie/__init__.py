@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_ctxmodels.models import bert
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
-from hf_ctxmodels.models.ernie.configuration_ernie import CtxErnieConfig
+from hf_ctxmodels.models.ernie.configuration_ernie import ROW_TASKS, TOKEN_TASKS, CtxErnieConfig
 from hf_ctxmodels.models.ernie.modeling_ernie import (
     CtxErnieForMaskedLM,
     CtxErnieForMaskedLMWithPair,
@@ -16,19 +16,19 @@ from hf_ctxmodels.models.ernie.modeling_ernie import (
     CtxErnieForTokenClassification,
     CtxErnieModel,
 )
-from hf_ctxmodels.models.ernie.pretraining_ernie import TASKS, CtxErnieForPreTraining
+from hf_ctxmodels.models.ernie.pretraining_ernie import CtxErnieForPreTraining
 from hf_ctxmodels.models.ernie.tokenization_ernie import CtxErnieTokenizer
 from hf_ctxmodels.objectives import ContinualTasks, MaskedLM, UnitMaskingWithPairs
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
 
-# ERNIE 2.0 for English: BERT's vocabulary and positions, four segments
-_SECOND = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 4}
+# ERNIE 2.0 for English: BERT's vocabulary, positions and activation, four segments
+_SECOND = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 4, "hidden_act": "gelu"}
 
-# base: Sun et al. 2019, section 4.1; base-2.0, large-2.0: Sun et al. 2020, section 4.1.3
+# The released models for Chinese (1.0) and for English (2.0), as paddlenlp/transformers/ernie/configuration.py has them
 SIZES: dict[str, dict[str, Any]] = {
     **{name: bert.SIZES[name] for name in ("tiny", "mini", "small", "base")},
     "base-2.0": {**bert.SIZES["base"], **_SECOND},
-    "large-2.0": {**bert.SIZES["large"], **_SECOND, "hidden_act": "gelu"},
+    "large-2.0": {**bert.SIZES["large"], **_SECOND},
 }
 
 # Counted with the reference classes of transformers 5.23; the base models have their pooler.
@@ -66,10 +66,10 @@ SPEC = FamilySpec(
     conversion=BERT_CONVERSION,
     parent="bert",
     traits=Traits(
-        tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys(TASKS, 3)},
+        tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys((*ROW_TASKS, *TOKEN_TASKS), 3)},
         targets={
-            **{f"{task}_labels": Target.PAIR_CLASS for task in TASKS},
-            **{f"{task}_labels": Target.TOKEN_PAIR_CLASS for task in ("capitalization", "token_document")},
+            **{f"{task}_labels": Target.PAIR_CLASS for task in ROW_TASKS},
+            **{f"{task}_labels": Target.TOKEN_PAIR_CLASS for task in TOKEN_TASKS},
         },
     ),
 )

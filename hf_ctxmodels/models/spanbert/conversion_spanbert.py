@@ -15,6 +15,7 @@ _LAYERS = {
     r"bias": "decoder.bias",
 }
 SPANBERT_CONVERSION: list[WeightTransform] = [
+    WeightRenaming(r"^decoder\.(bert|cls)\.", r"\1."),  # as fairseq wraps the model in pretraining
     WeightRenaming(r"(layer_norm[12])\.gamma", r"\1.weight"),
     WeightRenaming(r"(layer_norm[12])\.beta", r"\1.bias"),
     *(WeightRenaming(_HEAD + theirs, f"sbo_head.{ours}") for theirs, ours in _LAYERS.items()),
