@@ -92,21 +92,26 @@ def damaged_json(value: Any, rng: random.Random) -> Any:
     for _ in range(rng.randint(1, 3)):
         holders = [each for each in _parts(value) if each]
         if not holders:
-            return rng.choice(STRANGE)
+            return _strange(rng)
         holder = rng.choice(holders)
         key = rng.choice(list(holder) if isinstance(holder, dict) else list(range(len(holder))))
         match rng.randrange(8):
             case 0:
                 del holder[key]
             case 1 if isinstance(holder, dict):
-                holder[rng.choice(("strange", "", "\ud800", "0"))] = rng.choice(STRANGE)
+                holder[rng.choice(("strange", "", "\ud800", "0"))] = _strange(rng)
             case 2:
                 holder[key] = [holder[key]]
             case 3 if rng.random() < 0.1:
                 holder[key] = DEEP
             case _:
-                holder[key] = rng.choice(STRANGE)
-    return value if rng.random() < 0.98 else rng.choice(STRANGE)
+                holder[key] = _strange(rng)
+    return value if rng.random() < 0.98 else _strange(rng)
+
+
+def _strange(rng: random.Random) -> Any:
+    """One of the strange values; a copy, since a later damage may be to it."""
+    return copy.deepcopy(rng.choice(STRANGE))
 
 
 def as_json(value: Any) -> str:

@@ -115,9 +115,10 @@ def _check_that_remote_code_opens_them(run, repos: dict[str, str], again: Path) 
         assert code == {f"{stub.module}.py": stub.source}, "code stays in the installed package"
 
 
-def test_auto_map_covers_the_registry_row(saved_model: Path, family: FamilySpec) -> None:
-    files = repository_files(saved_model, REPO)
-    auto_map = json.loads(files["config.json"])["auto_map"]
-    assert set(auto_map) == {"AutoConfig", *family.models}
-    (module,) = {reference.split(".")[0] for reference in auto_map.values()}
-    assert "from hf_ctxmodels import" in files[f"{module}.py"].decode()
+def test_auto_map_covers_the_registry_row(tmp_path: Path) -> None:
+    for name, family in FAMILIES.items():
+        files = repository_files(save_model(family, tmp_path / name), REPO)
+        auto_map = json.loads(files["config.json"])["auto_map"]
+        assert set(auto_map) == {"AutoConfig", *family.models}, name
+        (module,) = {reference.split(".")[0] for reference in auto_map.values()}
+        assert "from hf_ctxmodels import" in files[f"{module}.py"].decode(), name

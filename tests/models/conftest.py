@@ -1,7 +1,7 @@
 """The matrix of the common suite: every family of the registry with every Auto class in its row."""
 
 import pytest
-from zoo import ARCHETYPES, BASES, CASES, HEADS, TIED_HEADS, TOKEN_HEADS, Case
+from zoo import ARCHETYPES, BASES, CASES, HEADS, NETWORKS, TIED_HEADS, TOKEN_HEADS, Case
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -16,9 +16,9 @@ def head(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
-@pytest.fixture(params=[*BASES, *ARCHETYPES], ids=str)
+@pytest.fixture(params=[*NETWORKS, *ARCHETYPES], ids=str)
 def sample(request: pytest.FixtureRequest) -> Case:
-    """Every family's encoder, and one head of each kind."""
+    """Every network, and one head of each kind."""
     return request.param
 
 
@@ -46,13 +46,19 @@ def tied_head(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
-@pytest.fixture(params=[case for case in BASES if case.attends], ids=str)
+@pytest.fixture(params=[case for case in NETWORKS if case.attends], ids=str)
 def attentive(request: pytest.FixtureRequest) -> Case:
-    """Every family's encoder that has attention."""
+    """Every network that has attention."""
+    return request.param
+
+
+@pytest.fixture(params=NETWORKS, ids=str)
+def base(request: pytest.FixtureRequest) -> Case:
+    """Every family's encoder, but one that is its parent's without a change."""
     return request.param
 
 
 @pytest.fixture(params=BASES, ids=str)
-def base(request: pytest.FixtureRequest) -> Case:
+def encoder(request: pytest.FixtureRequest) -> Case:
     """Every family's encoder."""
     return request.param

@@ -96,23 +96,26 @@ class TestConfig:
         with pytest.raises(ValueError, match=f"uses the name '{name}' itself"):
             family.config.from_pretrained(tmp_path)
 
-    def test_every_size_is_a_valid_configuration(self, family: FamilySpec) -> None:
-        assert set(family.sizes) >= {"tiny", "base"}
-        for name, values in family.sizes.items():
-            config = family.config(**values)
-            assert {key: getattr(config, key) for key in values} == values, name
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # none where no family needs it
-            assert getattr(family.config(), name) is None or isinstance(getattr(family.config(), name), int)
+    def test_every_size_is_a_valid_configuration(self) -> None:
+        for family in FAMILIES.values():
+            assert set(family.sizes) >= {"tiny", "base"}, family.name
+            for name, values in family.sizes.items():
+                config = family.config(**values)
+                assert {key: getattr(config, key) for key in values} == values, (family.name, name)
+            default = family.config()
+            for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # none where no family needs it
+                assert isinstance(getattr(default, name), int | None), (family.name, name)
 
-    def test_family_is_found_by_name_type_config_and_model(self, family: FamilySpec) -> None:
+    def test_family_is_found_by_name_type_config_and_model(self) -> None:
         """Not by a configuration of its peer in transformers."""
-        model = next(Case(family, name) for name in family.models).model()
-        for key in (family.name, family.config.model_type, tiny_config(family), model):
-            assert get_family(key) is family
-        if family.reference:
-            reference = transformers.CONFIG_MAPPING[family.reference]()
-            with pytest.raises(CtxError, match=type(reference).__name__):
-                get_family(reference)
+        for family in FAMILIES.values():
+            model = next(Case(family, name) for name in family.models).model()
+            for key in (family.name, family.config.model_type, tiny_config(family), model):
+                assert get_family(key) is family
+            if family.reference:
+                reference = transformers.CONFIG_MAPPING[family.reference]()
+                with pytest.raises(CtxError, match=type(reference).__name__):
+                    get_family(reference)
 
     def test_unknown_family_lists_the_known(self) -> None:
         with pytest.raises(ValueError, match=rf"(?s)'bret'.*\b{next(iter(FAMILIES))}\b"):
@@ -120,30 +123,31 @@ class TestConfig:
 
 
 class TestAutoClasses:
-    def test_every_auto_class_makes_the_family_s_model(self, family: FamilySpec) -> None:
+    def test_every_auto_class_makes_the_family_s_model(self) -> None:
         """And the package has it."""
         import hf_ctxmodels
 
-        for name, model_class in family.models.items():
-            assert type(getattr(transformers, name).from_config(tiny_config(family))) is model_class
-        for part in (*family.models.values(), *family.peers.values(), family.config, family.tokenizer):
-            assert getattr(hf_ctxmodels, part.__name__) is part
-            assert part.__name__ in hf_ctxmodels.__all__
+        for family in FAMILIES.values():
+            for name, model_class in family.models.items():
+                assert type(getattr(transformers, name).from_config(tiny_config(family))) is model_class
+            for part in (*family.models.values(), *family.peers.values(), family.config, family.tokenizer):
+                assert getattr(hf_ctxmodels, part.__name__) is part
+                assert part.__name__ in hf_ctxmodels.__all__
 
-    def test_from_pretrained(self, base: Case, tmp_path: Path) -> None:
+    def test_from_pretrained(self, encoder: Case, tmp_path: Path) -> None:
         """Whole, in several files, and in another type."""
-        model = base.model()
+        model = encoder.model()
         model.save_pretrained(tmp_path / "whole")
         model.save_pretrained(tmp_path / "parts", max_shard_size="1KB")
         assert len(list((tmp_path / "parts").glob("*.safetensors"))) >= min(2, len(list(model.parameters())))
         for folder in ("whole", "parts"):
-            again, report = base.auto_class.from_pretrained(tmp_path / folder, output_loading_info=True)
-            assert type(again) is base.model_class
+            again, report = encoder.auto_class.from_pretrained(tmp_path / folder, output_loading_info=True)
+            assert type(again) is encoder.model_class
             assert not any(report.values()), report
             assert_same_weights(again, model)
         model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
-        assert base.model_class.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
-        widened = base.model_class.from_pretrained(tmp_path / "half", dtype=torch.float32)
+        assert encoder.model_class.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
+        widened = encoder.model_class.from_pretrained(tmp_path / "half", dtype=torch.float32)
         assert {parameter.dtype for parameter in widened.parameters()} == {torch.float32}
         assert_same_weights(widened, model.float())
 
@@ -203,18 +207,18 @@ class TestSaving:
                 assert torch.equal(parameters[name], expected[name]), name
 
 
-def test_initial_weights_follow_the_seed_and_are_zero_for_padding(base: Case) -> None:
+def test_initial_weights_follow_the_seed_and_are_zero_for_padding(encoder: Case) -> None:
     """Zero where the reference has it so; elsewhere padding is random, and seen by none."""
-    first, other = base.model(seed=1), base.model(seed=2)
-    assert_same_weights(base.model(seed=1), first)
+    first, other = encoder.model(seed=1), encoder.model(seed=2)
+    assert_same_weights(encoder.model(seed=1), first)
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
-    model = base.model_class(base.config())
+    model = encoder.model_class(encoder.config())
     embeddings = model.get_input_embeddings()
-    if base.has_peer:
-        reference = base.reference_class(base.reference_config()).get_input_embeddings()
+    if encoder.has_peer:
+        reference = encoder.reference_class(encoder.reference_config()).get_input_embeddings()
         assert embeddings.padding_idx == reference.padding_idx
     if embeddings.padding_idx is not None:
-        assert not embeddings.weight[base.config().pad_token_id].any()
+        assert not embeddings.weight[encoder.config().pad_token_id].any()
 
 
 class TestResizing:

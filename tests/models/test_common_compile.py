@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from zoo import (
     ARCHETYPE_FAMILIES,
-    BASES,
+    NETWORKS,
     Case,
     assert_same_gradients,
     assert_same_outputs,
@@ -17,7 +17,7 @@ from zoo import (
 
 # Tracing the backward pass takes four seconds each: one encoder of each kind is quick.
 TRAINED_COMPILED = [
-    pytest.param(base, marks=() if base.family in ARCHETYPE_FAMILIES else pytest.mark.slow) for base in BASES
+    pytest.param(base, marks=() if base.family in ARCHETYPE_FAMILIES else pytest.mark.slow) for base in NETWORKS
 ]
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from zoo import (
-    BASES,
     HEADS,
+    NETWORKS,
     REPRESENTATIVES,
     TINY,
     Batch,
@@ -68,7 +68,7 @@ class TestInput:
             characters = [TINY["max_characters_per_token"]] * len(base.id_axes)
             assert_refused(model, {"input_ids": torch.zeros(*shape, *characters, dtype=torch.long)}, "empty")
 
-    @pytest.mark.parametrize("base", [base for base in BASES if base.takes_embeddings], ids=str)
+    @pytest.mark.parametrize("base", [base for base in NETWORKS if base.takes_embeddings], ids=str)
     def test_embeddings(self, base: Case) -> None:
         """Beside ids, or of another type or width."""
         batch, model = make_batch(base), base.model()

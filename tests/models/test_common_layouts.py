@@ -11,8 +11,8 @@ from transformers import masking_utils
 from transformers.integrations.flex_attention import WrappedFlexAttention
 from zoo import (
     ARCHETYPES,
-    BASES,
     LENGTHS,
+    NETWORKS,
     PATHS,
     REPRESENTATIVES,
     SIDES,
@@ -35,7 +35,7 @@ from zoo import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
-ATTENDING = [base for base in BASES if base.attends]
+ATTENDING = [base for base in NETWORKS if base.attends]
 FLEXIBLE = [base for base in ATTENDING if base.model_class._supports_flex_attn]
 
 
@@ -147,7 +147,7 @@ class TestAttentionPaths:
         for path, model in by_fast_path(base).items():
             assert_same_outputs(model(**batch), expected, mask, where=f"by the {path} path")
 
-    @pytest.mark.parametrize("base", [base for base in BASES if base.model_class.takes_ready_masks], ids=str)
+    @pytest.mark.parametrize("base", [base for base in NETWORKS if base.model_class.takes_ready_masks], ids=str)
     def test_ready_masks(self, base: Case) -> None:
         """(batch, 1, queries, keys), bool or additive, with attention weights and without."""
         batch = make_batch(base)
@@ -161,7 +161,7 @@ class TestAttentionPaths:
                     got = model(**batch | {"attention_mask": given}, **options)
                     assert_same_outputs(got, expected, mask, where=f"by the {path} path, {given.dtype}, {options}")
 
-    @pytest.mark.parametrize("base", [base for base in BASES if base.takes_embeddings], ids=str)
+    @pytest.mark.parametrize("base", [base for base in NETWORKS if base.takes_embeddings], ids=str)
     def test_embeddings_instead_of_ids(self, base: Case) -> None:
         """Those at padding do not matter, not even where they are no numbers."""
         batch = make_batch(base)
@@ -249,7 +249,7 @@ class TestRecordedOutputs:
         """Attribution methods differentiate with respect to hidden states: also where padding is not computed, they
         are no copies beside the way to the output."""
         beside = {}
-        for base in [case for case in BASES if case.config().num_hidden_layers > 1]:
+        for base in [case for case in NETWORKS if case.config().num_hidden_layers > 1]:
             outputs = base.model()(**make_batch(base), output_hidden_states=True)
             pooled = outputs.get("pooler_output")
             target = outputs.last_hidden_state.square().sum() if pooled is None else pooled.square().sum()

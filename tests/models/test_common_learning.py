@@ -100,6 +100,7 @@ def learn_in_seconds(family: FamilySpec, news: list[list[str]], folder: Path, se
     text = write_text(family, news, folder)
     train_tokenizer(family, folder, text, learning.vocab_size, held_out=0.08)
     cut: dict[str, object] = {
+        "objective": next(iter(family.objectives)),  # a recipe may name one that needs more than this text
         "validation_fraction": 0.08,
         "config_options": (*known, *learning.config_options),
         "max_length": 32,

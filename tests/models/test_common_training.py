@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from zoo import (
     ARCHETYPES,
-    BASES,
     HEADS,
+    NETWORKS,
     REPRESENTATIVES,
     Batch,
     Case,
@@ -28,8 +28,8 @@ from zoo import (
 
 from hf_ctxmodels.spec import Target
 
-RECOMPUTED = [case for case in BASES if case.model_class.supports_gradient_checkpointing]
-DROPPING = [case for case in [*BASES, *ARCHETYPES] if case.has_field("hidden_dropout_prob")]
+RECOMPUTED = [case for case in NETWORKS if case.model_class.supports_gradient_checkpointing]
+DROPPING = [case for case in [*NETWORKS, *ARCHETYPES] if case.has_field("hidden_dropout_prob")]
 SEQUENCE_CLASSIFIERS = [case for case in REPRESENTATIVES if case.auto_name == "AutoModelForSequenceClassification"]
 
 
@@ -37,8 +37,7 @@ def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, T
     """target name -> the logits it is compared with, from a forward without targets."""
     outputs = tensors_of(model(**batch))
     places = {"start_positions": "start_logits", "end_positions": "end_logits"}
-    if hasattr(case.model_class, "pair_logits"):
-        places[case.model_class.loss_targets[1]] = case.model_class.pair_logits
+    places |= {task.target: task.logits for task in getattr(case.model_class, "tasks", ()) if task.logits is not None}
     labels = "logits" if "logits" in outputs else "prediction_logits"
     if case.detects:  # one logit is the difference of two
         outputs[labels] = torch.stack([torch.zeros_like(outputs[labels]), outputs[labels]], -1)
@@ -172,23 +171,29 @@ class TestAccumulation:
         return batch, targets, quarters
 
     def _check(self, head: Case, *ways: Mapping[str, Tensor | int] | Tensor | int) -> None:
-        """Of each way to give the number of targets; every parameter learns."""
+        """Of each way to give the number of targets."""
         batch, targets, quarters = self._whole_and_quarters(head)
         model = head.model()
         whole = model(**batch, **targets).loss
         expected = gradients(model, whole)
-        assert_every_parameter_learns(model, expected)
         for counts in ways:
             parts = [model(**inputs, **some, num_items_in_batch=counts).loss for inputs, some in quarters]
             assert_close(torch.stack(parts).sum(), whole, f"loss with {counts}")
             assert_same_gradients(gradients(model, torch.stack(parts).sum()), expected, where=f"with {counts}")
 
+    @each_forward
     def test_with_a_number_for_each_target(self, head: Case) -> None:
         _, targets, quarters = self._whole_and_quarters(head)
         counts = count_targets(targets)
         if "labels" in counts:
             assert len({int(count_targets(some)["labels"]) for _, some in quarters}) > 1
         self._check(head, counts, {name: int(count) for name, count in counts.items()})
+
+    def test_every_parameter_learns(self) -> None:
+        for head in HEADS:
+            batch, targets, _ = self._whole_and_quarters(head)
+            model = head.model()
+            assert_every_parameter_learns(model, gradients(model, model(**batch, **targets).loss), where=str(head))
 
     def test_with_one_number_as_trainer_passes_it(self, archetype: Case) -> None:
         head = archetype

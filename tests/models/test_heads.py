@@ -10,17 +10,16 @@ from torch.nn import functional as F
 from zoo import CASES, Case, assert_close, make_batch, make_targets
 
 from hf_ctxmodels import CtxBertForPreTraining, CtxBertForSequenceClassification, CtxError
-from hf_ctxmodels.heads import ForMaskedLMWithPair
+from hf_ctxmodels.heads import ForMaskedLMWithTasks, PretrainingTask
 
-PAIRED = [case for case in CASES if issubclass(case.model_class, ForMaskedLMWithPair)]
-BERT = next(case for case in PAIRED if case.family.name == "bert")
+WITH_TASKS = [case for case in CASES if issubclass(case.model_class, ForMaskedLMWithTasks)]
+BERT = next(case for case in WITH_TASKS if case.family.name == "bert")
 
 
 class StructuralPretraining(CtxBertForPreTraining):
     """Three classes of pairs under names of its own, as StructBERT has them."""
 
-    pair_label = "structure_label"
-    pair_logits = "structure_logits"
+    tasks = (PretrainingTask("structure", "structure_label", "nsp_head", "structure_logits"),)
 
     def build_head(self, config) -> None:
         super().build_head(config)
@@ -32,20 +31,24 @@ def batch_of(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return batch, make_targets(case, batch)
 
 
-@pytest.mark.parametrize("case", PAIRED, ids=str)
-def test_a_pair_head_has_the_familys_names(case: Case) -> None:
+@pytest.mark.parametrize("case", WITH_TASKS, ids=str)
+def test_a_head_of_several_tasks_has_their_names(case: Case) -> None:
     kind = case.model_class
-    label, task = kind.pair_label, kind.pair_label.removesuffix("_label")
-    assert list(inspect.signature(kind.forward).parameters)[6:9] == ["labels", label, "num_items_in_batch"]
-    assert kind.loss_targets == ("labels", label)
-    fields = ["loss", "prediction_logits", kind.pair_logits, "mlm_loss", f"{task}_loss"]
+    names = [task.name for task in kind.tasks]
+    assert kind.loss_targets == ("labels", *(task.target for task in kind.tasks))
+    shown = list(inspect.signature(kind.forward).parameters)[6:]
+    assert tuple(shown[: len(kind.loss_targets)]) == kind.loss_targets
+    assert shown[len(kind.loss_targets)] == "num_items_in_batch"
+    own = [task.logits for task in kind.tasks if task.logits is not None]
+    fields = ["loss", "prediction_logits", *own, "mlm_loss", *(f"{name}_loss" for name in names)]
     assert list(kind.output_class.__dataclass_fields__) == [*fields, "metrics", "hidden_states", "attentions"]
     batch, targets = batch_of(case)
     found = case.model()(**batch, **targets)
     again = pickle.loads(pickle.dumps(found))
     assert type(again) is kind.output_class
-    assert again.metrics.keys() == {f"{task}_accuracy"}
-    assert_close(again.loss, again["mlm_loss"] + again[f"{task}_loss"])
+    terms = [again[f"{name}_loss"] for name in ("mlm", *names) if f"{name}_loss" in again]
+    assert_close(again.loss, sum(terms))
+    assert set(again.metrics) <= {f"{name}_accuracy" for name in names} | {"sbo_share"}
 
 
 def test_a_pair_head_of_three_classes() -> None:

@@ -118,14 +118,17 @@ def test_the_released_head_is_opened(tmp_path):
     head = model.sbo_head.state_dict()
     released = {f"cls.pair_target_predictions.{theirs}": head[ours].clone() for ours, theirs in RELEASED.items()}
     released["cls.pair_target_predictions.decoder.weight"] = head["decoder.weight"].clone()
-    save_file(weights | released, tmp_path / "model.safetensors", metadata={"format": "pt"})
     options = {"max_pair_targets": model.config.max_pair_targets, "pair_position_size": model.config.pair_position_size}
-    opened, report = CtxSpanBertForPreTraining.from_pretrained(tmp_path, **options, output_loading_info=True)
-    assert not any(report.values()), report
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(opened.state_dict()[name], tensor), name
-    _, report = CtxSpanBertModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["unexpected_keys"]
+    for prefix in ("", "decoder."):  # the second in fairseq's checkpoints
+        named = {f"{prefix}{name}": tensor for name, tensor in (weights | released).items()}
+        save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        opened, report = CtxSpanBertForPreTraining.from_pretrained(tmp_path, **options, output_loading_info=True)
+        assert not any(report.values()), report
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(opened.state_dict()[name], tensor), name
+        encoder, report = CtxSpanBertModel.from_pretrained(tmp_path, output_loading_info=True)
+        assert not report["unexpected_keys"]
+        assert torch.equal(encoder.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight)
 
 
 def test_text_keeps_its_case():

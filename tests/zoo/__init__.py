@@ -6,25 +6,15 @@ target that no head before it had (`hf_ctxmodels.spec.Target`) is made in `targe
 
 from zoo.batches import LENGTHS, STEPS, make_batch
 from zoo.cases import (
-    ARCHETYPE_FAMILIES,
-    ARCHETYPES,
-    BASES,
-    CASES,
     CHOICES,
     CLS,
     FIRST_WORD,
-    HEADS,
     MASK,
     PAD,
-    PEERED,
-    REPRESENTATIVES,
-    TIED_HEADS,
     TINY,
-    TOKEN_HEADS,
     UNKNOWN,
     Batch,
     Case,
-    each_forward,
     main_head,
     randomised,
     tiny_config,
@@ -42,6 +32,19 @@ from zoo.compare import (
     tensors_of,
 )
 from zoo.low_rank import LowRank
+from zoo.matrix import (
+    ARCHETYPE_FAMILIES,
+    ARCHETYPES,
+    BASES,
+    CASES,
+    HEADS,
+    NETWORKS,
+    PEERED,
+    REPRESENTATIVES,
+    TIED_HEADS,
+    TOKEN_HEADS,
+    each_forward,
+)
 from zoo.paths import PATHS, SIDES, by_fast_path, by_path
 from zoo.targets import learnable_batch, make_targets
 
@@ -56,6 +59,7 @@ __all__ = [
     "HEADS",
     "LENGTHS",
     "MASK",
+    "NETWORKS",
     "PAD",
     "PATHS",
     "PEERED",

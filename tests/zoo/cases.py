@@ -1,11 +1,10 @@
-"""The test matrix: a tiny model of every family and Auto class in the registry."""
+"""A cell of the test matrix: a tiny model of a family and one of its Auto classes."""
 
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -15,7 +14,6 @@ from hf_ctxmodels.heads import ForMaskedLM
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.models._shared.static import StaticPreTrainedModel
-from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec, Target
 
 PAD, CLS, SEP, MASK, UNKNOWN, FIRST_WORD = 0, 1, 2, 3, 4, 5
@@ -330,47 +328,6 @@ def main_head(family: FamilySpec) -> str:
     return "AutoModelForPreTraining" if "AutoModelForPreTraining" in heads else heads[0]
 
 
-def _cases() -> list[Case]:
-    """One for each model class, under the last Auto class that makes it: the first may be the general one."""
-    classes = {family.models[name]: (family, name) for family in FAMILIES.values() for name in family.models}
-    made = [Case(*row) for row in classes.values()]
-    return made + [Case(family, name, False) for family in FAMILIES.values() for name in family.peers]
-
-
-def _representatives(heads: list[Case]) -> list[Case]:
-    """The first head of each forward over each kind of encoder, and every head that pretrains its family.
-
-    Heads bound to several families share their forward: what is a property of the head alone is tried on these.
-    """
-    chosen: dict[Any, Case] = {}
-    for case in heads:
-        forward = inspect.unwrap(case.model_class.forward)
-        chosen.setdefault((forward, case.attends, case.recurs), case)
-    classes = {case.model_class for case in chosen.values()}
-    classes |= {family.models[main_head(family)] for family in FAMILIES.values()}
-    return [case for case in heads if case.model_class in classes]
-
-
-CASES = _cases()
-PEERED = [case for case in CASES if case.has_peer]
-BASES = [case for case in CASES if case.is_base]
-HEADS = [case for case in CASES if not case.is_base]
-TOKEN_HEADS = [case for case in CASES if case.labels_tokens]
-# One head of each kind of training: one term, several terms, a state that is carried on, a text that is written, a
-# generator with its discriminator, and static word vectors.
-_KINDS = {
-    "bert-AutoModelForMaskedLM",
-    "bert-AutoModelForPreTraining",
-    "ulmfit-AutoModelForCausalLM",
-    "cove-AutoModelForSeq2SeqLM",
-    "electra-AutoModelForPreTraining",
-    "glove-AutoModelForPreTraining",
-}
-ARCHETYPES = [case for case in HEADS if str(case) in _KINDS]
-ARCHETYPE_FAMILIES = list({case.family.name: case.family for case in ARCHETYPES}.values())
-TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
-
-
 def tiny_config(family: FamilySpec, **changes: Any) -> PreTrainedConfig:
     return family.config(**{**_known_fields(TINY, family.config), **family.traits.tiny, **changes})
 
@@ -387,9 +344,3 @@ def randomised(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
-
-
-# At the end: tiny models show what the encoders are.
-REPRESENTATIVES = _representatives(HEADS)
-# For what a shared forward decides alone: `head` is each of these, not every class that is bound to it.
-each_forward = pytest.mark.parametrize("head", REPRESENTATIVES, ids=str)

@@ -82,11 +82,11 @@ def assert_same_gradients(
         assert_close(got[name], value, f"gradient of {name} {where}", tolerance)
 
 
-def assert_every_parameter_learns(model: PreTrainedModel, found: dict[str, Tensor]) -> None:
+def assert_every_parameter_learns(model: PreTrainedModel, found: dict[str, Tensor], where: str = "") -> None:
     """A parameter without any gradient is a part of the model that is not trained."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not name.endswith(NOT_LEARNED):
-            assert found[name].any(), f"{name} gets no gradient"
+            assert found[name].any(), f"{name} gets no gradient {where}"
 
 
 def assert_same_weights(got: PreTrainedModel, expected: PreTrainedModel) -> None:

@@ -1,0 +1,72 @@
+"""The test matrix: every family and Auto class in the registry, and the selections that the suites run on."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from hf_ctxmodels.registry import FAMILIES
+from zoo.cases import Case, main_head
+
+
+def _cases() -> list[Case]:
+    """One for each model class, under the last Auto class that makes it: the first may be the general one."""
+    classes = {family.models[name]: (family, name) for family in FAMILIES.values() for name in family.models}
+    made = [Case(*row) for row in classes.values()]
+    return made + [Case(family, name, False) for family in FAMILIES.values() for name in family.peers]
+
+
+def _representatives(heads: list[Case]) -> list[Case]:
+    """The first head of each forward over each kind of encoder, and every head that pretrains its family.
+
+    Heads bound to several families share their forward: what is a property of the head alone is tried on these.
+    """
+    chosen: dict[Any, Case] = {}
+    for case in heads:
+        forward = inspect.unwrap(case.model_class.forward)
+        chosen.setdefault((forward, case.attends, case.recurs), case)
+    classes = {case.model_class for case in chosen.values()}
+    classes |= {family.models[main_head(family)] for family in FAMILIES.values()}
+    return [case for case in heads if case.model_class in classes]
+
+
+def _network(case: Case) -> Any:
+    """What an encoder computes: its forward, and the name and type of every module in it."""
+    model = case.model()
+    modules = tuple((name, type(module)) for name, module in model.named_modules() if name)
+    return inspect.unwrap(type(model).forward), inspect.unwrap(type(model).__init__), modules
+
+
+def _networks(bases: list[Case]) -> list[Case]:
+    """All encoders but those of a family that has its parent's, unchanged, with an objective of its own."""
+    encoders = {case.family.name: case for case in bases}
+    parents = {name: encoders.get(case.family.parent) for name, case in encoders.items()}
+    return [
+        case
+        for name, case in encoders.items()
+        if (parent := parents[name]) is None or _network(case) != _network(parent)
+    ]
+
+
+CASES = _cases()
+PEERED = [case for case in CASES if case.has_peer]
+BASES = [case for case in CASES if case.is_base]
+HEADS = [case for case in CASES if not case.is_base]
+TOKEN_HEADS = [case for case in CASES if case.labels_tokens]
+# One head of each kind of training: one term, several terms, a state that is carried on, a text that is written, a
+# generator with its discriminator, and static word vectors.
+_KINDS = {
+    "bert-AutoModelForMaskedLM",
+    "bert-AutoModelForPreTraining",
+    "ulmfit-AutoModelForCausalLM",
+    "cove-AutoModelForSeq2SeqLM",
+    "electra-AutoModelForPreTraining",
+    "glove-AutoModelForPreTraining",
+}
+ARCHETYPES = [case for case in HEADS if str(case) in _KINDS]
+ARCHETYPE_FAMILIES = list({case.family.name: case.family for case in ARCHETYPES}.values())
+TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
+NETWORKS = _networks(BASES)
+REPRESENTATIVES = _representatives(HEADS)
+# For what a shared forward decides alone: `head` is each of these, not every class that is bound to it.
+each_forward = pytest.mark.parametrize("head", REPRESENTATIVES, ids=str)
