@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 MEASURED = """
 import time
@@ -22,9 +23,10 @@ print(time.perf_counter() - start[0], time.process_time() - start[1])
 """
 
 
-def added(tree: Path) -> tuple[float, float]:
-    """Seconds by the wall and of CPU time, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+def added(tree: Path, bytecode: str) -> tuple[float, float]:
+    """Seconds by the wall and of CPU time, in a process of its own, whose bytecode is kept in a folder."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": bytecode}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     result = subprocess.run(
         [sys.executable, "-c", MEASURED], cwd=tree, env=environment, capture_output=True, text=True, check=True
     )
@@ -38,9 +40,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("trees", nargs="*", type=Path, default=[Path(__file__).parents[1]], metavar="TREE")
     arguments = parser.parse_args()
-    for tree in arguments.trees:
-        added(tree)  # writes the bytecode, as an installation does
-    times = [[added(tree) for tree in arguments.trees] for _ in range(arguments.runs)]
+    with TemporaryDirectory() as bytecode:
+        for tree in arguments.trees:
+            added(tree, bytecode)  # writes it, as an installation does
+        times = [[added(tree, bytecode) for tree in arguments.trees] for _ in range(arguments.runs)]
     for number, tree in enumerate(arguments.trees):
         walls, cpus = zip(*(run[number] for run in times))
         print(

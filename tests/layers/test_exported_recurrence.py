@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.recurrent import gru_recurrence, lstm_recurrence
 from hf_ctxmodels.layers.recurrent.exported import exported_gru, exported_lstm
+from hf_ctxmodels.layers.recurrent.graph_operations import gru_in_a_graph, lstm_in_a_graph
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 
 TOKENS = torch.tensor([[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0]], dtype=torch.bool)
@@ -37,6 +37,6 @@ def test_a_scan_gives_what_the_recurrence_gives() -> None:
     lstm = [random(2, tokens, 4 * size), random(2, 3, projected), random(2, 3, size)]
     lstm += [random(2, 4 * size, projected), random(2, projected, size)]
     of_lstm = [rows.present, rows.restarts, 0.7, 0.3]
-    assert_same(exported_lstm, lstm_recurrence.recurrence_in_a_graph, lstm, of_lstm)
+    assert_same(exported_lstm, lstm_in_a_graph, lstm, of_lstm)
     gru = [random(2, tokens, 3 * size), random(2, 3, size), random(2, 3 * size, size), random(2, size)]
-    assert_same(exported_gru, gru_recurrence.recurrence_in_a_graph, gru, [rows.present, rows.restarts])
+    assert_same(exported_gru, gru_in_a_graph, gru, [rows.present, rows.restarts])

@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from hf_ctxmodels.layers.linear import linear
 from hf_ctxmodels.layers.recurrent.exported import exported_gru
-from hf_ctxmodels.layers.recurrent.gru_recurrence import GATES, recur, recurrence_in_a_graph
+from hf_ctxmodels.layers.recurrent.gru_recurrence import GATES, recur
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.layers.recurrent.precision import precision_of
 
@@ -81,7 +81,10 @@ class GRU(nn.Module):
             weights = (self.state_weight.to(dtype), self.state_bias[:, gated:].to(dtype))
             given = (gates, start.to(dtype), *weights)
             if torch.compiler.is_compiling():
-                recurrence: Any = exported_gru if torch.compiler.is_exporting() else recurrence_in_a_graph
+                if torch.compiler.is_exporting():
+                    recurrence: Any = exported_gru
+                else:
+                    from hf_ctxmodels.layers.recurrent.graph_operations import gru_in_a_graph as recurrence
                 outputs, hidden = recurrence(*given, rows.present, rows.restarts)
             else:
                 steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]

@@ -9,7 +9,6 @@ from hf_ctxmodels.layers.recurrent.lstm_recurrence import (
     Rules,
     StepProduct,
     before_each_step,
-    rules_of_all_rows,
     summed_products,
 )
 
@@ -56,7 +55,7 @@ class _Recurrence(torch.autograd.Function):
         trains: bool,
     ) -> tuple[Tensor, Tensor]:
         trains = trains and any(ctx.needs_input_grad)
-        values, shown, outputs, last = _run(
+        values, shown, outputs, last = run_gru(
             gates.clone() if trains else gates, hidden, state_weight, candidate_bias, rules
         )
         if trains:
@@ -67,10 +66,10 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_outputs: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_differentiated(ctx.saved_tensors, ctx.rules, d_outputs, d_last), None, None)
+        return (*gru_gradients(ctx.saved_tensors, ctx.rules, d_outputs, d_last), None, None)
 
 
-def _run(
+def run_gru(
     values: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor, rules: Rules
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The forward pass: the gates of `recur`, whose non-linearities are applied in place; the state's term of every
@@ -101,7 +100,7 @@ def _run(
     return values, shown, outputs, torch.cat(ended[::-1], 1)
 
 
-def _differentiated(kept: _Kept, rules: Rules, d_outputs: Tensor, d_last: Tensor) -> tuple[Tensor, ...]:
+def gru_gradients(kept: _Kept, rules: Rules, d_outputs: Tensor, d_last: Tensor) -> tuple[Tensor, ...]:
     """Gradients of the first four arguments of `recur`."""
     values, shown, outputs, first, state_weight = kept
     size = first.shape[2]
@@ -136,56 +135,3 @@ def _differentiated(kept: _Kept, rules: Rules, d_outputs: Tensor, d_last: Tensor
         stop -= rows
     d_gates = torch.cat([d_state[..., : 2 * size], d_candidates], -1)
     return d_gates, d_hidden, summed_products(d_state, before), d_state[..., 2 * size :].sum(1)
-
-
-@torch.library.custom_op("hf_ctxmodels::gru_recurrence", mutates_args=())
-def recurrence_in_a_graph(
-    gates: Tensor,
-    hidden: Tensor,
-    state_weight: Tensor,
-    candidate_bias: Tensor,
-    present: Tensor,
-    restarts: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """`recur` as one operation of a compiled graph, so that the graph does not depend on the length."""
-    rules = rules_of_all_rows(gates, hidden, present, restarts, None, None)
-    return _run(gates.clone(), hidden, state_weight, candidate_bias, rules)[2:]
-
-
-@recurrence_in_a_graph.register_fake
-def _shapes(gates: Tensor, hidden: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return gates.new_empty(*gates.shape[:2], hidden.shape[2]), gates.new_empty(hidden.shape)
-
-
-@torch.library.custom_op("hf_ctxmodels::gru_recurrence_backward", mutates_args=())
-def _backward_in_a_graph(
-    gradients: list[Tensor],
-    gates: Tensor,
-    hidden: Tensor,
-    state_weight: Tensor,
-    candidate_bias: Tensor,
-    present: Tensor,
-    restarts: Tensor | None,
-) -> list[Tensor]:
-    """Gradients of `recurrence_in_a_graph` in its first four arguments, with recomputation."""
-    rules = rules_of_all_rows(gates, hidden, present, restarts, None, None)
-    values, shown, outputs, _ = _run(gates.clone(), hidden, state_weight, candidate_bias, rules)
-    found = _differentiated((values, shown, outputs, hidden, state_weight), rules, *gradients)
-    return [each.contiguous() for each in found]
-
-
-@_backward_in_a_graph.register_fake
-def _gradient_shapes(gradients: list[Tensor], *given: Any) -> list[Tensor]:
-    return [each.new_empty(each.shape) for each in given[:4]]
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    found = _backward_in_a_graph([each.contiguous() for each in gradients], *ctx.saved_tensors)
-    return (*found, None, None)
-
-
-recurrence_in_a_graph.register_autograd(_differentiate, setup_context=_keep)

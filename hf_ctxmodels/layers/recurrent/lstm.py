@@ -14,7 +14,7 @@ from transformers import initialization as init
 from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.linear import linear
 from hf_ctxmodels.layers.recurrent.exported import exported_lstm
-from hf_ctxmodels.layers.recurrent.lstm_recurrence import GATES, recur, recurrence_in_a_graph
+from hf_ctxmodels.layers.recurrent.lstm_recurrence import GATES, recur
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.layers.recurrent.precision import precision_of
 
@@ -122,7 +122,10 @@ class LSTM(nn.Module):
             if not torch.compiler.is_compiling():
                 return self._recur(gates, start, state_weight, projection, rows, truncation)
             given = (gates, *start, state_weight, projection, rows.present, rows.restarts)
-            recurrence: Any = exported_lstm if torch.compiler.is_exporting() else recurrence_in_a_graph
+            if torch.compiler.is_exporting():
+                recurrence: Any = exported_lstm
+            else:
+                from hf_ctxmodels.layers.recurrent.graph_operations import lstm_in_a_graph as recurrence
             outputs, hidden, cell = recurrence(*given, self.cell_clip, self.projection_clip)
         return outputs, LSTMState(hidden, cell)
 

@@ -125,7 +125,7 @@ class _Recurrence(torch.autograd.Function):
         trains: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         trains = trains and any(ctx.needs_input_grad)
-        ran = _run(gates.clone() if trains else gates, hidden, cell, state_weight, projection, rules)
+        ran = run_lstm(gates.clone() if trains else gates, hidden, cell, state_weight, projection, rules)
         if trains:
             ctx.save_for_backward(ran.values, ran.outputs, ran.cells, hidden, cell, state_weight, projection)
             ctx.rules = rules
@@ -136,11 +136,11 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, d_outputs: Tensor, d_last_hidden: Tensor, d_last_cell: Tensor) -> tuple[Tensor | None, ...]:
         values, outputs, cells, hidden, cell, state_weight, projection = ctx.saved_tensors
         ran = _Ran(values, outputs, cells, d_last_hidden, d_last_cell)
-        found = _differentiated(ran, hidden, cell, state_weight, projection, ctx.rules, d_outputs)
+        found = lstm_gradients(ran, hidden, cell, state_weight, projection, ctx.rules, d_outputs)
         return (*found, None, None)
 
 
-def _run(
+def run_lstm(
     values: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None, rules: Rules
 ) -> _Ran:
     """The forward pass. `values` are the gates of `recur`, changed in place to those of `_Ran`."""
@@ -184,7 +184,7 @@ def _run(
     return _Ran(values, outputs, cells, last_hidden, last_cell)
 
 
-def _differentiated(
+def lstm_gradients(
     ran: _Ran,
     hidden: Tensor,
     cell: Tensor,
@@ -277,77 +277,3 @@ def _run_back(
             d_cell, d_hidden = d_cell * keeps, d_hidden * keeps
         stop -= rows
     return d_values, d_pre, d_hidden, d_cell
-
-
-@torch.library.custom_op("hf_ctxmodels::recurrence", mutates_args=())
-def recurrence_in_a_graph(
-    gates: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    state_weight: Tensor,
-    projection: Tensor | None,
-    present: Tensor,
-    restarts: Tensor | None,
-    cell_clip: float | None,
-    projection_clip: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`recur` as one operation of a compiled graph, so that the graph does not depend on the length."""
-    rules = rules_of_all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
-    ran = _run(gates.clone(), hidden, cell, state_weight, projection, rules)
-    return ran.outputs, ran.last_hidden, ran.last_cell
-
-
-def rules_of_all_rows(gates: Tensor, hidden: Tensor, *others: Any) -> Rules:
-    """Rules of steps with all rows; `others` are `present`, `restarts` and both clips."""
-    present, restarts, cell_clip, projection_clip = others
-    rows = hidden.shape[1]
-    return Rules((rows,) * (gates.shape[1] // rows), cell_clip, projection_clip, present, restarts)
-
-
-@recurrence_in_a_graph.register_fake
-def _shapes(
-    gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    outputs = gates.new_empty(gates.shape[0], gates.shape[1], state_weight.shape[2])
-    return outputs, gates.new_empty(hidden.shape), gates.new_empty(cell.shape)
-
-
-@torch.library.custom_op("hf_ctxmodels::recurrence_backward", mutates_args=())
-def _backward_in_a_graph(
-    gradients: list[Tensor],
-    gates: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    state_weight: Tensor,
-    projection: Tensor | None,
-    present: Tensor,
-    restarts: Tensor | None,
-    cell_clip: float | None,
-    projection_clip: float | None,
-) -> list[Tensor]:
-    """Gradients of `recurrence_in_a_graph` in its first four arguments and the projection, with recomputation."""
-    rules = rules_of_all_rows(gates, hidden, present, restarts, cell_clip, projection_clip)
-    ran = _run(gates.clone(), hidden, cell, state_weight, projection, rules)
-    d_outputs, d_hidden, d_cell = gradients
-    ran = ran._replace(last_hidden=d_hidden, last_cell=d_cell)
-    found = _differentiated(ran, hidden, cell, state_weight, projection, rules, d_outputs)
-    return [each.contiguous() for each in found if each is not None]
-
-
-@_backward_in_a_graph.register_fake
-def _gradient_shapes(gradients: list[Tensor], *given: Any) -> list[Tensor]:
-    return [each.new_empty(each.shape) for each in given[:5] if each is not None]
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.clips = inputs[7:]
-
-
-def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    parts = [each.contiguous() for each in gradients]
-    found = _backward_in_a_graph(parts, *ctx.saved_tensors, *ctx.clips)
-    return (*found, *[None] * (9 - len(found)))
-
-
-recurrence_in_a_graph.register_autograd(_differentiate, setup_context=_keep)
