@@ -35,6 +35,11 @@ class DataArguments:
         "Each --dataset is a .jsonl of news articles with the fields domain, date, authors, title, article, summary.",
     )
     text_column: str = flag("text", "Column of a document's text, except in .txt.")
+    units_column: str | None = flag(
+        None,
+        "Column with a list of the phrases in a text that are masked as units (objectives with units); by default "
+        "those of the objective's file.",
+    )
     streaming: bool = flag(False, "Stream the data instead of loading everything first.")
     sampling_alpha: float | None = flag(
         None,
@@ -50,6 +55,7 @@ class DataArguments:
             *self.dataset,
             split=self.dataset_split,
             text_column=self.text_column,
+            units_column=self.units_column,
             config_name=self.dataset_config,
             streaming=self.streaming,
             skip_empty=self.skip_empty_documents,

@@ -23,6 +23,14 @@ class LabelledPair(list[str]):
         self.label = label
 
 
+class TextWithUnits(list[str]):
+    """The paragraphs or sentences of a text, and the phrases in it that are units of knowledge."""
+
+    def __init__(self, parts: Iterable[str], units: Iterable[str]) -> None:
+        super().__init__(parts)
+        self.units = tuple(units)
+
+
 class NewsArticle(list[str]):
     """The texts of an article's fields, without fields that have none; `fields` has their names."""
 
@@ -52,8 +60,9 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents that can be iterated repeatedly; each is a non-empty list of sentences, or a `TranslatedText`,
-    `LabelledPair` or `NewsArticle`, which are not split. Every iteration reads the source from its start.
+    """Documents that can be iterated repeatedly; each is a non-empty list of sentences (perhaps `TextWithUnits`), or a
+    `TranslatedText`, `LabelledPair` or `NewsArticle`, which are not split. Every iteration reads the source from its
+    start.
 
     Attributes:
         name: Name of the source, for errors and cards.
@@ -89,6 +98,8 @@ class Documents:
                 yield paragraphs
                 continue
             sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
+            if isinstance(paragraphs, TextWithUnits):
+                sentences = TextWithUnits(sentences, paragraphs.units)
             if sentences:
                 empty = False
                 yield sentences

@@ -9,12 +9,25 @@ import zlib
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_text import parse_json
+from hf_ctxmodels.data.documents import TextWithUnits
 
 FILE_KINDS = (".txt", ".jsonl", ".parquet")
+
+
+class TextColumns(NamedTuple):
+    """Columns of a record.
+
+    Attributes:
+        text: The document's text; null is a document without text.
+        units: A list of the phrases in it that are units of knowledge; null is none. None if there is no such column.
+    """
+
+    text: str = "text"
+    units: str | None = None
 
 
 def file_kind(path: Path) -> str:
@@ -90,23 +103,29 @@ def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
         yield row, where
 
 
-def read_file(path: Path, text_column: str) -> Iterator[list[str]]:
+def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
     """Documents of a file of one of the `FILE_KINDS`, plain or gzipped.
 
     Args:
         path: In `.txt` every line is a paragraph and a blank line ends a document; in `.jsonl` every line, and in
             `.parquet` every row, is a document.
-        text_column: Column of the document's text in `.jsonl` and `.parquet`.
+        columns: Columns of `.jsonl` and `.parquet`.
 
     Raises:
-        CtxError: The file is missing or damaged, not UTF-8, or has no such column.
+        CtxError: The file is missing or damaged, not UTF-8, or has no such columns.
     """
     kind = file_kind(path)
     if kind == ".txt":
+        if columns.units is not None:
+            raise CtxError(
+                f"A text file has no column {columns.units!r}.",
+                location=str(path),
+                hint="give a .jsonl or .parquet file, or leave units_column out.",
+            )
         return _text_documents(path)
     if kind == ".jsonl":
-        return (column_paragraphs(row, text_column, where) for row, where in read_objects(path))
-    return _parquet_documents(path, text_column)
+        return (column_document(row, columns, where) for row, where in read_objects(path))
+    return _parquet_documents(path, columns)
 
 
 def read_translated(path: Path, translation: Path) -> Iterator[list[str]]:
@@ -144,25 +163,42 @@ def _text_documents(path: Path) -> Iterator[list[str]]:
         yield document
 
 
-def column_paragraphs(row: dict[str, Any], text_column: str, where: str) -> list[str]:
-    """The paragraphs of a record's text; null is a document without text."""
-    if text_column not in row:
-        raise CtxError(
-            f"No column {text_column!r}; the columns are {', '.join(map(repr, row))}.",
-            location=where,
-            hint="set text_column to the column of the text.",
-        )
-    text = row[text_column]
+def column_document(row: dict[str, Any], columns: TextColumns, where: str) -> list[str]:
+    """The paragraphs of a record's text, with its units.
+
+    Raises:
+        CtxError: A column is missing, or does not hold what it should.
+    """
+    text = _column(row, columns.text, "text_column", where)
     if text is not None and not isinstance(text, str):
         raise CtxError(
-            f"Column {text_column!r} holds a {type(text).__name__}, not text.",
+            f"Column {columns.text!r} holds a {type(text).__name__}, not text.",
             location=where,
             hint="set text_column to a column of strings.",
         )
-    return paragraphs_of(text)
+    if columns.units is None:
+        return paragraphs_of(text)
+    units = _column(row, columns.units, "units_column", where) or []
+    if not isinstance(units, list) or not all(isinstance(unit, str) for unit in units):
+        raise CtxError(
+            f"Column {columns.units!r} does not hold a list of phrases.",
+            location=where,
+            hint='write it as ["New York", "of the same"], the phrases as they stand in the text.',
+        )
+    return TextWithUnits(paragraphs_of(text), units)
 
 
-def _parquet_documents(path: Path, text_column: str) -> Iterator[list[str]]:
+def _column(row: dict[str, Any], name: str, option: str, where: str) -> Any:
+    if name not in row:
+        raise CtxError(
+            f"No column {name!r}; the columns are {', '.join(map(repr, row))}.",
+            location=where,
+            hint=f"set {option} to a column of the data.",
+        )
+    return row[name]
+
+
+def _parquet_documents(path: Path, columns: TextColumns) -> Iterator[list[str]]:
     import pyarrow
     import pyarrow.parquet
 
@@ -171,13 +207,14 @@ def _parquet_documents(path: Path, text_column: str) -> Iterator[list[str]]:
         # Parquet is read from its end, so gzip is unpacked first
         source = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path
         file = pyarrow.parquet.ParquetFile(source)
-        columns = file.schema_arrow.names
-        if text_column not in columns:
-            column_paragraphs(dict.fromkeys(columns), text_column, str(path))
+        there = file.schema_arrow.names
+        wanted = [name for name in columns if name is not None]
+        if not set(wanted) <= set(there):
+            column_document(dict.fromkeys(there), columns, str(path))
         number = 0
-        for batch in file.iter_batches(batch_size=1024, columns=[text_column]):
+        for batch in file.iter_batches(batch_size=1024, columns=wanted):
             for row in batch.to_pylist():
-                yield column_paragraphs(row, text_column, f"{path}, row {number}")
+                yield column_document(row, columns, f"{path}, row {number}")
                 number += 1
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise CtxError(

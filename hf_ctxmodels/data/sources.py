@@ -8,11 +8,12 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo import demo_documents
-from hf_ctxmodels.data.documents import Documents, LabelledPair, TranslatedText
+from hf_ctxmodels.data.documents import Documents, LabelledPair, TextWithUnits, TranslatedText
 from hf_ctxmodels.data.files import (
     FILE_KINDS,
+    TextColumns,
     check_file,
-    column_paragraphs,
+    column_document,
     file_kind,
     read_file,
     read_translated,
@@ -31,6 +32,7 @@ def load_documents(
     *datasets: str,
     split: str = "train",
     text_column: str = "text",
+    units_column: str | None = None,
     config_name: str | None = None,
     streaming: bool = False,
     skip_empty: bool = False,
@@ -47,6 +49,7 @@ def load_documents(
             and its columns.
         split: Split of a Hub data set or directory.
         text_column: Column of a record's text, except in text files.
+        units_column: Column with a list of the phrases in a record's text that are masked as units; None for none.
         config_name: Configuration of a Hub data set.
         streaming: Stream a Hub data set instead of downloading it first. Files are always streamed.
         skip_empty: Skip documents without text instead of raising.
@@ -60,7 +63,7 @@ def load_documents(
             iterating.
     """
     _check_numbers(datasets, language_tags, translations, news_articles)
-    sources = []
+    sources, columns = [], TextColumns(text_column, units_column)
     nothing = [NONE] * len(datasets)
     for dataset, translation, tag in zip(datasets, translations or nothing, language_tags or nothing, strict=True):
         if translation != NONE:
@@ -68,7 +71,7 @@ def load_documents(
         elif news_articles:
             sources.append(open_articles(dataset))
         else:
-            name, read = _open(dataset, split, text_column, config_name, streaming)
+            name, read = _open(dataset, split, columns, config_name, streaming)
             sources.append((name, read if tag == NONE else partial(_tagged, read, tag)))
     if len(sources) == 1:
         name, read = sources[0]
@@ -119,25 +122,25 @@ def describe_content(source: str) -> str:
 
 
 def _open(
-    dataset: str, split: str, text_column: str, config_name: str | None, streaming: bool
+    dataset: str, split: str, columns: TextColumns, config_name: str | None, streaming: bool
 ) -> tuple[str, Callable[[], Iterator[list[str]]]]:
     """The name of a source, and its reader."""
     if dataset == "demo":
         return "demo", demo_documents
     path = Path(dataset).expanduser()
-    table, equals, columns = dataset.rpartition("=")
+    table, equals, of_pairs = dataset.rpartition("=")
     if equals and not path.exists():
-        return _open_pairs(table, columns.split(","))
+        return _open_pairs(table, of_pairs.split(","))
     if has_magic(dataset) and not path.exists():
         files = sorted(map(Path, glob(str(path), recursive=True)))
         for file in files or [path]:
             _check_document_file(file)
-        return dataset, partial(_one_by_one, [partial(read_file, file, text_column) for file in files])
+        return dataset, partial(_one_by_one, [partial(read_file, file, columns) for file in files])
     if not path.is_dir() and (path.is_file() or file_kind(path) in FILE_KINDS):
         _check_document_file(path)
-        return path.name, partial(read_file, path, text_column)
+        return path.name, partial(read_file, path, columns)
     rows = _load_dataset(dataset, config_name, split, streaming)
-    return dataset, partial(_hub_documents, rows, text_column, dataset)
+    return dataset, partial(_hub_documents, rows, columns, dataset)
 
 
 def _open_pairs(file: str, columns: Sequence[str]) -> tuple[str, Callable[[], Iterator[list[str]]]]:
@@ -193,8 +196,8 @@ def _tagged(read: Callable[[], Iterator[list[str]]], tag: str) -> Iterator[list[
         if isinstance(paragraphs, LabelledPair):
             yield LabelledPair([f"{tag} {text}" for text in paragraphs], paragraphs.label)
             continue
-        sentences = (sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
-        yield [f"{tag} {sentence}" for sentence in sentences]
+        sentences = [f"{tag} {each}" for paragraph in paragraphs for each in split_sentences(paragraph)]
+        yield TextWithUnits(sentences, paragraphs.units) if isinstance(paragraphs, TextWithUnits) else sentences
 
 
 def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: bool) -> object:
@@ -210,6 +213,6 @@ def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: 
         ) from error
 
 
-def _hub_documents(rows: object, text_column: str, name: str) -> Iterator[list[str]]:
+def _hub_documents(rows: object, columns: TextColumns, name: str) -> Iterator[list[str]]:
     for number, row in enumerate(rows):  # type: ignore[arg-type, var-annotated]
-        yield column_paragraphs(row, text_column, f"{name}, row {number}")
+        yield column_document(row, columns, f"{name}, row {number}")

@@ -257,7 +257,7 @@ class ContinualTasks(Objective):
         for place, (number, document) in enumerate(usable):
             self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
             others = _Others([document for _, document in usable], place)
-            units = document if self.phrases is None else self.phrases.join_document(document)
+            units = self.phrases.join_document(document)
             for task in tasks:
                 index = number * len(TASKS) + _NUMBERS[task.name]
                 rng = generator(self.seed, pass_index, index, Stream.PAIRING)

@@ -57,9 +57,9 @@ class UnitMaskingOptions:
         """A collator of class `kind` with these options."""
         return kind(tokenizer, seed=seed, **collator_options(kind, self))
 
-    def phrases(self, tokenizer: PreTrainedTokenizerBase) -> Phrases | None:
-        """The phrases of the file, or None without one."""
-        return Phrases.read(tokenizer, self.units) if self.units else None
+    def phrases(self, tokenizer: PreTrainedTokenizerBase) -> Phrases:
+        """The phrases of the file, none without one."""
+        return Phrases.read(tokenizer, self.units) if self.units else Phrases(tokenizer, ())
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,9 @@ class UnitMaskingWithPairs(MaskedLMWithNextSentence):
 
     15% of a row's units are selected, at least one. All tokens of a unit are targets, and each draws its own
     replacement. The units are words, and with `units` the phrases of a file, found from left to right, the longest
-    first. The stages of the paper (words, phrases, entities) are runs with other files, each going on from the run
-    before. With `unit_rows` below 1 the other rows have masks of single tokens.
+    first; a document with phrases of its own (`--units_column`) has those in their place. The stages of the paper
+    (words, phrases, entities) are runs with other files, each going on from the run before. With `unit_rows` below 1
+    the other rows have masks of single tokens.
 
     | document | row | targets |
     |---|---|---|
@@ -122,7 +123,7 @@ class UnitMaskingWithPairs(MaskedLMWithNextSentence):
 
     def prepare(self, document: TokenizedDocument) -> TokenizedDocument:
         """The document with phrases as units."""
-        return document if self.phrases is None else self.phrases.join_document(document)
+        return self.phrases.join_document(document)
 
     def choices(
         self, document: TokenizedDocument, target: int, other: Callable[[int], Piece], rng: np.random.Generator

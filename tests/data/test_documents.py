@@ -66,7 +66,10 @@ def test_text_files_of_other_makes(tmp_path, data):
 
 def test_another_column(tmp_path):
     for name, data in (("a.jsonl", json_file(column="body")), ("a.parquet", parquet_file(column="body"))):
-        assert list(load_documents(write(tmp_path, name, data), text_column="body")) == DOCUMENTS
+        path = write(tmp_path, name, data)
+        assert list(load_documents(path, text_column="body")) == DOCUMENTS
+        with pytest.raises(CtxError, match=r"No column 'units'; the columns are 'id', 'body'"):
+            list(load_documents(path, text_column="body", units_column="units"))
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -152,6 +152,14 @@ ERNIE_FAULTS = [
         "have_a_term",
     ),
     Fault(
+        "the units of the data are not looked at",
+        "hf_ctxmodels/objectives/common/units.py",
+        "if document.units else self",
+        "if not document.units else self",
+        ("tests/objectives/test_unit_masking.py",),
+        "of_its_own",
+    ),
+    Fault(
         "phrases grow beyond their limit",
         "hf_ctxmodels/data/phrases.py",
         "first.count(_JOINED) + second.count(_JOINED) + 2 > max_words",

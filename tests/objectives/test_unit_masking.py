@@ -1,5 +1,6 @@
 """Words, phrases and entities as units: how they are found, selected and replaced, and the pairs of ERNIE 1.0."""
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from numbered_text import numbered_documents, word
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import TokenMasker, UnitMaskingWithPairs
 from hf_ctxmodels.objectives.common.masking import IGNORED
@@ -165,6 +167,39 @@ def test_units_of_a_file_reach_the_masks(tokenizer, tmp_path):
     assert len(set(map(frozenset, numbers))) > 10, "a new mask in every epoch"
     again = objective.collate([{**first, "example_index": 0, "epoch": 3}])["labels"][0]
     assert torch.equal(again, masks[3])
+
+
+def test_a_document_has_units_of_its_own_in_place_of_those_of_the_file(tokenizer, tmp_path):
+    """From a column of the data."""
+    (tmp_path / "units.txt").write_text(f"{word(3)} {word(4)}\n{word(21)} {word(22)}\n")
+    documents, _ = numbered_documents([[6, 6], [6, 6]])
+    rows = [
+        {
+            "text": "\n".join(documents[0]),
+            "units": [f"{word(0)} {word(1)}", word(3), f"{word(8)} {word(9)} {word(10)}"],
+        },
+        {"text": "\n".join(documents[1]), "units": None},
+    ]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = load_documents(str(tmp_path / "text.jsonl"), units_column="units", language_tags=["-"])
+    objective = UnitMaskingWithPairs(
+        tokenizer, max_length=32, seed=0, units=str(tmp_path / "units.txt"), pairs="swapped"
+    )
+    joined = {}
+    for number, row in enumerate(objective.examples(read)):
+        for token, unit in zip(row["input_ids"].tolist(), row["word_ids"].tolist(), strict=True):
+            joined.setdefault((number, unit), []).append(token - 5)
+    assert sorted(unit for unit in joined.values() if len(unit) > 1 and min(unit) >= 0) == [
+        [0, 1],
+        [8, 9, 10],
+        [21, 22],
+    ]
+    for wrong in ("New York", [3], {"a": "b"}):
+        (tmp_path / "text.jsonl").write_text(json.dumps({"text": "A.", "units": wrong}))
+        with pytest.raises(CtxError, match=r"'units' does not hold a list of phrases(.|\n)*text\.jsonl:1"):
+            list(read)
+    with pytest.raises(CtxError, match="has no column 'units'"):
+        list(load_documents(str(tmp_path / "units.txt"), units_column="units"))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.documents import TextWithUnits
 
 DOCUMENTS_PER_BATCH = 1000  # tokenised together; random segments are drawn from the same batch
 SENTENCES_PER_CALL = 4096  # limits the memory of a tokenizer call
@@ -25,12 +26,14 @@ class TokenizedDocument:
         word_ids: (tokens,) int32, equal for the pieces of a word and different for neighbouring words; or None.
         bounds: (sentences + 1,) sentence i is `ids[bounds[i]:bounds[i + 1]]`, never empty.
         capitals: (tokens,) int8, see `capitals_of`; or None.
+        units: Phrases in it that are masked as units, from the data.
     """
 
     ids: np.ndarray
     word_ids: np.ndarray | None
     bounds: np.ndarray
     capitals: np.ndarray | None = None
+    units: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -66,7 +69,8 @@ def tokenize_documents(
         ids = np.concatenate(pieces[first:last])
         joined = _join_words(words[first:last]) if with_word_ids else None
         written = np.concatenate(capitals[first:last]) if with_capitals else None
-        result.append(TokenizedDocument(ids, joined, bounds, written))
+        units = document.units if isinstance(document, TextWithUnits) else ()
+        result.append(TokenizedDocument(ids, joined, bounds, written, units))
         first = last
     return result
 

@@ -72,12 +72,10 @@ class Phrases:
     Args:
         tokenizer: Splits the phrases.
         phrases: Phrases of several words. Words alone are units anyway; phrases with an unknown token are left out.
-
-    Raises:
-        CtxError: No phrase is left.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, phrases: Iterable[str]) -> None:
+        self.tokenizer = tokenizer
         self._first: dict[Word | None, Any] = {}
         for phrase in phrases:
             encoded = tokenizer(phrase, add_special_tokens=False, verbose=False)
@@ -89,20 +87,23 @@ class Phrases:
             for word in words:
                 node = node.setdefault(word, {})
             node[_END] = True
-        if not self._first:
-            raise CtxError(
-                "There is no phrase of two or more words that the tokenizer knows.",
-                hint="give one phrase per line, for example from `hf-ctxmodels find-units`.",
-            )
         self._first_tokens = np.unique([word[0] for word in self._first if word])
 
     @classmethod
     def read(cls, tokenizer: PreTrainedTokenizerBase, file: str | Path) -> Self:
-        """The phrases of a file, one per line; blank lines are skipped."""
-        try:
-            return cls(tokenizer, filter(None, (line.strip() for line in read_lines(Path(file)))))
-        except CtxError as error:
-            raise CtxError(str(error), location=str(file)) from error
+        """The phrases of a file, one per line; blank lines are skipped.
+
+        Raises:
+            CtxError: No phrase is left.
+        """
+        phrases = cls(tokenizer, filter(None, (line.strip() for line in read_lines(Path(file)))))
+        if not phrases._first:
+            raise CtxError(
+                "There is no phrase of two or more words that the tokenizer knows.",
+                location=str(file),
+                hint="give one phrase per line, for example from `hf-ctxmodels find-units`.",
+            )
+        return phrases
 
     def join(self, ids: np.ndarray, word_ids: np.ndarray) -> np.ndarray:
         """(tokens,) numbers of the units: a phrase is one, any other word one of its own.
@@ -135,10 +136,11 @@ class Phrases:
         return found
 
     def join_document(self, document: TokenizedDocument) -> TokenizedDocument:
-        """The document with units in place of words."""
-        if document.word_ids is None:
+        """The document with units in place of words: with those that it has of its own, else with these."""
+        phrases = Phrases(self.tokenizer, document.units) if document.units else self
+        if document.word_ids is None or not phrases._first:
             return document
-        return replace(document, word_ids=self.join(document.ids, document.word_ids))
+        return replace(document, word_ids=phrases.join(document.ids, document.word_ids))
 
 
 def _words(ids: np.ndarray, word_ids: np.ndarray) -> Iterator[Word]:
