@@ -79,15 +79,15 @@ def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
     for number, line in enumerate(read_lines(Path(file)), start=1):
         if not line.strip():
             continue
-        where = f"{file}:{number}"
-        row = parse_json(line, location=where, hint="write one JSON object per line.")
+        location = f"{file}:{number}"
+        row = parse_json(line, location=location, hint="write one JSON object per line.")
         if not isinstance(row, dict):
             raise CtxError(
                 f"Expected a JSON object, got {type(row).__name__}.",
-                location=where,
+                location=location,
                 hint='write {"column": value, ...}.',
             )
-        yield row, where
+        yield row, location
 
 
 def read_file(path: Path, text_column: str) -> Iterator[list[str]]:
@@ -105,7 +105,7 @@ def read_file(path: Path, text_column: str) -> Iterator[list[str]]:
     if kind == ".txt":
         return _text_documents(path)
     if kind == ".jsonl":
-        return (column_paragraphs(row, text_column, where) for row, where in read_objects(path))
+        return (column_paragraphs(row, text_column, location) for row, location in read_objects(path))
     return _parquet_documents(path, text_column)
 
 
@@ -144,19 +144,19 @@ def _text_documents(path: Path) -> Iterator[list[str]]:
         yield document
 
 
-def column_paragraphs(row: dict[str, Any], text_column: str, where: str) -> list[str]:
+def column_paragraphs(row: dict[str, Any], text_column: str, location: str) -> list[str]:
     """The paragraphs of a record's text; null is a document without text."""
     if text_column not in row:
         raise CtxError(
             f"No column {text_column!r}; the columns are {', '.join(map(repr, row))}.",
-            location=where,
+            location=location,
             hint="set text_column to the column of the text.",
         )
     text = row[text_column]
     if text is not None and not isinstance(text, str):
         raise CtxError(
             f"Column {text_column!r} holds a {type(text).__name__}, not text.",
-            location=where,
+            location=location,
             hint="set text_column to a column of strings.",
         )
     return paragraphs_of(text)

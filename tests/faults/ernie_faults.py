@@ -138,7 +138,7 @@ ERNIE_FAULTS = [
     Fault(
         "a task of tokens reads the states of all targets",
         "hf_ctxmodels/heads/pretraining.py",
-        "states = states[(own != IGNORED)[wanted]]",
+        "states = states[(own != IGNORED)[output_mask]]",
         "states = states[: int((own != IGNORED).sum())]",
         _MODEL,
         "plain_sum",
