@@ -129,7 +129,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "the task's embedding is left out",
-        "hf_ctxmodels/models/ernie/modeling_ernie.py",
+        "hf_ctxmodels/models/ernie/task_embeddings.py",
         "embedded + self.task_type_embeddings(tasks)",
         "embedded + 0 * self.task_type_embeddings(tasks)",
         _MODEL,

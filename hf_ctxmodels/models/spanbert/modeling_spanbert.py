@@ -82,12 +82,8 @@ class CtxSpanBertForPreTraining(ExportsMaskedLM, heads.ForMaskedLMWithTasks, Ctx
             return super().predict(task, outputs, targets, output_mask, counts)
         if (spans := self._boundaries(targets)) is None:
             return heads.Prediction()
-        rows, before, after = outputs.last_hidden_state, spans.before, spans.after
-        if output_mask is None:
-            rows = rows.flatten(0, 1)
-        else:
-            row_of = output_mask.flatten().cumsum(0) - 1
-            before, after = row_of[before], row_of[after]
+        before, after = spans.rows(output_mask)
+        rows = outputs.last_hidden_state.flatten(0, -2)
         labels, own = targets["labels"], targets["boundary_labels"]
         total = self.sbo_head.summed_loss(rows[before], rows[after], spans.numbers, own[own != IGNORED])
         share = torch.stack([(each != IGNORED).sum() for each in (own, labels)]).float()
