@@ -57,9 +57,9 @@ class Result:
 
 def tiny_model(spec: FamilySpec, auto_name: str) -> PreTrainedModel:
     """A model of the family's smallest size with random weights, far enough from zero that attention is not uniform."""
-    wanted = {"vocab_size": 61, "initializer_range": 0.2, "num_labels": 3, "pad_token_id": 0}
+    small = {"vocab_size": 61, "initializer_range": 0.2, "num_labels": 3, "pad_token_id": 0}
     known = {*spec.config.__dataclass_fields__, "num_labels"}
-    fields = {**spec.sizes["tiny"], **{name: value for name, value in wanted.items() if name in known}}
+    fields = {**spec.sizes["tiny"], **{name: value for name, value in small.items() if name in known}}
     torch.manual_seed(0)
     return spec.models[auto_name](spec.config(**fields)).eval()
 

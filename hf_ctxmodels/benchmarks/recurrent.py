@@ -28,13 +28,13 @@ from hf_ctxmodels.registry import get_family
 
 FAMILY, STACK_FAMILY = "elmo", "ulmfit"
 SETTING = (
-    "the LSTM is one layer of both directions with the original's sizes (512 in, 4096 cells, 512 out), clipped, "
+    "the LSTM is one bidirectional layer with the original's sizes (512 in, 4096 cells, 512 out), clipped, "
     "against `torch.nn.LSTM(proj_size=512)`, which does not clip, in batches without padding; the encoder is the "
     "original one on sentences of the demo text, against a direct implementation that computes every step's characters "
     "and inputs within the step, each direction by itself; the stack has the AWD-LSTM's sizes (400 in, 1150 cells, 3 "
     "layers), in training with half of the weights from step to step dropped, against three `torch.nn.LSTM` whose "
     "weights are set to dropped ones before each pass; sentences are those of the demo text, as long as they are, in "
-    "two layers of both directions with the MT-LSTM's sizes (300 in, 300 cells), against `torch.nn.LSTM` on "
+    "two bidirectional layers with the MT-LSTM's sizes (300 in, 300 cells), against `torch.nn.LSTM` on "
     "`pack_padded_sequence`. infersent, laser and gensen are these families' encoders at the papers' sizes, from ids "
     "to a sentence's vector, against the lookup, `torch.nn.LSTM` or `torch.nn.GRU` on `pack_padded_sequence`, and the "
     "family's pooling (48 rows are GenSen's batch; InferSent's 64 and LASER's 128,000 tokens are more than a CPU does "

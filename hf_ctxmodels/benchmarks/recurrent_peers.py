@@ -65,5 +65,5 @@ def pack(rows: Tensor, lengths: Tensor) -> nn.utils.rnn.PackedSequence:
 
 
 def unpack(packed: nn.utils.rnn.PackedSequence, padding: float = 0.0) -> Tensor:
-    """What torch's layers gave -> (rows, length, width), `padding` behind each row."""
+    """What torch's layers gave -> (rows, length, width), `padding` after each row."""
     return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, padding_value=padding)[0]

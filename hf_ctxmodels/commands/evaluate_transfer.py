@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig
 from hf_ctxmodels.commands.finetune import FinetuneArguments, Finetuned, FinetuneLoopArguments, finetune
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.data.tasks import TaskArguments
 from hf_ctxmodels.data.tasks.languages import LanguageFile
@@ -123,7 +124,8 @@ def main() -> None:
     if found.accelerator.is_main_process:
         summary = Path(loop_arguments.output_dir) / "transfer.json"
         result = {"task": arguments.task, "train": train.language, "train_file": train.file.name, "languages": rows}
-        summary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        with writing(summary):
+            summary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         print(table(rows, train.language))
         print(
             f"trained on {len(found.training)} sentences in {train.language}; model and table saved in {summary.parent}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.outputs import check_new_file, writing
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.data.phrases import entities_of, find_phrases
@@ -31,13 +32,17 @@ class UnitArguments:
     min_count: int = flag(20, "Least number of occurrences of a phrase in the text.")
     min_information: float = flag(3.0, "Least pointwise mutual information of the parts of a phrase, in nats.")
     max_words: int = flag(4, "Most words of a phrase found in text.")
+    overwrite: bool = flag(False, "Replace --output if it exists.")
 
 
 def main() -> None:
     """Find and write units."""
     (arguments,) = parse_arguments(UnitArguments, description=__doc__)
+    inputs = (*arguments.dataset, *arguments.gazetteers, *arguments.entities)
+    check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
     units = find_units(arguments)
-    Path(arguments.output).write_text("".join(f"{unit}\n" for unit, _ in units.most_common()), encoding="utf-8")
+    with writing(arguments.output):
+        Path(arguments.output).write_text("".join(f"{unit}\n" for unit, _ in units.most_common()), encoding="utf-8")
     print(f"{len(units)} units in {arguments.output}, such as: {', '.join(unit for unit, _ in units.most_common(8))}")
 
 

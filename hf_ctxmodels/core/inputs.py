@@ -9,6 +9,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from hf_ctxmodels.core.errors import CtxError
 
+_OF_FLASH_KERNELS = ("cu_seq_lens_q", "cu_seq_lens_k")
 _ID_TYPES = (torch.int64, torch.int32)  # those that torch.nn.Embedding takes
 
 
@@ -78,6 +79,20 @@ def check_tensors(**given: Any) -> None:
             raise CtxError(
                 f"{name} is a {type(value).__name__}, expected a torch.Tensor.",
                 hint='let the tokenizer make tensors (return_tensors="pt"), or use torch.as_tensor.',
+            )
+
+
+def check_unread(**given: Any) -> None:
+    """Raise CtxError for a tensor among the keywords that remain when all that read some have taken theirs.
+
+    It would be ignored without a word: a misspelt name, the reference's name of what is called otherwise here, or an
+    argument of another family. Those of the flash kernels of transformers pass.
+    """
+    for name, value in given.items():
+        if isinstance(value, Tensor) and name not in _OF_FLASH_KERNELS:
+            raise CtxError(
+                f"{name} is given, which this model does not read.",
+                hint="leave it out, or correct its name: help(model.forward) lists the arguments.",
             )
 
 

@@ -46,7 +46,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
     new_modules: tuple[str, ...] = ()
     encoder_frozen: bool = False
-    id_axes: ClassVar[tuple[str, ...]] = ()  # of a token's own, behind (batch, length)
+    id_axes: ClassVar[tuple[str, ...]] = ()  # of a single token, after (batch, length)
     id_limit: ClassVar[str] = "vocab_size"
     takes_ready_masks: ClassVar[bool] = False
     mask_hint: ClassVar[str | None] = None

@@ -92,15 +92,15 @@ def read_objects(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
     for number, line in enumerate(read_lines(Path(file)), start=1):
         if not line.strip():
             continue
-        where = f"{file}:{number}"
-        row = parse_json(line, location=where, hint="write one JSON object per line.")
+        location = f"{file}:{number}"
+        row = parse_json(line, location=location, hint="write one JSON object per line.")
         if not isinstance(row, dict):
             raise CtxError(
                 f"Expected a JSON object, got {type(row).__name__}.",
-                location=where,
+                location=location,
                 hint='write {"column": value, ...}.',
             )
-        yield row, where
+        yield row, location
 
 
 def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
@@ -124,7 +124,7 @@ def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
             )
         return _text_documents(path)
     if kind == ".jsonl":
-        return (column_document(row, columns, where) for row, where in read_objects(path))
+        return (column_document(row, columns, location) for row, location in read_objects(path))
     return _parquet_documents(path, columns)
 
 
@@ -163,36 +163,36 @@ def _text_documents(path: Path) -> Iterator[list[str]]:
         yield document
 
 
-def column_document(row: dict[str, Any], columns: TextColumns, where: str) -> list[str]:
+def column_document(row: dict[str, Any], columns: TextColumns, location: str) -> list[str]:
     """The paragraphs of a record's text, with its units.
 
     Raises:
         CtxError: A column is missing, or does not hold what it should.
     """
-    text = _column(row, columns.text, "text_column", where)
+    text = _column(row, columns.text, "text_column", location)
     if text is not None and not isinstance(text, str):
         raise CtxError(
             f"Column {columns.text!r} holds a {type(text).__name__}, not text.",
-            location=where,
+            location=location,
             hint="set text_column to a column of strings.",
         )
     if columns.units is None:
         return paragraphs_of(text)
-    units = _column(row, columns.units, "units_column", where) or []
+    units = _column(row, columns.units, "units_column", location) or []
     if not isinstance(units, list) or not all(isinstance(unit, str) for unit in units):
         raise CtxError(
             f"Column {columns.units!r} does not hold a list of phrases.",
-            location=where,
+            location=location,
             hint='write it as ["New York", "of the same"], the phrases as they stand in the text.',
         )
     return TextWithUnits(paragraphs_of(text), units)
 
 
-def _column(row: dict[str, Any], name: str, option: str, where: str) -> Any:
+def _column(row: dict[str, Any], name: str, option: str, location: str) -> Any:
     if name not in row:
         raise CtxError(
             f"No column {name!r}; the columns are {', '.join(map(repr, row))}.",
-            location=where,
+            location=location,
             hint=f"set {option} to a column of the data.",
         )
     return row[name]

@@ -66,27 +66,27 @@ def read_articles(file: str | Path) -> Iterator[NewsArticle]:
     Raises:
         CtxError: As `read_objects`, or a field is missing or of another type; with the line.
     """
-    for row, where in read_objects(file):
+    for row, location in read_objects(file):
         for field in NEWS_FIELDS:
             if field not in row:
                 raise CtxError(
                     f"The article has no field {field!r}; its fields are {', '.join(map(repr, row))}.",
-                    location=where,
+                    location=location,
                     hint=f"give every field, null where it is unknown: {_EXAMPLE}.",
                 )
-        texts = {field: field_text(field, row[field], where) for field in NEWS_FIELDS}
+        texts = {field: field_text(field, row[field], location) for field in NEWS_FIELDS}
         if not texts["article"]:
-            raise CtxError("The article has no text.", location=where, hint="take the line out.")
+            raise CtxError("The article has no text.", location=location, hint="take the line out.")
         yield NewsArticle({field: text for field, text in texts.items() if text})
 
 
-def field_text(field: str, value: Any, where: str | None = None) -> str:
+def field_text(field: str, value: Any, location: str | None = None) -> str:
     """The text of a field, empty for one that is left out; see `read_articles`.
 
     Raises:
         CtxError: The value has another type, or is no date.
     """
-    wanted = "list of strings" if field == "authors" else "string"
+    expected = "list of strings" if field == "authors" else "string"
     if value is None:
         return ""
     if field == "authors":
@@ -95,17 +95,17 @@ def field_text(field: str, value: Any, where: str | None = None) -> str:
         right = isinstance(value, str)
     if not right:
         raise CtxError(
-            f"Field {field!r} holds a {type(value).__name__}, not a {wanted}: {value!r}.",
-            location=where,
+            f"Field {field!r} holds a {type(value).__name__}, not a {expected}: {value!r}.",
+            location=location,
             hint=f"write, for example: {_EXAMPLE}.",
         )
     text = ", ".join(author.strip() for author in value if author.strip()) if field == "authors" else value.strip()
     if field == "date" and text:
-        return date_text(text, where)
+        return date_text(text, location)
     return text if len(text) >= _SHORTEST.get(field, 0) else ""
 
 
-def date_text(date: str, where: str | None = None) -> str:
+def date_text(date: str, location: str | None = None) -> str:
     """A date as Grover reads it, "April 6, 2019"; raises CtxError for what is none."""
     found = next(filter(None, (form.fullmatch(date) for form in _DATES)), None)
     if found is not None:
@@ -118,5 +118,5 @@ def date_text(date: str, where: str | None = None) -> str:
         else:
             return f"{_MONTHS[day.month - 1]} {day.day}, {day.year}"
     raise CtxError(
-        f"{date!r} is not a date.", location=where, hint='write it as "2019-04-06", "04-06-2019" or "April 6, 2019".'
+        f"{date!r} is not a date.", location=location, hint='write it as "2019-04-06", "04-06-2019" or "April 6, 2019".'
     )

@@ -75,9 +75,9 @@ def show_real_bert(screen: Screen) -> None:
     )
     news = [split_sentences(story)[0] for story in demo_file(NEWS).read_text(encoding="utf-8").splitlines()]
     found = encode_sentences(ours, tokenizer, news, pooling="mean", normalize=True)
-    asked = encode_sentences(ours, tokenizer, QUERIES, pooling="mean", normalize=True)
+    queries = encode_sentences(ours, tokenizer, QUERIES, pooling="mean", normalize=True)
     screen.line(f"the nearest of {len(news)} first sentences of other news stories:")
-    for query, place in zip(QUERIES, (asked @ found.T).argmax(1).tolist(), strict=True):
+    for query, place in zip(QUERIES, (queries @ found.T).argmax(1).tolist(), strict=True):
         screen.line(f"  {query}")
         screen.line(f"    -> {textwrap.shorten(news[place], 88, placeholder=' ...')}")
 

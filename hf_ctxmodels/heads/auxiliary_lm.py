@@ -56,17 +56,17 @@ class WithLanguageModeling(HeadModel):
         rows = len(ids) // len(numbers)
         row_weights = numbers.repeat_interleave(rows) / rows / target_mask.sum(1).clamp(min=1)
         weights = row_weights[:, None].expand_as(targets)[target_mask]
-        states, wanted = encoded.last_hidden_state[target_mask], targets[target_mask]
+        states, next_ids = encoded.last_hidden_state[target_mask], targets[target_mask]
         decoder = self.get_output_embeddings()
         if decoder is not None:
-            return summed_cross_entropy(decoder, states, wanted, weights)
+            return summed_cross_entropy(decoder, states, next_ids, weights)
         if not self.config.tie_word_embeddings:
             raise CtxError(
                 f"{type(self).__name__} has no output layer for lm_loss_weight={self.config.lm_loss_weight}: it is not "
                 "tied to the word embeddings.",
                 hint="set lm_loss_weight=0.",
             )
-        return chunked_cross_entropy(states, self._word_vectors(), None, wanted, reduction="sum", weights=weights)
+        return chunked_cross_entropy(states, self._word_vectors(), None, next_ids, reduction="sum", weights=weights)
 
     def _word_vectors(self) -> Tensor:
         """(vocabulary, width) the tied table. What stands in its place, for example an adapter, is called."""

@@ -275,16 +275,16 @@ class HeadModel(CtxPreTrainedModel):
         shape = self.input_shape(input_ids, inputs_embeds)
         return None if targets is None or shape is None else as_targets(targets, name, (*shape, *more))
 
-    def returns_logits(self, asked: bool | None) -> bool:
+    def returns_logits(self, return_logits: bool | None) -> bool:
         """Whether a language model returns, with labels too, the logits of all positions, which it otherwise does not
         compute.
 
         Args:
-            asked: `return_logits` of the call; None for `config.return_logits_with_labels`. If that is None too: in
+            return_logits: Of the call; None for `config.return_logits_with_labels`. If that is None too: in
                 evaluation without gradients, as Trainer evaluates, for its metrics.
         """
-        asked = self.config.return_logits_with_labels if asked is None else asked
-        return not (self.training or torch.is_grad_enabled()) if asked is None else asked
+        chosen = self.config.return_logits_with_labels if return_logits is None else return_logits
+        return not (self.training or torch.is_grad_enabled()) if chosen is None else chosen
 
     def with_unused_parameters(self, loss: Tensor | None) -> Tensor | None:
         """The loss with zero gradients for parameters that the batch did not use, which distributed training needs:

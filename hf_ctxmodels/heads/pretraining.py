@@ -118,18 +118,18 @@ class ForMaskedLMWithTasks(ForMaskedLM):
             kwargs: Arguments of the encoder.
         """
         known = self.check_targets({} if targets is None else targets, input_ids, inputs_embeds)
-        wanted = None if self.returns_logits(return_logits) else self.output_mask(known)
+        output_mask = None if self.returns_logits(return_logits) else self.output_mask(known)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            output_mask=wanted,
+            output_mask=output_mask,
             **kwargs,
         )
         every = [task for task in (MASKED_LM, *self.tasks) if self.has_task(task)]
-        found = {task: self.predict(task, outputs, known, wanted, num_items_in_batch) for task in every}
+        found = {task: self.predict(task, outputs, known, output_mask, num_items_in_batch) for task in every}
         terms = {task: each.loss for task, each in found.items() if each.loss is not None}
         loss = torch.stack([*terms.values()]).sum() if terms else None
         return self.output_class(
@@ -183,25 +183,25 @@ class ForMaskedLMWithTasks(ForMaskedLM):
         task: PretrainingTask,
         outputs: Any,
         targets: Mapping[str, Tensor],
-        wanted: Tensor | None,
+        output_mask: Tensor | None,
         counts: ItemCounts,
     ) -> Prediction:
         """A task's loss, logits and accuracy.
 
         Args:
             task: The task.
-            outputs: The encoder's; the states of `wanted` tokens only, unless None.
+            outputs: The encoder's, with the states of the tokens of `output_mask` only, if that is given.
             targets: See `check_targets`.
-            wanted: See `output_mask`.
+            output_mask: As the method gave it.
             counts: As in `mean_over_targets`.
         """
         own = targets.get(task.target)
         states = outputs.last_hidden_state if task.of_tokens else outputs.pooler_output
-        some = wanted is not None and task.of_tokens
+        some = output_mask is not None and task.of_tokens
         if some and own is None:
             return Prediction()
-        if some and own is not None and wanted is not None:
-            states = states[(own != IGNORED)[wanted]]
+        if some and own is not None and output_mask is not None:
+            states = states[(own != IGNORED)[output_mask]]
         if task.head is None:
             return Prediction(*self.masked_lm(states, own, counts, not some, task.target))
         logits = self.classify(task, states)

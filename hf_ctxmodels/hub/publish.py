@@ -73,11 +73,11 @@ def push_files(
 
 
 def _refusal(error: HfHubHTTPError, repo_id: str, endpoint: str) -> CtxError:
-    where = f"{repo_id} on {endpoint}"
+    location = f"{repo_id} on {endpoint}"
     if error.response is not None and error.response.status_code in (401, 403):
         return CtxError(
             f"The Hub refused the token: {error.server_message or 'no right to write there'}.",
-            location=where,
+            location=location,
             hint="give --token one with the right to write to this name, set HF_TOKEN, or run `hf auth login`.",
         )
-    return CtxError(f"The Hub refused the push: {error}", location=where, hint="see the Hub's own words above.")
+    return CtxError(f"The Hub refused the push: {error}", location=location, hint="see the Hub's own words above.")

@@ -151,8 +151,8 @@ class _Masked(_Scorer):
     def logits(self, batch: dict[str, Tensor], places: Tensor) -> Tensor:
         """(batch, 1, vocabulary) of the tokens at (batch, 1) columns."""
         ids = batch["input_ids"].scatter(1, places, self.tokenizer.mask_token_id)
-        wanted = torch.zeros_like(ids, dtype=torch.bool).scatter(1, places, True)
-        states = self.model.encode(**{**batch, "input_ids": ids}, output_mask=wanted).last_hidden_state
+        output_mask = torch.zeros_like(ids, dtype=torch.bool).scatter(1, places, True)
+        states = self.model.encode(**{**batch, "input_ids": ids}, output_mask=output_mask).last_hidden_state
         return self.model.mlm_head(states)[:, None]
 
 

@@ -153,7 +153,7 @@ def _numbers(message: bytes) -> dict[int, list]:
 
 
 def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """An integer of seven bits a byte, and the place behind it."""
+    """An integer of seven bits a byte, and the place after it."""
     number = shift = 0
     while True:
         byte = content[place]

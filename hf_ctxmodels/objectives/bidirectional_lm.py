@@ -184,7 +184,7 @@ class BidirectionalLM(Objective):
                 while len(ids) > room:
                     cut = int((ids[:room] == unknown).sum())
                     yield {"input_ids": ids[:room], "unknown_words": encode_words(unknown_words[:cut])}
-                    ids, unknown_words = np.append(self.tokenizer.mark_of(ids), ids[room:]), unknown_words[cut:]
+                    ids, unknown_words = np.append(self.tokenizer.tag_of(ids), ids[room:]), unknown_words[cut:]
                 rows.append(ids)
                 words += unknown_words
         if rows:

@@ -116,7 +116,7 @@ class SentenceTasks(Objective):
             raise CtxError(
                 f"There is no task {unknown[0]!r}.",
                 location=f"tasks={self.options.tasks}",
-                hint=f"use some of: {', '.join(known)}. Marks are those that the tokenizer was trained with.",
+                hint=f"use some of: {', '.join(known)}. Tags are those that the tokenizer was trained with.",
             )
         self.relations = _names(self.options.relations) if RELATIONS in self.tasks else []
         neighbours = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.tasks else []

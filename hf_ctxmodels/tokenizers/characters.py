@@ -14,7 +14,7 @@ from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 BYTES = 256
 BEGINS_SENTENCE, ENDS_SENTENCE, BEGINS_WORD, ENDS_WORD, FILLS = range(BYTES + 1, BYTES + 6)
 """Character ids after those of bytes; byte b has the id b + 1, and 0 is padding. Languages have the ids after these."""
-_MARK = "<{}>"
+_TAG = "<{}>"
 
 
 @lru_cache(maxsize=1 << 17)
@@ -72,17 +72,17 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             raise CtxError(f"languages={list(languages)} are no different names.", hint="give names such as en, de.")
         super().__init__(*args, max_characters=max_characters, languages=list(languages), **kwargs)
         self.max_characters, self.languages = max_characters, list(languages)
-        marks = [_MARK.format(name) for name in languages]
-        self.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+        tags = [_TAG.format(name) for name in languages]
+        self.add_tokens([AddedToken(tag, special=True, normalized=False) for tag in tags])
         self._special_characters = {
             self.pad_token_id: (0,) * max_characters,
             self.bos_token_id: _filled([BEGINS_SENTENCE], max_characters),
             self.eos_token_id: _filled([ENDS_SENTENCE], max_characters),
         }
         self._special_characters.pop(None, None)  # of a token that there is none of
-        self._language_of = np.zeros(len(self), dtype=np.int64)  # a mark's language number; 0 for other words
-        for number, mark in enumerate(marks, start=1):
-            place = self.convert_tokens_to_ids(mark)
+        self._language_of = np.zeros(len(self), dtype=np.int64)  # a tag's language number; 0 for other words
+        for number, tag in enumerate(tags, start=1):
+            place = self.convert_tokens_to_ids(tag)
             self._special_characters[place] = _filled([FILLS + number], max_characters)
             self._language_of[place] = number
 
@@ -97,11 +97,11 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         languages: Sequence[str] = (),
         **kwargs: Any,
     ) -> Self:
-        """Count words and keep the most frequent as the output vocabulary; see `CtxWordTokenizer.train`. The marks of
+        """Count words and keep the most frequent as the output vocabulary; see `CtxWordTokenizer.train`. The tags of
         `languages` are not counted."""
-        marks = re.compile("|".join(re.escape(_MARK.format(name)) for name in languages) or "(?!)")
+        tags = re.compile("|".join(re.escape(_TAG.format(name)) for name in languages) or "(?!)")
         return super().train(
-            (marks.sub(" ", text) for text in texts),
+            (tags.sub(" ", text) for text in texts),
             vocab_size,
             min_count=min_count,
             do_lower_case=do_lower_case,
@@ -130,7 +130,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         return np.array(rows, dtype=np.int64).reshape(-1, width)
 
     def tagged(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
-        """Tag words by language, in place: after a language's mark and up to the next beginning of a sentence, each
+        """Tag words by language, in place: after a language's tag and up to the next beginning of a sentence, each
         word begins with that language's character.
 
         Args:
@@ -147,8 +147,8 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         characters[words, 0] = FILLS + current[words]
         return characters
 
-    def mark_of(self, ids: np.ndarray) -> np.ndarray:
-        """The first language mark among vocabulary ids: (1,), or (0,) if there is none."""
+    def tag_of(self, ids: np.ndarray) -> np.ndarray:
+        """The first language tag among vocabulary ids: (1,), or (0,) if there is none."""
         return ids[self._language_of[ids] > 0][:1]
 
     def words_of(self, character_ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:

@@ -15,23 +15,23 @@ from hf_ctxmodels.tokenizers.parallel import BETWEEN
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the released models' order
 END_OF_WORD = "</w>"
-_MARK = re.compile(r"<[^<>\s]+>")
+_TAG = re.compile(r"<[^<>\s]+>")
 
 
 class SubwordTokenizer(CtxTokenizer):
     """Joint byte-pair encodings of words and runs of other characters; every text ends with </s>. A translation
-    (`text_target`) begins with the mark of its language, such as <de>.
+    (`text_target`) begins with the tag of its language, such as <de>.
 
     Args:
         vocab: Subword -> id; a subword that ends a word ends with "</w>".
         merges: Pairs of subwords in the order in which they are merged.
-        languages: Marks of the target languages, in the order of their numbers.
+        languages: Tags of the target languages, in the order of their numbers.
         do_lower_case: Lower-case the text.
         split_punctuation: Split runs of letters and digits from runs of other characters, not only at white space.
         **kwargs: Passed on to `TokenizersBackend`.
 
     Raises:
-        CtxError: The vocabulary is missing or lacks a special token or a mark.
+        CtxError: The vocabulary is missing or lacks a special token or a tag.
 
     Example:
         >>> tokenizer = SubwordTokenizer.train(["a cat\\t<de> eine Katze"], vocab_size=60)
@@ -72,7 +72,7 @@ class SubwordTokenizer(CtxTokenizer):
         pairs = [(first, second) for first, second in merges or ()]
         model = BPE(vocab, pairs, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
         self._tokenizer = _backend(model, **rules)
-        self._tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in languages])
+        self._tokenizer.add_special_tokens([AddedToken(tag, normalized=False, special=True) for tag in languages])
         super().__init__(languages=self.languages, **rules, **kwargs)
 
     @classmethod
@@ -92,8 +92,8 @@ class SubwordTokenizer(CtxTokenizer):
         The same texts, in whatever order, give the same vocabulary.
 
         Args:
-            texts: Each a text, or a text, a tab, and its translation, which may begin with the mark of its language.
-            vocab_size: Maximum number of tokens, special ones and marks included.
+            texts: Each a text, or a text, a tab, and its translation, which may begin with the tag of its language.
+            vocab_size: Maximum number of tokens, special ones and tags included.
             do_lower_case, split_punctuation: See the class.
             min_frequency: A pair seen fewer times is not merged.
             model_max_length: Longest input in tokens.
@@ -103,7 +103,7 @@ class SubwordTokenizer(CtxTokenizer):
             CtxError: There is no text, or no room for any subword.
         """
         texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read several times
-        marks = sorted({mark for _, mark, _ in map(_sides, texts) if mark})
+        tags = sorted({tag for _, tag, _ in map(_sides, texts) if tag})
         if not any(map(str.strip, _all_sides(texts))):
             raise no_text()
         rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
@@ -112,7 +112,7 @@ class SubwordTokenizer(CtxTokenizer):
             vocab_size=vocab_size,
             min_frequency=min_frequency,
             # else the library numbers ends of words in no fixed order
-            special_tokens=[*SPECIAL_TOKENS, *marks, *_characters(_all_sides(texts), backend)],
+            special_tokens=[*SPECIAL_TOKENS, *tags, *_characters(_all_sides(texts), backend)],
             end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
@@ -120,12 +120,12 @@ class SubwordTokenizer(CtxTokenizer):
         learned = json.loads(backend.to_str())["model"]
         if len(learned["vocab"]) > vocab_size:
             raise CtxError(
-                f"The texts have {len(learned['vocab'])} different characters, special tokens and marks included, but "
+                f"The texts have {len(learned['vocab'])} different characters, special tokens and tags included, but "
                 f"vocab_size={vocab_size}.",
                 hint="give a larger vocab_size.",
             )
         fields = {**rules, "model_max_length": model_max_length, **kwargs}
-        return cls(vocab=learned["vocab"], merges=learned["merges"], languages=marks, **fields)
+        return cls(vocab=learned["vocab"], merges=learned["merges"], languages=tags, **fields)
 
     @property
     def target_words(self) -> list[str]:
@@ -167,10 +167,10 @@ def _backend(model: BPE, do_lower_case: bool, split_punctuation: bool) -> Tokeni
 
 
 def _sides(text: str) -> tuple[str, str, str]:
-    """A text, the mark of its translation's language (empty without one), and the translation."""
+    """A text, the tag of its translation's language (empty without one), and the translation."""
     source, _, translation = text.partition(BETWEEN)
     first, _, rest = translation.partition(" ")
-    return (source, first, rest) if _MARK.fullmatch(first) else (source, "", translation)
+    return (source, first, rest) if _TAG.fullmatch(first) else (source, "", translation)
 
 
 def _all_sides(texts: Iterable[str]) -> Iterator[str]:

@@ -93,7 +93,7 @@ class CtxWordTokenizer(CtxTokenizer):
                 `pretrained_embeddings` has no tokenizer of words.
         """
         if pretrained_embeddings:
-            return cls.of_static_model(pretrained_embeddings, model_max_length=model_max_length, **kwargs)
+            return cls.of_pretrained_embeddings(pretrained_embeddings, model_max_length=model_max_length, **kwargs)
         backend = cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
         split, normalize = backend.pre_tokenizer.pre_tokenize_str, backend.normalizer.normalize_str
         seen: Counter[str] = Counter()
@@ -121,7 +121,7 @@ class CtxWordTokenizer(CtxTokenizer):
         )
 
     @classmethod
-    def of_static_model(cls, source: str, **kwargs: Any) -> Self:
+    def of_pretrained_embeddings(cls, source: str, **kwargs: Any) -> Self:
         """A tokenizer with the words and rules of the tokenizer of a model of word vectors.
 
         Args:

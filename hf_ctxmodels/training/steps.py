@@ -71,7 +71,7 @@ class Stepper:
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm or float("inf")
         self._carried = carried
-        self._targets_per_step = lr_reference_targets
+        self._reference_targets = lr_reference_targets
         bare = accelerator.unwrap_model(model)
         self._targets = loss_targets(bare)
         self._in_place = hasattr(bare, "has_inplace_optimizer") and bare.has_inplace_optimizer(optimizer.optimizer)
@@ -111,7 +111,7 @@ class Stepper:
                 scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()
         scalars["grad_norm"] = self._clip()
         scalars["tokens"] = counts[-1]
-        share = counts[0] / self._targets_per_step if self._targets_per_step else 1.0
+        share = counts[0] / self._reference_targets if self._reference_targets else 1.0
         with scaled_rate(self._optimizer, share):
             self._optimizer.step()
         self._optimizer.zero_grad()

@@ -36,6 +36,14 @@ CORE_FAULTS = [
         "test_roberta or (lengths and roberta)",
     ),
     Fault(
+        "an argument that nothing reads is ignored",
+        "hf_ctxmodels/core/inputs.py",
+        "if isinstance(value, Tensor) and name not in _OF_FLASH_KERNELS:",
+        "if name == value:",
+        ("tests/models/test_common_errors.py",),
+        "test_sequence_ids_and_output_mask and bert",
+    ),
+    Fault(
         "positions of a later sequence begin one too low",
         "hf_ctxmodels/core/inputs.py",
         "((counts - tokens.long()) * sequence_starts(sequence_ids))",

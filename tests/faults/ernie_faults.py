@@ -129,7 +129,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "the task's embedding is left out",
-        "hf_ctxmodels/models/ernie/modeling_ernie.py",
+        "hf_ctxmodels/models/ernie/task_embeddings.py",
         "embedded + self.task_type_embeddings(tasks)",
         "embedded + 0 * self.task_type_embeddings(tasks)",
         _MODEL,
@@ -138,7 +138,7 @@ ERNIE_FAULTS = [
     Fault(
         "a task of tokens reads the states of all targets",
         "hf_ctxmodels/heads/pretraining.py",
-        "states = states[(own != IGNORED)[wanted]]",
+        "states = states[(own != IGNORED)[output_mask]]",
         "states = states[: int((own != IGNORED).sum())]",
         _MODEL,
         "plain_sum",

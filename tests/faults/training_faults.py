@@ -282,8 +282,8 @@ TRAINING_FAULTS = [
     Fault(
         "the rate falls with more targets",
         "hf_ctxmodels/training/steps.py",
-        "share = counts[0] / self._targets_per_step if",
-        "share = self._targets_per_step / counts[0] if",
+        "share = counts[0] / self._reference_targets if",
+        "share = self._reference_targets / counts[0] if",
         ("tests/training/test_loop.py",),
         "larger_rate or accumulated or plain",
     ),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from zoo import (
     HEADS,
     NETWORKS,
@@ -22,6 +22,7 @@ from zoo import (
 )
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.models._shared.transformer_encoder import Encoder
 
 SPAN_HEADS = [case for case in REPRESENTATIVES if "start_positions" in case.model_class.loss_targets]
 VOCABULARY_HEADS = [case for case in HEADS if case.predicts_where_labelled and not case.writes]
@@ -113,6 +114,11 @@ class TestInput:
         assert_refused(model, unmasked | {"sequence_ids": mask - 1}, "sequence_ids[1, 7] is -1", "0 at padding")
         assert_refused(model, unmasked | {"sequence_ids": mask.float()}, "sequence_ids is torch.float32")
         assert_refused(model, batch | {"output_mask": mask}, "output_mask is torch.int64")
+        if base.attends:  # what no layer reads: `lengths` is what the reference of XLM calls a mask
+            for name in ("lengths", "token_type_idss", "labels"):
+                assert_refused(model, batch | {name: mask.sum(1)}, f"{name} is given", "does not read")
+        if isinstance(model, Encoder):
+            assert_refused(model, batch | {"past_key_values": DynamicCache()}, "past_key_values is given", "no cache")
         for name, dtype in (("sequence_ids", torch.long), ("output_mask", torch.bool)):
             other = torch.ones(2, mask.shape[1], dtype=dtype)
             assert_refused(model, batch | {name: other}, name, "(2, 12)", "(4, 12)")

@@ -69,6 +69,6 @@ def test_the_command_joins_all_sources(tmp_path: Path) -> None:
     assert {"White House", "New York", "Los Angeles"} <= set(units)
     assert "word" not in units
     assert f"{len(units)} units" in done.stdout
-    refused = run_forked(SCRIPT, "--output", output)
+    refused = run_forked(SCRIPT, "--output", output, "--overwrite")
     assert refused.returncode == 2
     assert "no unit of two or more words" in refused.stderr

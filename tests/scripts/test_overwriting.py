@@ -32,6 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, script: str, flags: str) -> int:
         ("conversion/word_vectors.py", "--write glove --input i --output {out}/v.txt", "v.txt"),
         ("scripts/train_tokenizer.py", "--family bert --dataset d --vocab_size 9 --output_dir {out}", "tokenizer.json"),
         ("scripts/translate.py", "--model m --input i --output_file {out}/t.txt", "t.txt"),
+        ("scripts/find_units.py", "--gazetteers g --output {out}/u.txt", "u.txt"),
         ("scripts/learning.py", "--family bert --output_dir {out}", "tokenizer"),
         ("scripts/demo.py", "--output_dir {out}", "bert"),
         ("scripts/benchmark.py", "--output {out}/b.md --only nothing", "b.md"),
@@ -58,6 +59,7 @@ def test_what_is_there_stays(script, flags, held, tmp_path, monkeypatch, capsys)
     ("script", "flags"),
     [
         ("scripts/translate.py", "--model m --input {file} --output_file {file} --overwrite"),
+        ("scripts/find_units.py", "--gazetteers {file} --output {file} --overwrite"),
         ("scripts/translate.py", "--model m --input i --references {file} --output_file {file} --overwrite"),
         (
             "scripts/finetune.py",

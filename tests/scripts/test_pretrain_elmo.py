@@ -95,8 +95,8 @@ def test_another_domain_from_a_checkpoint(monkeypatch: pytest.MonkeyPatch, folde
     assert perplexity(special, law) < 2
 
 
-def test_several_languages_by_their_marks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """The two have the same words, and sentences of two words: only the marks say which follows which."""
+def test_several_languages_by_their_tags(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The two have the same words, and sentences of two words: only the tags say which follows which."""
     tokenizer = folder / "tokenizer"
     CtxElmoTokenizer.train(TEXT, vocab_size=99, min_count=1, languages=["en", "de"]).save_pretrained(tokenizer)
     for name, following in (("news", NEWS), ("law", LAW)):
@@ -112,7 +112,7 @@ def test_several_languages_by_their_marks(monkeypatch: pytest.MonkeyPatch, folde
     unseen = [[each] for text in write(folder / "unseen.txt", NEWS, 2, 30, seed=2) for each in text]
     right, wrong = (batch_of(tokenizer, [[f"{mark} {each}"] for (each,) in unseen], 8) for mark in ("<en>", "<de>"))
     known = perplexity(out, right)
-    assert known < 1.7, "but for marks and first words, of two and of four, nothing is left to chance"
+    assert known < 1.7, "but for tags and first words, of two and of four, nothing is left to chance"
     assert perplexity(out, wrong) > 1.5 * known
     # The direction that comes from behind has not read the mark yet: it knows by the words' own first characters.
     tags = right["input_ids"][..., 0]

@@ -18,7 +18,9 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache, PreTrainedConfig
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, sequence_numbers, sequence_starts
+from hf_ctxmodels.core.inputs import check_row_lengths, check_unread, is_traced, sequence_numbers, sequence_starts
+
+_READS_NO_KEYWORDS = ("eager", "sdpa")
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +255,8 @@ def build_layout(
         attention_kwargs: `output_attentions`, and what is passed on to the attention function.
 
     Raises:
-        CtxError: A row without any token, or arguments that do not go together.
+        CtxError: A row without any token, arguments that do not go together, or a tensor among the keywords that the
+            attention function does not read.
     """
     batch_size, length = given.shape[:2]
     padding = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
@@ -261,6 +264,8 @@ def build_layout(
     implementation = config._attn_implementation
     if implementation == "sdpa" and attention_kwargs.get("output_attentions"):
         implementation = "eager"
+    if implementation in _READS_NO_KEYWORDS:
+        check_unread(**attention_kwargs)
     exact = ready is None and implementation == "sdpa"
     if config.unpad and exact and past_key_values is None and not is_traced(given):
         return PackedLayout.build(batch_size, length, padding, sequence_ids, given.device)

@@ -82,31 +82,43 @@ def run_stack(
     padding = layout.padding() if zero_padding else None
     kept = chosen_numbers(output_hidden_states, len(chain) + 1)
     recorded: list[Tensor | None] = []
-    weights: list[tuple[Tensor, Tensor | None]] = []
+    weights: list[tuple[Tensor, Tensor | None]] | None = [] if output_attentions else None
     for number, (block, view) in enumerate(zip(chain, views, strict=True)):
-        hidden_states = hidden_states if padding is None else hidden_states.masked_fill(padding, 0.0)
-        recorded.append(layout.unpack(hidden_states) if number in kept else None)
-        if recorded[-1] is not None:  # gradients with respect to what is recorded pass through it
-            hidden_states = layout.pack(recorded[-1])
+        hidden_states, state = _recorded(_zeroed(hidden_states, padding), layout, number in kept)
+        recorded.append(state)
         hidden_states, *probabilities = block(
             hidden_states, view.layout, view.mask, view.memory, past_key_values=past_key_values, layer_index=number
         )
-        if output_attentions:
+        if weights is not None:
             weights.append(_checked_weights(*probabilities))
-    hidden_states = hidden_states if final_norm is None else final_norm(hidden_states)
-    hidden_states = hidden_states if padding is None else hidden_states.masked_fill(padding, 0.0)
+    hidden_states = _zeroed(hidden_states if final_norm is None else final_norm(hidden_states), padding)
     output = final.output(hidden_states)
     recorded.append(output if len(chain) in kept else None)
     if recorded[-1] is not None and output_mask is None:
         hidden_states = final.pack(output)
-    return StackOutput(
-        last_hidden_state=output,
-        rows=hidden_states,
-        layout=final,
-        hidden_states=None if output_hidden_states is None or output_hidden_states is False else tuple(recorded),
-        attentions=tuple(own for own, _ in weights) if output_attentions else None,
-        cross_attentions=tuple(cross for _, cross in weights if cross is not None) if output_attentions else None,
-    )
+    states = None if output_hidden_states is None or output_hidden_states is False else tuple(recorded)
+    return StackOutput(output, hidden_states, final, states, *_by_kind(weights))
+
+
+def _zeroed(rows: Tensor, padding: Tensor | None) -> Tensor:
+    """The rows with 0 at padding; as they are where that is None."""
+    return rows if padding is None else rows.masked_fill(padding, 0.0)
+
+
+def _recorded(rows: Tensor, layout: Layout, kept: bool) -> tuple[Tensor, Tensor | None]:
+    """The rows and, if they are kept, what is recorded of them. The rows are made from that, so that gradients with
+    respect to it pass through it."""
+    state = layout.unpack(rows) if kept else None
+    return (rows if state is None else layout.pack(state)), state
+
+
+def _by_kind(
+    weights: list[tuple[Tensor, Tensor | None]] | None,
+) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
+    """Attention weights of all blocks, and of cross-attention where there is any; None where none are recorded."""
+    if weights is None:
+        return None, None
+    return tuple(own for own, _ in weights), tuple(cross for _, cross in weights if cross is not None)
 
 
 class _View(NamedTuple):

@@ -38,7 +38,7 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     return {name.rpartition(".")[2]: value for name, value in found.items()}
 
 
-def convert_layers(weights: Mapping[str, Tensor], where: str | None = None) -> dict[str, Tensor]:
+def convert_layers(weights: Mapping[str, Tensor], location: str | None = None) -> dict[str, Tensor]:
     """Native name -> weight of a bidirectional LSTM; raises CtxError if a weight is missing or unexpected."""
     depths = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
     expected = {
@@ -51,7 +51,7 @@ def convert_layers(weights: Mapping[str, Tensor], where: str | None = None) -> d
         missing, more = sorted(names - set(weights)), sorted(set(weights) - names)
         raise CtxError(
             f"Not the weights of a bidirectional LSTM: missing {missing[:4]}, unexpected {more[:4]}.",
-            location=where,
+            location=location,
             hint="give the weights of the encoder only.",
         )
     return {own: torch.stack([weights[name].float() for name in pair]) for own, pair in expected.items()}
@@ -67,7 +67,7 @@ def layer_fields(layers: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def model_on_vectors(
-    model_class: type, weights: Mapping[str, Tensor], vectors: np.ndarray, where: str | None = None, **fields: Any
+    model_class: type, weights: Mapping[str, Tensor], vectors: np.ndarray, location: str | None = None, **fields: Any
 ) -> Any:
     """A model of these layers on a table of word vectors.
 
@@ -75,17 +75,19 @@ def model_on_vectors(
         model_class: A base model with `word_embeddings` and `layers`.
         weights: From `read_state_dict`.
         vectors: (words, width); zero vectors of padding and unknown words are prepended.
-        where: The file, for errors.
+        location: The file, for errors.
         fields: Other fields of the configuration.
 
     Raises:
         CtxError: The weights are not an encoder's, or need vectors of another width.
     """
-    layers = convert_layers(weights, where)
+    layers = convert_layers(weights, location)
     shape = layer_fields(layers)
     width = shape["embedding_size"]
     if vectors.ndim != 2 or vectors.shape[1] != width:
-        raise CtxError(f"The vectors are {vectors.shape}; the weights need vectors of width {width}.", location=where)
+        raise CtxError(
+            f"The vectors are {vectors.shape}; the weights need vectors of width {width}.", location=location
+        )
     config_class: Any = model_class.config_class  # type: ignore[attr-defined]
     model = model_class(config_class(vocab_size=_SPECIAL + len(vectors), **shape, **fields))
     table = torch.cat([torch.zeros(_SPECIAL, width), torch.from_numpy(np.asarray(vectors, dtype=np.float32))])

@@ -116,8 +116,7 @@ class Decoder(CtxPreTrainedModel):
             attention_mask: (batch, length), with a cache (batch, past + length): 1 at tokens and 0 at padding; or a
                 ready 4-D mask.
             position_ids: (batch, length) or (1, length); None for the number of tokens before each.
-            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
-                sequence, whose tokens attend to each other only.
+            sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence, which sees itself only.
             past_key_values: The cache of the preceding tokens, from an earlier forward; it is extended in place.
             use_cache: Return `past_key_values`; None only if they are given. Without a cache the batch is computed
                 unpadded.
@@ -130,9 +129,7 @@ class Decoder(CtxPreTrainedModel):
             CtxError: Inputs do not match each other, the cache or the model.
         """
         recorded = self.config.recorded_outputs(kwargs)
-        cache = past_key_values
-        if cache is None and use_cache:
-            cache = DynamicCache(config=self.config)
+        cache = DynamicCache(config=self.config) if use_cache and past_key_values is None else past_key_values
         past = 0 if cache is None else cache.get_seq_length()
         places = {"sequence_ids": sequence_ids, "output_mask": output_mask, "position_ids": position_ids}
         words = self._checked_input(input_ids, inputs_embeds, attention_mask, cache, past, **places)
@@ -141,10 +138,8 @@ class Decoder(CtxPreTrainedModel):
         beside = self.embedded_beside(words, kwargs)
         kwargs |= recorded
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
-        positions = layout.pack(position_ids.expand(words.shape[:2]))
-        hidden_states = self.embed(
-            layout.pack(words), positions, **{name: layout.pack(each) for name, each in beside.items()}
-        )
+        packed = layout.pack(words), layout.pack(position_ids.expand(words.shape[:2]))
+        hidden_states = self.embed(*packed, **{name: layout.pack(each) for name, each in beside.items()})
         outputs = run_stack(
             self.layers,
             hidden_states,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, count_tokens
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout
@@ -125,26 +126,15 @@ class Encoder(CtxPreTrainedModel):
                 and arguments of the attention function.
 
         Raises:
-            CtxError: Inputs do not match each other or the model, see `check_encoder_input`.
+            CtxError: Inputs do not match each other or the model, see `check_encoder_input`; or one is not read.
         """
         recorded = self.config.recorded_outputs(kwargs)
         further = {name: kwargs.pop(name, None) for name in self.further_ids}
-        words = self.check_encoder_input(
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            self.config.max_sequence_length,
-            width=getattr(self.config, "embedding_size", self.config.hidden_size),
-            sequence_ids=sequence_ids,
-            output_mask=output_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            **further,
-        )
-        for name, limit in self.further_ids.items():
-            check_ids(name, further[name], getattr(self.config, limit), limit)
-        check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
-        check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
+        if kwargs.get("past_key_values") is not None:
+            raise CtxError("past_key_values is given, but an encoder has no cache.", hint="leave it out.")
+        places = {"sequence_ids": sequence_ids, "output_mask": output_mask}
+        ids = {"token_type_ids": token_type_ids, "position_ids": position_ids, **further}
+        words = self._checked_input(input_ids, inputs_embeds, attention_mask, ids, **places)
         if position_ids is None:
             position_ids = self.default_positions(words, attention_mask, sequence_ids)
         layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs | recorded)
@@ -161,6 +151,23 @@ class Encoder(CtxPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _checked_input(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        ids: Mapping[str, Tensor | None],
+        **places: Tensor | None,
+    ) -> Tensor:
+        """(batch, length) ids or (batch, length, hidden) embeddings; raises CtxError if an argument does not fit."""
+        width = getattr(self.config, "embedding_size", self.config.hidden_size)
+        limit = self.config.max_sequence_length
+        words = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, limit, width=width, **places, **ids)
+        limits = {"token_type_ids": "type_vocab_size", "position_ids": "max_position_embeddings", **self.further_ids}
+        for name, field in limits.items():
+            check_ids(name, ids[name], getattr(self.config, field), field)
+        return words
 
     def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
         """(batch, length) positions within the row, or within the sequence with `sequence_ids`."""

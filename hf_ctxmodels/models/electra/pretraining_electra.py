@@ -320,12 +320,12 @@ def _check_same_vocabulary(
     discriminator: str | PathLike[str],
 ) -> None:
     """Raise a `CtxError` if the vocabularies differ, by their sizes or by the tokenizers saved with the weights."""
-    where = f"{generator}, {discriminator}"
+    location = f"{generator}, {discriminator}"
     hint = "use a generator and a discriminator that were trained with the same tokenizer."
     if first.vocab_size != second.vocab_size:
         raise CtxError(
             f"The generator has a vocabulary of {first.vocab_size} tokens, the discriminator of {second.vocab_size}.",
-            location=where,
+            location=location,
             hint=hint,
         )
     folders = [Path(generator), Path(discriminator)]
@@ -336,7 +336,7 @@ def _check_same_vocabulary(
             raise CtxError(
                 f"The vocabularies differ: {word!r} is token {one.get(word)} of the generator and {other.get(word)} of "
                 "the discriminator.",
-                location=where,
+                location=location,
                 hint=hint,
             )
 

@@ -17,17 +17,17 @@ _FORGET_BIAS = 1.0  # added to the forget gate at run time there, not stored
 _CHARACTERS = (261, 262)  # without and with the padding id
 
 
-def config_of_options(options: Mapping[str, Any], where: str | None = None) -> CtxElmoConfig:
+def config_of_options(options: Mapping[str, Any], location: str | None = None) -> CtxElmoConfig:
     """The configuration of an options.json.
 
     Raises:
         CtxError: An entry is missing, or has an unsupported value.
     """
-    with boundary("These are no ELMo options", location=where, hint="give the model's options.json."):
+    with boundary("These are no ELMo options", location=location, hint="give the model's options.json."):
         lstm, cnn = options["lstm"], options["char_cnn"]
         if cnn["n_characters"] not in _CHARACTERS:
             raise CtxError(
-                f"n_characters={cnn['n_characters']}; expected 261 or 262: bytes and special ids.", location=where
+                f"n_characters={cnn['n_characters']}; expected 261 or 262: bytes and special ids.", location=location
             )
         return CtxElmoConfig(
             hidden_size=2 * lstm["projection_dim"],
@@ -88,14 +88,14 @@ def _arrays(file: str | Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _converted(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, where: str) -> dict[str, Tensor]:
+def _converted(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, location: str) -> dict[str, Tensor]:
     """Native name -> weight."""
 
     def array(name: str) -> Tensor:
         if name not in arrays:
             raise CtxError(
                 f"The file has no {name!r}; it has {', '.join(sorted(arrays)[:6])}, ...",
-                location=where,
+                location=location,
                 hint="give the weights and the options of the same ELMo.",
             )
         return torch.from_numpy(np.array(arrays[name], dtype=np.float32))

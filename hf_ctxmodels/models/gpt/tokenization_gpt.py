@@ -39,7 +39,7 @@ class CtxGptTokenizer(WordBPETokenizer):
         self._set_task_template()
 
     def prepare_for_tasks(self) -> None:
-        """Add the tokens of tasks to the vocabulary, behind all others, and to every text from now on."""
+        """Add the tokens of tasks to the vocabulary, after all others, and to every text from now on."""
         self.add_special_tokens({name: token for name, token in TASK_TOKENS.items() if getattr(self, name) is None})
         self._set_task_template()
 

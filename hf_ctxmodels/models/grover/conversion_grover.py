@@ -29,7 +29,7 @@ _CLASSIFIER = "classification/logits"
 
 
 def read_grover(
-    variables: Mapping[str, Tensor], where: str
+    variables: Mapping[str, Tensor], location: str
 ) -> CtxGroverForCausalLM | CtxGroverForSequenceClassification:
     """The language model, or the classifier, of the variables of a checkpoint.
 
@@ -44,12 +44,12 @@ def read_grover(
     if table is None or layers != list(range(len(layers))) or not layers:
         raise CtxError(
             f"The checkpoint holds no Grover; it has {', '.join(sorted(variables)[:4])}, ...",
-            location=where,
+            location=location,
             hint="give a checkpoint of github.com/rowanz/grover.",
         )
-    native = {f"grover.{name}": _variable(variables, old, where) for old, name in _EMBEDDINGS.items()}
+    native = {f"grover.{name}": _variable(variables, old, location) for old, name in _EMBEDDINGS.items()}
     for layer in layers:
-        for name, value in _layer(variables, f"newslm/layer{layer:02d}", where).items():
+        for name, value in _layer(variables, f"newslm/layer{layer:02d}", location).items():
             native[f"grover.layers.{layer}.{name}"] = value
     words, width = table.shape
     config = CtxGroverConfig(
@@ -61,46 +61,46 @@ def read_grover(
         max_position_embeddings=native["grover.position_embeddings.weight"].shape[0],
     )
     if classifies := f"{_CLASSIFIER}/kernel" in variables:
-        native["classifier.weight"] = _variable(variables, f"{_CLASSIFIER}/kernel", where).T.contiguous()
-        native["classifier.bias"] = _variable(variables, f"{_CLASSIFIER}/bias", where)
+        native["classifier.weight"] = _variable(variables, f"{_CLASSIFIER}/kernel", location).T.contiguous()
+        native["classifier.bias"] = _variable(variables, f"{_CLASSIFIER}/bias", location)
         config.num_labels = len(native["classifier.bias"])
     else:
         native["lm_head.weight"] = native["grover.word_embeddings.weight"]
     model = CtxGroverForSequenceClassification(config) if classifies else CtxGroverForCausalLM(config)
-    _check_shapes(native, model.state_dict(), where)
+    _check_shapes(native, model.state_dict(), location)
     model.load_state_dict(native)
     return model.eval()
 
 
-def _layer(variables: Mapping[str, Tensor], scope: str, where: str) -> dict[str, Tensor]:
+def _layer(variables: Mapping[str, Tensor], scope: str, location: str) -> dict[str, Tensor]:
     """Native name -> weight of a layer; queries, keys and values are one map."""
     maps = {
-        kind: [_variable(variables, f"{scope}/{name}/{kind}", where) for name in _QKV] for kind in ("kernel", "bias")
+        kind: [_variable(variables, f"{scope}/{name}/{kind}", location) for name in _QKV] for kind in ("kernel", "bias")
     }
     native = {
         "attention.qkv_proj.weight": torch.cat(maps["kernel"], 1).T.contiguous(),
         "attention.qkv_proj.bias": torch.cat(maps["bias"]),
     }
     for old, name in _LINEAR.items():
-        native[f"{name}.weight"] = _variable(variables, f"{scope}/{old}/kernel", where).T.contiguous()
-        native[f"{name}.bias"] = _variable(variables, f"{scope}/{old}/bias", where)
+        native[f"{name}.weight"] = _variable(variables, f"{scope}/{old}/kernel", location).T.contiguous()
+        native[f"{name}.bias"] = _variable(variables, f"{scope}/{old}/bias", location)
     for old, name in _NORMS.items():
-        native[f"{name}.weight"] = _variable(variables, f"{scope}/{old}/gamma", where)
-        native[f"{name}.bias"] = _variable(variables, f"{scope}/{old}/beta", where)
+        native[f"{name}.weight"] = _variable(variables, f"{scope}/{old}/gamma", location)
+        native[f"{name}.bias"] = _variable(variables, f"{scope}/{old}/beta", location)
     return native
 
 
-def _variable(variables: Mapping[str, Tensor], name: str, where: str) -> Tensor:
+def _variable(variables: Mapping[str, Tensor], name: str, location: str) -> Tensor:
     if name not in variables:
-        raise CtxError(f"The checkpoint has no {name}.", location=where, hint="give a whole checkpoint of Grover.")
+        raise CtxError(f"The checkpoint has no {name}.", location=location, hint="give a whole checkpoint of Grover.")
     return variables[name].float()
 
 
-def _check_shapes(native: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
+def _check_shapes(native: Mapping[str, Tensor], expected: Mapping[str, Tensor], location: str) -> None:
     for name, weight in expected.items():
         if native[name].shape != weight.shape:
             raise CtxError(
                 f"{name} is {tuple(native[name].shape)}, expected {tuple(weight.shape)}.",
-                location=where,
+                location=location,
                 hint="give the weights of one model.",
             )

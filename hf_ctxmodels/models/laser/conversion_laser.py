@@ -65,7 +65,7 @@ def _own_name(token: str) -> str:
 
 
 def laser_of_encoder(
-    encoder: Mapping[str, Any], merges: Sequence[tuple[str, str]], where: str | None = None
+    encoder: Mapping[str, Any], merges: Sequence[tuple[str, str]], location: str | None = None
 ) -> tuple[CtxLaserModel, CtxLaserTokenizer]:
     """The model and its tokenizer, for lower-cased text split into words.
 
@@ -74,21 +74,21 @@ def laser_of_encoder(
     Args:
         encoder: From `read_encoder`.
         merges: From `read_codes`.
-        where: The file, for errors.
+        location: The file, for errors.
 
     Raises:
         CtxError: The parts do not match.
     """
     weights = {name: value for name, value in encoder["model"].items() if name != "embed_tokens.weight"}
     table = encoder["model"].get("embed_tokens.weight")
-    layers = convert_layers({name.removeprefix("lstm."): value for name, value in weights.items()}, where)
+    layers = convert_layers({name.removeprefix("lstm."): value for name, value in weights.items()}, location)
     vocab = vocabulary_of(encoder["dictionary"], merges)
     known, shape = len(encoder["dictionary"]), layer_fields(layers)
     if table is None or tuple(table.shape) != (known, shape["embedding_size"]):
         raise CtxError(
             f"The embeddings are {None if table is None else tuple(table.shape)}, expected "
             f"{(known, shape['embedding_size'])}: one row per subword of the dictionary.",
-            location=where,
+            location=location,
         )
     numbers = {name: encoder["dictionary"][token] for name, token in zip(("start", "pad", "end"), SPECIAL_TOKENS)}
     config = CtxLaserConfig(

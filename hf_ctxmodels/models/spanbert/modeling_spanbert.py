@@ -74,20 +74,16 @@ class CtxSpanBertForPreTraining(ExportsMaskedLM, heads.ForMaskedLMWithTasks, Ctx
         task: heads.PretrainingTask,
         outputs: Any,
         targets: Mapping[str, Tensor],
-        wanted: Tensor | None,
+        output_mask: Tensor | None,
         counts: ItemCounts,
     ) -> heads.Prediction:
-        """As there; the span boundary term, from the states at all positions, or at the `wanted` ones."""
+        """As there; the span boundary term, from the states at all positions, or at those of `output_mask`."""
         if task.name != "sbo":
-            return super().predict(task, outputs, targets, wanted, counts)
+            return super().predict(task, outputs, targets, output_mask, counts)
         if (spans := self._boundaries(targets)) is None:
             return heads.Prediction()
-        rows, before, after = outputs.last_hidden_state, spans.before, spans.after
-        if wanted is None:
-            rows = rows.flatten(0, 1)
-        else:
-            row_of = wanted.flatten().cumsum(0) - 1
-            before, after = row_of[before], row_of[after]
+        before, after = spans.rows(output_mask)
+        rows = outputs.last_hidden_state.flatten(0, -2)
         labels, own = targets["labels"], targets["boundary_labels"]
         total = self.sbo_head.summed_loss(rows[before], rows[after], spans.numbers, own[own != IGNORED])
         share = torch.stack([(each != IGNORED).sum() for each in (own, labels)]).float()

@@ -84,3 +84,14 @@ class BoundaryTargets:
         positions[self.before] = True
         positions[self.after] = True
         self.positions = positions.view(labels.shape)
+
+    def rows(self, output_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(targets,) `before` and `after` among the rows of an encoder's output.
+
+        Args:
+            output_mask: (batch, length) bool, the positions that the output holds; None for all.
+        """
+        if output_mask is None:
+            return self.before, self.after
+        row_of = output_mask.flatten().cumsum(0) - 1
+        return row_of[self.before], row_of[self.after]

@@ -70,13 +70,13 @@ def _tensors(file: str | Path) -> Mapping[str, Tensor]:
     return inside
 
 
-def _native(weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+def _native(weights: Mapping[str, Tensor], location: str) -> dict[str, Tensor]:
     """Native name -> weight. Of recurrent weights before and after weight dropout, those before it are taken."""
     embeddings = next((weights[name] for name in ("0.encoder.weight", "encoder.weight") if name in weights), None)
     if embeddings is None:
         raise CtxError(
             f"The file has no encoder.weight; it has {', '.join(sorted(weights)[:6])}, ...",
-            location=where,
+            location=location,
             hint="give the weights of an AWD-LSTM language model or of its encoder.",
         )
     native = {"ulmfit.word_embeddings.weight": embeddings}
@@ -89,7 +89,7 @@ def _native(weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         if match and (match[3] or name.replace(".module.", ".") not in plain):
             native[f"ulmfit.layers.{match[1]}.{_NATIVE[match[2]]}"] = value[None]
     if "ulmfit.layers.0.state_weight" not in native:
-        raise CtxError("The file has no LSTM.", location=where, hint="QRNNs and Transformers are not supported.")
+        raise CtxError("The file has no LSTM.", location=location, hint="QRNNs and Transformers are not supported.")
     return {name: value.float() for name, value in native.items()}
 
 

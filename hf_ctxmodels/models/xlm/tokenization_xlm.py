@@ -110,7 +110,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         if unknown and self._listed is not None:
             raise CtxError(
                 f"{', '.join(unknown)} cannot be added: merges of this released vocabulary make tokens outside of it, "
-                "which have the ids behind it.",
+                "which have the ids after it.",
                 hint="use one of <special2> to <special9>, which no model was trained on.",
             )
         return super()._add_tokens(new_tokens, special_tokens)
@@ -178,7 +178,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
     def read(
         cls, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
     ) -> tuple[dict[str, int], Merges, str | None]:
-        """As in `BPETokenizer`; what merges make and the vocabulary lacks gets ids behind it, see `listed_tokens`."""
+        """As in `BPETokenizer`; what merges make and the vocabulary lacks gets ids after it, see `listed_tokens`."""
         table, pairs, file = super().read(vocab, merges, kwargs)
         made = dict.fromkeys(token for pair in pairs for token in (*pair, "".join(pair)) if token not in table)
         if kwargs.get("listed_tokens") is None and made:
