@@ -21,7 +21,7 @@ COMMANDS = {
     "evaluate-perplexity": "Measure the perplexity of a causal language model on a text.",
     "evaluate-pairs": "Test on minimal pairs whether a language model prefers the acceptable sentence.",
     "evaluate-transfer": "Train a tagger in one language, and test it in others.",
-    "translate": "Translate a file line by line; with references, say how near they are.",
+    "generate": "Write a text for each line of a file: translations, summaries, questions, continuations.",
     "ensemble": "Classify texts by several models together.",
     "push": "Publish a trained model on the Hub.",
     "recipes": "List the recipes and the configurations for `accelerate launch`.",

@@ -11,7 +11,7 @@ from sacrebleu import corpus_bleu
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.inference import score_translations, translate
+from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -56,7 +56,7 @@ def test_learns_to_translate(
     assert run(monkeypatch, "pretrain.py", **data, **steps, **output, validation_fraction=0.05, max_length=12) == 0
     capsys.readouterr()
     files = {"model": model, "input": test["en"], "references": test["de"], "output_file": written}
-    assert run(monkeypatch, "translate.py", **files, num_beams=3, batch_size=7) == 0
+    assert run(monkeypatch, "generate.py", **files, num_beams=3, batch_size=7) == 0
     printed = capsys.readouterr().out
     texts, references = written.read_text().splitlines(), test["de"].read_text().splitlines()
     bleu = corpus_bleu(texts, [references]).score
@@ -65,10 +65,10 @@ def test_learns_to_translate(
     opened, words = AutoModelForSeq2SeqLM.from_pretrained(model), AutoTokenizer.from_pretrained(tokenizer)
     sources = test["en"].read_text().splitlines()
     torch.manual_seed(0)
-    assert translate(opened, words, sources, num_beams=3, batch_size=40) == texts, "whatever stands beside a text"
-    assert translate(opened, words, sources[:1]) == translate(opened, words, sources)[:1]
+    assert generate_texts(opened, words, sources, num_beams=3, batch_size=40) == texts, "whatever stands beside a text"
+    assert generate_texts(opened, words, sources[:1]) == generate_texts(opened, words, sources)[:1]
     with pytest.raises(CtxError, match="Text 1"):
-        translate(opened, words, ["a cat", " "])
+        generate_texts(opened, words, ["a cat", " "])
 
 
 def test_without_translations_pretraining_says_so(
@@ -81,11 +81,3 @@ def test_without_translations_pretraining_says_so(
     flags = {"family": "cove", "dataset": tmp_path / "text.txt", "tokenizer": tmp_path / "tokenizer", "max_steps": 1}
     assert run(monkeypatch, "pretrain.py", **flags, output_dir=tmp_path / "model") == 2
     assert "--translations" in capsys.readouterr().err
-
-
-def test_scores_of_other_numbers_are_refused() -> None:
-    with pytest.raises(CtxError, match="2 translations, 1 references"):
-        score_translations(["a", "b"], ["a"])
-    assert score_translations(["Eine Katze sitzt da ."], ["eine katze sitzt da ."], lower_case=True).bleu == (
-        pytest.approx(100)
-    )
