@@ -15,6 +15,7 @@ COMMANDS = {
     "pretrain": "Pretrain a model of any registered family on raw text.",
     "finetune": "Fine-tune a model on a task, and compare it with a baseline.",
     "train-tokenizer": "Train the tokenizer of any family on documents.",
+    "make-pairs": "Make sources and targets for a task of summaries or questions.",
     "find-units": "Find phrases and entities, for objectives that mask units.",
     "evaluate-words": "Test the word vectors of a model, or look words up.",
     "evaluate-sentences": "Test the sentence vectors of a model.",

@@ -330,4 +330,5 @@ def main() -> None:
         output = loop_arguments.output_dir
         print(f"{len(found.training)} training and {len(found.validation)} validation examples")
         print(f"model, tokenizer, log and summary saved in {output}" + (f", {predictions}" if predictions else ""))
-        print(next_commands(("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+        write = [("generate", "--model", output, "--input", "FILE")] if found.task.generates else []
+        print(next_commands(*write, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
