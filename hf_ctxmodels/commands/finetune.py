@@ -124,6 +124,12 @@ def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTraine
     family = get_family(arguments.family or "")
     config = new_config(family, tokenizer, arguments.config, arguments.config_options)
     for name, value in task.config_fields(tokenizer).items():
+        if not hasattr(config, name):
+            raise CtxError(
+                f"The tokenizer has {name}={value}, for which {type(config).__name__} has no field.",
+                location=f"--family {family.name} --tokenizer {arguments.tokenizer}",
+                hint="use a tokenizer of that family.",
+            )
         setattr(config, name, value)
     return config, tokenizer
 

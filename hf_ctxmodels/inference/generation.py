@@ -92,6 +92,12 @@ def _check_rows(
 ) -> None:
     """Raise CtxError for a text without a token, or one that with its continuation is longer than the model reads."""
     special, limit = len(tokenizer("")["input_ids"]), longest_input(model.config)
+    if limit is not None and new > limit:
+        raise CtxError(
+            f"{new} new tokens are over the model's limit of {limit} positions.",
+            location=f"--max_new_tokens {new}",
+            hint=f"use {limit} or fewer (max_new_tokens).",
+        )
     room = limit if limit is None or _has_encoder(model) else limit - new
     for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
         if len(row) <= (special if _has_encoder(model) else 0) or not text.strip():

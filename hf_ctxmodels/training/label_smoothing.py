@@ -21,13 +21,12 @@ def smooth_labels(model: PreTrainedModel, smoothing: float) -> None:
     accumulation and on several processes.
 
     Args:
-        model: A head whose loss is one cross-entropy over `labels`, with logits at each of their positions. A head of
-            transformers has `loss_targets` already, see `count_loss_targets`.
+        model: An encoder-decoder whose loss is one cross-entropy over `labels`; one of transformers after
+            `count_loss_targets`.
         smoothing: From 0, which changes nothing, to below 1.
 
     Raises:
-        CtxError: The value is out of range, or the loss has other terms. In training: the head's logits are not those
-            of its labels.
+        CtxError: The value is out of range, the model is no encoder-decoder, or its loss has other terms.
     """
     if not 0 <= smoothing < 1:
         raise CtxError(
@@ -39,6 +38,8 @@ def smooth_labels(model: PreTrainedModel, smoothing: float) -> None:
         return
     if tuple(getattr(model, "loss_targets", ("labels",))) != ("labels",):
         raise CtxError(f"The loss of {type(model).__name__} has other terms.", hint="leave out --label_smoothing.")
+    if not model.config.is_encoder_decoder:
+        raise CtxError(f"{type(model).__name__} is no encoder-decoder.", hint="leave out --label_smoothing.")
     forward = model.forward
     asked = {"return_logits": True} if "return_logits" in inspect.signature(forward).parameters else {}
 
