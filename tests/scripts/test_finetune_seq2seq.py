@@ -80,7 +80,18 @@ def test_learns_and_writes_what_generate_writes(save, files, tmp_path, monkeypat
     wanted = [" ".join(map(WORDS.get, each["source"].split())) for each in predictions]
     right = [each["prediction"] == each["target"] == text for each, text in zip(predictions, wanted, strict=True)]
     assert sum(right) / len(right) == pytest.approx(summary.metrics["eval_exact_match"])
-    flags = ["--model", out, "--input", tmp_path / "dev.txt", "--num_beams", 2, "--max_new_tokens", 6, "--batch_size", 7]
+    flags = [
+        "--model",
+        out,
+        "--input",
+        tmp_path / "dev.txt",
+        "--num_beams",
+        2,
+        "--max_new_tokens",
+        6,
+        "--batch_size",
+        7,
+    ]
     assert run(monkeypatch, "generate.py", *flags, "--output_file", written) == 0
     assert written.read_text().splitlines() == [each["prediction"] for each in predictions]
     assert type(AutoModelForSeq2SeqLM.from_pretrained(out)).__name__ == summary.model_class
