@@ -36,7 +36,9 @@ class GenerationArguments:
         metadata={"help": "Checkpoint directory or Hub id of an encoder-decoder or a decoder, with its tokenizer."}
     )
     input: str = field(metadata={"help": "File with one text a line, plain or .gz: sources, or prompts of a decoder."})
-    output_file: str | None = flag(None, "Write what the model wrote here, one text a line; else it is printed.")
+    output_file: str | None = flag(
+        None, "Write the texts here, one a line; by default they are printed, unless --references are given."
+    )
     overwrite: bool = flag(False, "Replace --output_file if it exists.")
     references: str | None = flag(None, "File with the right text for each line, to score against.")
     metrics: str = flag("bleu", "With --references: what is computed, of rouge, bleu and exact_match.")
@@ -142,9 +144,9 @@ def main() -> None:
     limits = {name: getattr(arguments, name) for name in ("max_new_tokens", "max_length", "batch_size", "language")}
     written = generate_texts(model, tokenizer, texts, progress=True, **limits, **arguments.options)
     written = [" ".join(text.splitlines()) for text in written]  # one text a line
-    if arguments.output_file is None:
+    if arguments.output_file is None and not names:
         print("\n".join(written))
-    else:
+    elif arguments.output_file is not None:
         with writing(arguments.output_file):
             Path(arguments.output_file).parent.mkdir(parents=True, exist_ok=True)
             Path(arguments.output_file).write_text("".join(f"{line}\n" for line in written), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Inference for which transformers has no pipeline, and sentence vectors of any model."""
 
+from hf_ctxmodels.core.generation import written_texts
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
 from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.news_fields import field_loss, generate_field
@@ -19,4 +20,5 @@ __all__ = [
     "generate_texts",
     "score",
     "score_ensemble",
+    "written_texts",
 ]
