@@ -169,13 +169,10 @@ class Seq2Seq(Task[SourceTarget]):
 
     def baseline(self, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]) -> list[str]:
         """The sources or their first sentences, whichever has the better main metric; named in `baseline_name`."""
-        best, found = -1.0, [""]
-        for name, write in self._BASELINES.items():
-            written = [write(example.source) for example in validation]
-            score = next(iter(self.score(validation, written).values()))
-            if score > best:
-                best, found, self.baseline_name = score, written, name
-        return found
+        written = {name: [write(each.source) for each in validation] for name, write in self._BASELINES.items()}
+        scores = {name: next(iter(self.score(validation, texts).values())) for name, texts in written.items()}
+        self.baseline_name = max(scores, key=scores.__getitem__)
+        return written[self.baseline_name]
 
     def record(self, example: SourceTarget, prediction: str) -> dict[str, Any]:
         """See `Task.record`."""
