@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.generation import check_generates
 from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.core.screen import next_commands, say
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
@@ -160,6 +161,8 @@ def open_model(
         if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
             say(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    if task.generates:
+        check_generates(model)
     if arguments.freeze is not None:
         freeze_encoder(model)
     if task.arguments.both_orders and not getattr(model, "takes_both_orders", False):

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 from task_files import make_task, written
+from transformers import BartConfig
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import Documents
@@ -127,6 +128,8 @@ def test_models_and_tokenizers_that_cannot_write_are_refused(tmp_path, words, to
         task.configure(CtxBertConfig(), examples, examples)
     with pytest.raises(CtxError, match="no token that ends a text"):
         task.configure(CtxCoveConfig(eos_token_id=None), examples, examples)
+    with pytest.raises(CtxError, match=r"limit of 100 positions(.|\n)*--max_length 128"):
+        task.configure(BartConfig(max_position_embeddings=100), examples, examples)
     task.configure(CtxCoveConfig(eos_token_id=149), examples, examples)
     with pytest.raises(CtxError, match=r"CtxBertTokenizer ends targets without.*eos_token_id 149"):
         task.encode(examples, tokenizer)

@@ -32,6 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, script: str, flags: str) -> int:
         ("conversion/word_vectors.py", "--write glove --input i --output {out}/v.txt", "v.txt"),
         ("scripts/train_tokenizer.py", "--family bert --dataset d --vocab_size 9 --output_dir {out}", "tokenizer.json"),
         ("scripts/generate.py", "--model m --input i --output_file {out}/t.txt", "t.txt"),
+        ("scripts/make_pairs.py", "--kind summaries --dataset d --output_dir {out}", "train.jsonl"),
         ("scripts/learning.py", "--family bert --output_dir {out}", "tokenizer"),
         ("scripts/demo.py", "--output_dir {out}", "bert"),
         ("scripts/benchmark.py", "--output {out}/b.md --only nothing", "b.md"),

@@ -46,7 +46,11 @@ class TaskArguments:
         },
     )
     max_length: int = field(
-        default=128, metadata={"help": "Longest input in tokens; longer texts are truncated or split into windows."}
+        default=128,
+        metadata={
+            "help": "Longest input in tokens; longer texts are truncated or split into windows; seq2seq: they are an error, "
+            "see --cut_sources."
+        },
     )
     doc_stride: int | None = field(
         default=None,

@@ -8,7 +8,7 @@ import numpy as np
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation import check_generates, language_number, target_fields, written_texts
+from hf_ctxmodels.core.generation import language_number, longest_input, target_fields, written_texts
 from hf_ctxmodels.data.padding import SourceTargetCollator
 from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.data.tasks.base import (
@@ -81,12 +81,24 @@ class Seq2Seq(Task[SourceTarget]):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]
     ) -> None:
-        """Note by which tokens the model ends a text; raises CtxError without a head for the task, or such a token."""
+        """Note by which tokens the model ends a text.
+
+        Raises:
+            CtxError: The model has no head for the task or no such token, or fewer positions than the longest texts.
+        """
         if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
             raise CtxError(
                 f"{type(config).__name__} cannot be opened with {self.auto_class}: no head writes targets.",
                 hint="use an encoder-decoder.",
             )
+        limit = longest_input(config)
+        for name in ("max_length", "max_target_length"):
+            if limit is not None and getattr(self.arguments, name) > limit:
+                raise CtxError(
+                    f"Texts of {getattr(self.arguments, name)} tokens are over the model's limit of {limit} positions.",
+                    location=f"--{name} {getattr(self.arguments, name)}",
+                    hint=f"use --{name} {limit} or less.",
+                )
         ends = config.eos_token_id
         if ends is None:
             raise CtxError(
@@ -153,7 +165,6 @@ class Seq2Seq(Task[SourceTarget]):
 
     def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
         """See `Task.generate`: `sequences`, the ids of each."""
-        check_generates(model)
         inputs = {name: value for name, value in batch.items() if name not in self.targets}
         settings = {"num_beams": self.arguments.num_beams, "max_new_tokens": self.arguments.max_target_length}
         written = model.generate(**inputs, **settings, do_sample=False)
