@@ -2,7 +2,7 @@
 
 A warning of Sphinx is an error, and so is a broken link.
 
-The pages written by hand and those that `generate` makes are laid out in `build/docs` first; Sphinx's messages name
+The pages written by hand and those that `made_pages` makes are laid out in `build/docs` first; Sphinx's messages name
 the files there.
 """
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from check_links import broken_links  # noqa: E402
-from generate import images, pages  # noqa: E402
+from made_pages import images, pages  # noqa: E402
 from sphinx.cmd.build import build_main  # noqa: E402
 
 SOURCE = HERE.parent / "build" / "docs"

@@ -68,7 +68,7 @@ def docs():
 
 @pytest.fixture(scope="module")
 def pages(docs) -> dict[str, str]:
-    return docs("generate").pages()
+    return docs("made_pages").pages()
 
 
 def test_docstrings_become_restructured_text(docs):
@@ -111,7 +111,7 @@ def test_every_recipe_and_module_has_its_place(pages):
 
 
 def test_links_of_a_card_lead_to_pages_of_the_site(docs):
-    adapted = docs("generate").adapted
+    adapted = docs("made_pages").adapted
     text = "[a](glove.md#speed) [b](experiments/bert.md) [c](README.md) [d](template.md) ![e](bert_learning.png) [f](http://g)"
     assert adapted(text, "model_cards/bert.md", "families/bert.md") == (
         "[a](../families/glove.md#speed) [b](../families/experiments/bert.md) [c](../families/index.md) d "

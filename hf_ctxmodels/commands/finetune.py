@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.generation import check_generates
 from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.core.screen import next_commands, say
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
@@ -27,6 +29,7 @@ from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit, check_room
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
+from hf_ctxmodels.training.label_smoothing import smooth_labels
 from hf_ctxmodels.training.loading import (
     describe_embeddings,
     load_config,
@@ -51,7 +54,12 @@ class FinetuneArguments:
     """What to fine-tune, on what."""
 
     task: Literal[
-        "sequence-classification", "regression", "token-classification", "question-answering", "multiple-choice"
+        "sequence-classification",
+        "regression",
+        "token-classification",
+        "question-answering",
+        "multiple-choice",
+        "seq2seq",
     ] = field(metadata={"help": "What the model learns to do."})
     train_file: str = field(
         metadata={
@@ -115,7 +123,16 @@ def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTraine
     tokenizer = load_tokenizer(arguments.tokenizer, split_words=task.split_words)
     prepare_for_tasks(tokenizer)
     family = get_family(arguments.family or "")
-    return new_config(family, tokenizer, arguments.config, arguments.config_options), tokenizer
+    config = new_config(family, tokenizer, arguments.config, arguments.config_options)
+    for name, value in task.config_fields(tokenizer).items():
+        if not hasattr(config, name):
+            raise CtxError(
+                f"The tokenizer has {name}={value}, for which {type(config).__name__} has no field.",
+                location=f"--family {family.name} --tokenizer {arguments.tokenizer}",
+                hint="use a tokenizer of that family.",
+            )
+        setattr(config, name, value)
+    return config, tokenizer
 
 
 def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -> None:
@@ -144,6 +161,8 @@ def open_model(
         if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
             say(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    if task.generates:
+        check_generates(model)
     if arguments.freeze is not None:
         freeze_encoder(model)
     if task.arguments.both_orders and not getattr(model, "takes_both_orders", False):
@@ -151,6 +170,20 @@ def open_model(
             f"{type(model).__name__} reads a pair in one order.", location="--both_orders", hint="leave it out."
         )
     return model
+
+
+def require_whole_models(task: Task[Any], accelerator: Accelerator) -> None:
+    """Raise CtxError if predictions are written and the weights are divided among processes."""
+    deepspeed = (
+        accelerator.state.deepspeed_plugin if accelerator.distributed_type == DistributedType.DEEPSPEED else None
+    )
+    divided = accelerator.distributed_type == DistributedType.FSDP or (deepspeed and deepspeed.zero_stage == 3)
+    if task.generates and divided:
+        raise CtxError(
+            f"The task {task.name} writes predictions, which needs all weights in every process.",
+            location=f"accelerate launch with {accelerator.distributed_type.value}",
+            hint="use data parallelism, as in scripts/accelerate/ddp_cpu.yaml.",
+        )
 
 
 def training_set(
@@ -256,9 +289,11 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
     )
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
+    require_whole_models(task, accelerator)
 
     model = open_model(arguments, task, config, tokenizer)
     count_loss_targets(model, task.targets)
+    smooth_labels(model, task_arguments.label_smoothing)
     collate = task.collator(tokenizer)
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, collate, model, tokenizer)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
@@ -299,7 +334,10 @@ def main() -> None:
         if predictions is not None:
             write_predictions(predictions, found.task, found.validation, found.evaluation.predictions)
         print(table(found.result.metrics, found.baseline))
+        if found.task.baseline_name:
+            print(f"baseline: {found.task.baseline_name}")
         output = loop_arguments.output_dir
         print(f"{len(found.training)} training and {len(found.validation)} validation examples")
         print(f"model, tokenizer, log and summary saved in {output}" + (f", {predictions}" if predictions else ""))
-        print(next_commands(("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+        write = [("generate", "--model", output, "--input", "FILE")] if found.task.generates else []
+        print(next_commands(*write, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

@@ -1,24 +1,24 @@
 """Inference for which transformers has no pipeline, and sentence vectors of any model."""
 
+from hf_ctxmodels.core.generation import written_texts
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
+from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.news_fields import field_loss, generate_field
 from hf_ctxmodels.inference.question_answering import answer_questions
 from hf_ctxmodels.inference.scoring import TextScore, score
 from hf_ctxmodels.inference.token_classification import WordTaggingPipeline
-from hf_ctxmodels.inference.translation import Score, score_translations, translate
 from hf_ctxmodels.models._shared.sentence_encoder import encode_sentences
 
 __all__ = [
     "EnsembleScores",
-    "Score",
     "TextScore",
     "WordTaggingPipeline",
     "answer_questions",
     "encode_sentences",
     "field_loss",
     "generate_field",
+    "generate_texts",
     "score",
     "score_ensemble",
-    "score_translations",
-    "translate",
+    "written_texts",
 ]

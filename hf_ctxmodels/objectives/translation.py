@@ -9,41 +9,19 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.generation import target_fields
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.objectives.base import Batch, Objective
+from hf_ctxmodels.data.padding import SourceTargetCollator
+from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 
 
 @dataclass
-class DataCollatorForTranslation(PaddingCollator):
-    """Pads texts on the tokenizer's side, and their translations on the right.
-
-    Each feature holds:
-        input_ids: (tokens,) of the text.
-        labels: (tokens,) of the translation, its end included.
-        target_language: Number of the translation's language, optional.
-
-    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 after a translation's end;
-        target_languages (batch,), if the features hold one.
-    """
-
-    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
-        """Collate features; see the class for what they hold and what is returned."""
-        rows, targets = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "labels"))
-        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
-        batch = {
-            "input_ids": padder.pad(rows, self.tokenizer.pad_token_id),
-            "attention_mask": padder.attention_mask(),
-            "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED),
-        }
-        if "target_language" in features[0]:
-            batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
-        return batch
+class DataCollatorForTranslation(SourceTargetCollator):
+    """Pads texts and their translations, see `SourceTargetCollator`."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +70,8 @@ class Translation(Objective):
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """The size and special tokens of the target vocabulary."""
-        return {
-            "target_vocab_size": self.baseline.num_tokens,
-            "decoder_start_token_id": self.tokenizer.target_start_id,
-            "eos_token_id": self.tokenizer.target_end_id,
-        }
+        """The size, special tokens and languages of the target vocabulary."""
+        return target_fields(self.tokenizer)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and labels; raises CtxError for a document that is not a text with its translation."""
@@ -163,11 +137,6 @@ class TranslationToLanguages(Translation):
         tags = tokenizer.convert_tokens_to_ids(tokenizer.languages)
         self._numbers = {tag: number for number, tag in enumerate(tags)}
         self.baseline = replace(self.baseline, excluded_ids=[*self.baseline.excluded_ids, *tags])
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """Those of `Translation`, and the number of languages."""
-        return super().config_fields | {"num_languages": len(self._numbers)}
 
     def example(self, ids: list[int], labels: list[int]) -> Example:
         """The example with the number of the language, and without its tag; raises CtxError if there is no tag."""

@@ -130,7 +130,7 @@ DATA_FAULTS = [
     ),
     Fault(
         "padding is on the wrong side",
-        "hf_ctxmodels/objectives/common/padding.py",
+        "hf_ctxmodels/data/padding.py",
         'self.filled = column < length if side == "right"',
         'self.filled = column < length if side == "left"',
         ("tests/objectives/test_masking.py", "tests/objectives/test_permutation_lm.py"),

@@ -5,6 +5,7 @@ from data_faults import DATA_FAULTS
 from docs_faults import DOCS_FAULTS
 from ernie_faults import ERNIE_FAULTS
 from fault import Fault
+from generation_faults import GENERATION_FAULTS
 from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
 from models_faults import MODELS_FAULTS
@@ -24,5 +25,6 @@ FAULTS = [
     *ERNIE_FAULTS,
     *DATA_FAULTS,
     *TRAINING_FAULTS,
+    *GENERATION_FAULTS,
     *DOCS_FAULTS,
 ]

@@ -71,11 +71,11 @@ TRAINING_FAULTS = [
         ("tests/models/test_evaluation_mode.py", "tests/scripts/test_ensemble.py"),
     ),
     Fault(
-        "translations come by length",
-        "hf_ctxmodels/inference/translation.py",
-        "return [found[number] for number in range(len(texts))]",
+        "written texts come by length",
+        "hf_ctxmodels/inference/generation.py",
+        "return [found[place] for place in range(len(texts))]",
         "return [*found.values()]",
-        ("tests/models/test_laser.py", "tests/scripts/test_translate.py"),
+        ("tests/models/test_laser.py", "tests/scripts/test_generate.py"),
         "translate",
     ),
     Fault(

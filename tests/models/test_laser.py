@@ -11,7 +11,7 @@ from zoo import Case, make_batch, make_targets
 
 from hf_ctxmodels import CtxError, CtxLaserForConditionalGeneration, CtxLaserTokenizer
 from hf_ctxmodels.data import load_documents
-from hf_ctxmodels.inference import translate
+from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.objectives import TranslationToLanguages
 from hf_ctxmodels.registry import FAMILIES
 
@@ -166,11 +166,11 @@ def test_translates_into_the_language_that_is_named(files: list[str]) -> None:
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     for number, language in enumerate(tokenizer.languages):
         written = model.generate(**batch, target_languages=torch.full((2,), number), do_sample=False, max_new_tokens=9)
-        found = translate(model, tokenizer, texts, language=language, max_new_tokens=9)
+        found = generate_texts(model, tokenizer, texts, language=language, max_new_tokens=9)
         assert found == tokenizer.decode_target(written.tolist())
-    assert translate(model, tokenizer, texts, language="<de>", max_new_tokens=9) != found
+    assert generate_texts(model, tokenizer, texts, language="<de>", max_new_tokens=9) != found
     with pytest.raises(CtxError, match=r"'<fr>'.*\n.*<de>, <en>"):
-        translate(model, tokenizer, texts, language="<fr>")
+        generate_texts(model, tokenizer, texts, language="<fr>")
 
 
 class TestTokenizer:

@@ -31,7 +31,8 @@ def run(monkeypatch: pytest.MonkeyPatch, script: str, flags: str) -> int:
         ("conversion/word_vectors.py", "--read glove --family glove --input i --output {out}", "config.json"),
         ("conversion/word_vectors.py", "--write glove --input i --output {out}/v.txt", "v.txt"),
         ("scripts/train_tokenizer.py", "--family bert --dataset d --vocab_size 9 --output_dir {out}", "tokenizer.json"),
-        ("scripts/translate.py", "--model m --input i --output_file {out}/t.txt", "t.txt"),
+        ("scripts/generate.py", "--model m --input i --output_file {out}/t.txt", "t.txt"),
+        ("scripts/make_pairs.py", "--kind summaries --dataset d --output_dir {out}", "train.jsonl"),
         ("scripts/find_units.py", "--gazetteers g --output {out}/u.txt", "u.txt"),
         ("scripts/learning.py", "--family bert --output_dir {out}", "tokenizer"),
         ("scripts/demo.py", "--output_dir {out}", "bert"),
@@ -58,9 +59,9 @@ def test_what_is_there_stays(script, flags, held, tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("script", "flags"),
     [
-        ("scripts/translate.py", "--model m --input {file} --output_file {file} --overwrite"),
+        ("scripts/generate.py", "--model m --input {file} --output_file {file} --overwrite"),
+        ("scripts/generate.py", "--model m --input i --references {file} --output_file {file} --overwrite"),
         ("scripts/find_units.py", "--gazetteers {file} --output {file} --overwrite"),
-        ("scripts/translate.py", "--model m --input i --references {file} --output_file {file} --overwrite"),
         (
             "scripts/finetune.py",
             "--model m --task regression --train_file {file} --validation_file b --output_dir o --overwrite "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
@@ -27,11 +27,16 @@ class TaskArguments:
         default=None,
         metadata={
             "help": "Column(s) of the text, separated by commas: one for single texts, two for pairs. Numbers "
-            "(1 = first) for a file without a header line. Default: text, or the task's usual columns."
+            "(1 = first) for a file without a header line. Default: text, or the task's usual columns (seq2seq: "
+            "source)."
         },
     )
     label_column: str | None = field(
-        default=None, metadata={"help": "Column of the label, tag, target number or correct choice. Default: label."}
+        default=None,
+        metadata={
+            "help": "Column of the label, tag, target number or correct choice; seq2seq: of the text to be written. "
+            "Default: label, or target."
+        },
     )
     choice_columns: str | None = field(
         default=None,
@@ -41,7 +46,11 @@ class TaskArguments:
         },
     )
     max_length: int = field(
-        default=128, metadata={"help": "Longest input in tokens; longer texts are truncated or split into windows."}
+        default=128,
+        metadata={
+            "help": "Longest input in tokens; longer texts are truncated or split into windows; seq2seq: they are an error, "
+            "see --cut_sources."
+        },
     )
     doc_stride: int | None = field(
         default=None,
@@ -57,6 +66,20 @@ class TaskArguments:
         False,
         "Pairs only: the model reads each pair in both orders and sums their states, for similarity (Radford et al. "
         "2018, section 3.3); for heads that take them, GPT's.",
+    )
+    max_target_length: int = flag(
+        64, "seq2seq only: longest target in tokens; longer ones are an error. Predictions end there."
+    )
+    cut_sources: bool = flag(False, "seq2seq only: cut sources over --max_length at their end, in place of an error.")
+    target_language: str | None = flag(
+        None, "seq2seq only: mark of the language that is written, such as `<de>`, where the model writes several."
+    )
+    label_smoothing: float = flag(
+        0.0, "seq2seq only: share of the target probability that is spread over all tokens in training."
+    )
+    num_beams: int = flag(1, "seq2seq only: width of the beam search by which predictions are written; 1 is greedy.")
+    metrics: str = flag(
+        "rouge,bleu,exact_match", "seq2seq only: what predictions are scored by, the main metric first."
     )
 
 
@@ -106,6 +129,10 @@ class Task(ABC, Generic[Example]):
     """Whether the tokenizer's inputs are lists of words instead of texts."""
     per_token: ClassVar[bool] = False
     """Whether the outputs have a row for each token; `decode` gets them without padding."""
+    generates: ClassVar[bool] = False
+    """Whether `decode` gets what `generate` writes, in place of fields of the head's output."""
+    baseline_name: str = ""
+    """What `baseline` is, where the task has several, once it was called."""
 
     def __init__(self, arguments: TaskArguments) -> None:
         self.arguments = arguments
@@ -130,6 +157,10 @@ class Task(ABC, Generic[Example]):
         """
         raise CtxError(f"The task {self.name} has no unlabelled examples.", hint="leave out --unlabelled_file.")
 
+    def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Fields of a new model's configuration that follow from the tokenizer, beside those of every model."""
+        return {}
+
     @abstractmethod
     def configure(self, config: PreTrainedConfig, train: Sequence[Example], validation: Sequence[Example]) -> None:
         """Set the config's labels (`id2label`, `label2id`, `problem_type`) from the training examples."""
@@ -141,6 +172,10 @@ class Task(ABC, Generic[Example]):
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """The collator of padded batches."""
         return FeatureCollator(DataCollatorWithPadding(tokenizer))
+
+    def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
+        """What the model writes for each feature of a batch; only for tasks that `generates`."""
+        raise NotImplementedError
 
     @abstractmethod
     def decode(self, examples: Sequence[Example], encoded: Encoded, outputs: Sequence[Logits]) -> list[Any]:

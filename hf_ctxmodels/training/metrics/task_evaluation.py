@@ -48,7 +48,8 @@ class TaskEvaluation:
     @torch.no_grad()
     def _run(self, model: nn.Module, accelerator: Accelerator) -> tuple[list[Logits], float]:
         """The outputs for every feature, in order, and the mean loss, on every process."""
-        features, targets = self._encoded.features, loss_targets(accelerator.unwrap_model(model))
+        bare = accelerator.unwrap_model(model)
+        features, targets = self._encoded.features, loss_targets(bare)
         starts = range(0, len(features), self._batch_size)
         rounds = math.ceil(len(starts) / accelerator.num_processes)
         mine: dict[int, list[Logits]] = {}
@@ -58,9 +59,14 @@ class TaskEvaluation:
             # Sharded models need the same number of passes on every process, so some repeat the last batch.
             start = starts[min(number, len(starts) - 1)]
             batch = self._collate(features[start : start + self._batch_size])
-            output = model(**send_to_device(batch, accelerator.device))
+            inputs = send_to_device(batch, accelerator.device)
+            output = model(**inputs)
             if number < len(starts):
-                mine[start] = feature_outputs(self._task, output, batch)
+                mine[start] = (
+                    self._task.generate(bare, inputs)
+                    if self._task.generates
+                    else feature_outputs(self._task, output, batch)
+                )
                 count = float(count_items([batch], targets)[0])
                 total += torch.tensor([output.loss.item() * count, count], dtype=torch.float64)
         gathered = gather_object([(mine, total.tolist())])

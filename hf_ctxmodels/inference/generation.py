@@ -1,0 +1,128 @@
+"""Text from text: what an encoder-decoder writes for a source, or a decoder after a prompt."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.evaluation_mode import evaluation_mode
+from hf_ctxmodels.core.generation import check_generates, language_number, longest_input, written_texts
+from hf_ctxmodels.core.screen import progress_bar
+from hf_ctxmodels.data.padding import RowPadder
+
+
+def generate_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    max_new_tokens: int = 60,
+    max_length: int | None = None,
+    batch_size: int = 64,
+    language: str | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> list[str]:
+    """What the model writes for each text.
+
+    Without `do_sample` it does not depend on the other texts. A sample depends on torch's seed, the texts and the batch
+    size.
+
+    Args:
+        model: An encoder-decoder (`AutoModelForSeq2SeqLM`), which reads the text and writes another one, or a decoder
+            (`AutoModelForCausalLM`), which continues it; the continuation is returned.
+        tokenizer: Its tokenizer.
+        texts: Sources or prompts.
+        max_new_tokens: Longest written text in tokens.
+        max_length: Texts are cut to so many tokens, sources at their end and prompts at their beginning; None for an
+            error for texts over the model's limit.
+        batch_size: Texts per batch; texts of similar length are batched.
+        language: The language to write, one of `tokenizer.languages`; None for the first or only one.
+        progress: Whether to show a bar.
+        options: Arguments of `generate`, such as `num_beams` and `length_penalty`; greedy by default.
+
+    Raises:
+        CtxError: The model does not write text, or not this language; a text has no token, or too many for the model.
+    """
+    check_generates(model)
+    number = language_number(tokenizer, language)
+    rows = _encode(model, tokenizer, texts, max_length)
+    _check_rows(model, tokenizer, texts, rows, max_new_tokens)
+    settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **options}
+    if not _has_encoder(model) and model.generation_config.pad_token_id is None:
+        settings.setdefault("pad_token_id", _padding(tokenizer))
+    order = sorted(range(len(texts)), key=lambda place: len(rows[place]))
+    found: dict[int, str] = {}
+    with evaluation_mode(model):
+        for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", shown=progress):
+            places = order[first : first + batch_size]
+            batch = _batch(model, tokenizer, [rows[place] for place in places], number)
+            written = model.generate(**batch, **settings)
+            if not _has_encoder(model):
+                written = written[:, batch["input_ids"].shape[1] :]
+            found |= dict(zip(places, written_texts(tokenizer, written.tolist()), strict=True))
+    return [found[place] for place in range(len(texts))]
+
+
+def _has_encoder(model: PreTrainedModel) -> bool:
+    """Whether what it writes is a text of its own, and not the continuation of what it reads."""
+    return bool(model.config.is_encoder_decoder)
+
+
+def _encode(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int | None
+) -> list[list[int]]:
+    """The ids of each text; those of a prompt without the tokens that end a text."""
+    if _has_encoder(model):
+        cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
+        return tokenizer(list(texts), verbose=False, **cut)["input_ids"]
+    encoded = tokenizer(list(texts), verbose=False, return_special_tokens_mask=True)
+    rows = []
+    for ids, special in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
+        end = len(ids) - next((place for place, each in enumerate(reversed(special)) if not each), 0)
+        rows.append(ids[:end] if max_length is None else ids[:end][-max_length:])
+    return rows
+
+
+def _check_rows(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], rows: list[list[int]], new: int
+) -> None:
+    """Raise CtxError for a text without a token, or one that with its continuation is longer than the model reads."""
+    special, limit = len(tokenizer("")["input_ids"]), longest_input(model.config)
+    if limit is not None and new > limit:
+        raise CtxError(
+            f"{new} new tokens are over the model's limit of {limit} positions.",
+            location=f"--max_new_tokens {new}",
+            hint=f"use {limit} or fewer (max_new_tokens).",
+        )
+    room = limit if limit is None or _has_encoder(model) else limit - new
+    for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
+        if len(row) <= (special if _has_encoder(model) else 0) or not text.strip():
+            raise CtxError(f"Text {number} (counted from 0) has no words: {text!r}.", hint="remove it.")
+        if room is not None and len(row) > room:
+            raise CtxError(
+                f"Text {number} (counted from 0) has {len(row)} tokens; the model reads {limit}"
+                + ("." if room == limit else f", of which it writes {new}."),
+                location=f"{text[:60]!r}",
+                hint="shorten it, or cut all texts: --max_length (max_length).",
+            )
+
+
+def _padding(tokenizer: PreTrainedTokenizerBase) -> int:
+    """A token for places that no model looks at."""
+    return next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+
+
+def _batch(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], language: int | None
+) -> dict[str, torch.Tensor]:
+    """Padded rows; prompts are padded on the left, so that each is followed by its continuation."""
+    padder = RowPadder([len(row) for row in rows], tokenizer.padding_side if _has_encoder(model) else "left")
+    ids = padder.pad([np.asarray(row) for row in rows], _padding(tokenizer))
+    batch = {"input_ids": ids, "attention_mask": padder.attention_mask()}
+    if language is not None:
+        batch["target_languages"] = torch.full((len(rows),), language)
+    return {name: tensor.to(model.device) for name, tensor in batch.items()}

@@ -1,0 +1,217 @@
+"""Sources and targets: what is read, how it is encoded and scored, what bad data say, pairs made from other data."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from task_files import make_task, written
+from transformers import BartConfig
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.documents import Documents
+from hf_ctxmodels.data.tasks import text_metrics
+from hf_ctxmodels.data.tasks.pairs import PairLimits, question_pairs, split_questions, summary_pairs
+from hf_ctxmodels.data.tasks.question_answering import Question, read_squad
+from hf_ctxmodels.data.tasks.seq2seq import SourceTarget
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
+from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
+from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
+from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
+
+PAIRS = [("A cat sat. It slept.", "Eine Katze saß."), ("A dog saw a cat!", "Ein Hund sah."), ("A cat.", "Katze")]
+METRICS = "bleu,exact_match"
+
+
+@pytest.fixture
+def words() -> CtxCoveTokenizer:
+    return CtxCoveTokenizer.train(map("\t".join, PAIRS), vocab_size=60, min_count=1, min_target_count=1)
+
+
+def examples_of(tmp_path, task, pairs=PAIRS):
+    lines = [json.dumps({"source": source, "target": target}) for source, target in pairs]
+    return task.read(written(tmp_path / "a.jsonl", "\n".join(lines)), "train")
+
+
+def prepared(tmp_path, tokenizer, pairs=PAIRS, **arguments):
+    task = make_task("seq2seq", **{"metrics": METRICS, **arguments})
+    examples = examples_of(tmp_path, task, pairs)
+    fields = task.config_fields(tokenizer)
+    config = CtxLaserConfig if "num_languages" in fields else CtxCoveConfig
+    task.configure(config(**fields), examples, examples)
+    return task, examples
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_sources_and_targets_are_padded(tmp_path, words, side):
+    words.padding_side = side
+    task, examples = prepared(tmp_path, words)
+    features = task.encode(examples, words).features
+    batch = task.collator(words)([feature | {"epoch": 0, "example_index": 3} for feature in features])
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+    width = max(len(feature["input_ids"]) for feature in features)
+    for row, (source, target) in enumerate(PAIRS):
+        ids, labels = words(source).input_ids, words(text_target=target).input_ids
+        padding = [words.pad_token_id] * (width - len(ids))
+        assert batch["input_ids"][row].tolist() == (padding + ids if side == "left" else ids + padding)
+        assert batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist() == ids
+        assert labels[-1] == words.target_end_id
+        assert batch["labels"][row].tolist() == labels + [-100] * (batch["labels"].shape[1] - len(labels))
+
+
+def test_ids_become_texts_and_scores(tmp_path, words):
+    task, examples = prepared(tmp_path, words)
+    encoded = task.encode(examples, words)
+    start, end = words.target_start_id, words.target_end_id
+    outputs = [{"sequences": np.array([start, *feature["labels"], end, 0])} for feature in encoded.features]
+    predictions = task.decode(examples, encoded, outputs)
+    assert predictions == [target for _, target in PAIRS]
+    assert task.score(examples, predictions)["exact_match"] == 1
+    assert task.score(examples, ["Eine  Katze saß. ", "ein Hund sah.", "Hund"])["exact_match"] == pytest.approx(1 / 3)
+    assert list(task.score(examples, predictions)) == ["bleu", "exact_match"], "the main metric comes first"
+    assert task.record(examples[2], "Hund")["target"] == "Katze"
+
+
+def test_the_baseline_is_the_better_one_of_two(tmp_path, words):
+    same = [(f"{target} Mehr.", target) for _, target in PAIRS[:2]] * 2
+    for pairs, name in ((same, "the first sentence of the source"), ([(t, t) for _, t in same], "the source itself")):
+        task, examples = prepared(tmp_path, words, pairs)
+        assert task.baseline([], examples) == [target for _, target in pairs]
+        assert task.baseline_name == name
+
+
+def test_the_language_is_given_to_the_model(tmp_path):
+    texts = ["a cat\t<de> eine Katze", "eine Katze\t<en> a cat"]
+    tokenizer = CtxLaserTokenizer.train(texts * 3, vocab_size=60)
+    task, examples = prepared(tmp_path, tokenizer, target_language="<en>")
+    batch = task.collator(tokenizer)(task.encode(examples, tokenizer).features)
+    assert batch["target_languages"].tolist() == [tokenizer.languages.index("<en>")] * 3
+    assert task.config_fields(tokenizer)["num_languages"] == 2
+    task, examples = prepared(tmp_path, tokenizer, target_language="<fr>")
+    with pytest.raises(CtxError, match=r"(?s)does not write '<fr>'.*<de>, <en>"):
+        task.encode(examples, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("pair", "arguments", "says"),
+    [
+        (("\t", "Katze"), {}, r"(?s)No text in column\(s\) source.*jsonl:4"),
+        (("A cat.", " "), {}, r"(?s)No text in column\(s\) target.*jsonl:4"),
+        ((5 * "A cat. ", "Katze"), {}, r"(?s)1 of 4 sources have more than 9 tokens, the longest \d+.*--max_length 9"),
+        (("A cat.", 9 * "Katze "), {}, r"(?s)1 of 4 targets have more than 8 tokens, the longest 10.*--max_target_l"),
+        (("A cat.", "Katze"), {"metrics": "bleu,blue"}, r"(?s)no metric 'blue'.*rouge, bleu, exact_match"),
+        (("A cat.", "Katze"), {"metrics": "bleu,bleu"}, "named twice"),
+        (("A cat.", "Katze"), {"num_beams": 0}, "--num_beams must be at least 1"),
+        (("A cat.", "Katze"), {"text_columns": "source,target"}, "2 columns of sources"),
+    ],
+)
+def test_bad_data_say_what_and_where(tmp_path, words, pair, arguments, says):
+    def read_and_encode():
+        task, examples = prepared(tmp_path, words, [*PAIRS, pair], max_length=9, max_target_length=8, **arguments)
+        task.encode(examples, words)
+
+    with pytest.raises(CtxError, match=says):
+        read_and_encode()
+
+
+def test_long_sources_are_cut_on_request(tmp_path, words):
+    task, examples = prepared(tmp_path, words, max_length=4, cut_sources=True)
+    assert [feature["input_ids"] for feature in task.encode(examples, words).features] == [
+        words(source).input_ids[:4] for source, _ in PAIRS
+    ]
+
+
+def test_models_and_tokenizers_that_cannot_write_are_refused(tmp_path, words, tokenizer):
+    task, examples = prepared(tmp_path, words)
+    with pytest.raises(CtxError, match="CtxBertConfig cannot be opened with AutoModelForSeq2SeqLM"):
+        task.configure(CtxBertConfig(), examples, examples)
+    with pytest.raises(CtxError, match="no token that ends a text"):
+        task.configure(CtxCoveConfig(eos_token_id=None), examples, examples)
+    with pytest.raises(CtxError, match=r"limit of 100 positions(.|\n)*--max_length 128"):
+        task.configure(BartConfig(max_position_embeddings=100), examples, examples)
+    task.configure(CtxCoveConfig(eos_token_id=149), examples, examples)
+    with pytest.raises(CtxError, match=r"CtxBertTokenizer ends targets without.*eos_token_id 149"):
+        task.encode(examples, tokenizer)
+    task.configure(CtxCoveConfig(eos_token_id=tokenizer.sep_token_id), examples, examples)
+    for pair, side in ((("\x01", "the cat"), "source"), (("the cat", "\x01"), "target")):
+        with pytest.raises(CtxError, match=rf"(?s)The {side} has no token of text: '\\x01'.*a:1"):
+            task.encode([SourceTarget(*pair, "a:1")], tokenizer)
+    words.pad_token = None
+    with pytest.raises(CtxError, match="no padding token"):
+        task.collator(words)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    with pytest.raises(CtxError, match=r"(?s)rouge_score.*hf_ctxmodels\[generation\]"):
+        text_metrics.metric_names("bleu,rouge")
+
+
+def test_bleu_without_regard_to_case():
+    sides = (["Eine Katze sitzt da ."], ["eine katze sitzt da ."])
+    assert text_metrics.corpus_bleu(*sides, lower_case=True).score == pytest.approx(100)
+    assert text_metrics.corpus_bleu(*sides).score < 50
+    assert text_metrics.exact_match(*sides, lower_case=True) == {"exact_match": 1.0}
+    with pytest.raises(CtxError, match="2 texts, 1 references"):
+        text_metrics.corpus_bleu(["a", "b"], ["a"])
+
+
+def test_rouge_by_hand():
+    pytest.importorskip("rouge_score", reason="needs the extra `generation`")
+    found = text_metrics.rouge(["the cat sat on it", "a"], ["on the cat it sat", "a"])
+    # words: 5 of 5; pairs: 1 (the cat) of 4; longest subsequence: the cat sat, or the cat it: 3 of 5
+    assert found == {"rouge1": 1.0, "rouge2": pytest.approx(0.125), "rougeL": pytest.approx(0.8)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pairs made from other data
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_summaries_are_first_sentences():
+    limits = PairLimits(min_target=2, max_target=4, min_source=3, max_source=6)
+    documents = [
+        ["A title here", "One two three.", "Four  five six.", "Seven."],
+        ["Short", "One two three."],
+        ["A title of too many words", "One two three."],
+        ["A title", "One two."],
+        ["A title", "One. A title again."],
+    ]
+    assert list(summary_pairs(documents, limits)) == [("One two three. Four five six.", "A title here")]
+
+
+def test_questions_stand_with_the_sentences_of_their_answer():
+    text = "It rained. The cat sat. \nThe dog ran home. It slept."
+    limits = PairLimits(min_target=2, max_source=13)
+    questions = [
+        Question("1", "Who sat?", text, ((text.index("cat"), "cat"),), "1"),
+        Question("2", "What is told?", text, ((text.index("cat"), "cat sat. \nThe dog"),), "2"),
+        Question("3", "Why not so?", text, (), "3"),
+        Question("4", "Why?", text, ((0, "It"),), "4"),
+    ]
+    assert list(question_pairs(questions, limits)) == [
+        ("answer: cat context: The cat sat.", "Who sat?"),
+        ("answer: cat sat. The dog context: The cat sat. The dog ran home.", "What is told?"),
+    ]
+    assert len(list(question_pairs(questions, PairLimits(min_target=2, max_source=5)))) == 0
+
+
+def test_real_questions_are_split_by_context(shared_data):
+    questions = read_squad(str(shared_data / "qa" / "xquad.en.json.gz"))
+    training, validation = split_questions(questions, 0.1)
+    assert len(training) + len(validation) == len(questions) == 1190
+    assert not {each.context for each in training} & {each.context for each in validation}
+    assert len({each.context for each in validation}) == 24
+    for source, target in question_pairs(validation, PairLimits()):
+        answer, context = source.removeprefix("answer: ").split(" context: ")
+        assert answer in context
+        assert target
+    with pytest.raises(CtxError, match="leaves one part empty"):
+        split_questions(questions[:1], 0.1)
+
+
+def test_documents_of_one_sentence_have_no_summary():
+    with pytest.raises(StopIteration):
+        next(iter(summary_pairs(Documents("d", lambda: iter([["One sentence alone stands here."]])), PairLimits())))

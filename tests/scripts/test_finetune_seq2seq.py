@@ -1,0 +1,134 @@
+"""finetune --task seq2seq as a user runs it: an encoder-decoder of words, new, and one of transformers."""
+
+import json
+import random
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from forked import run_forked
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast, T5Config
+
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
+
+ROOT = Path(__file__).parents[2]
+WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
+QUICK = ["--metrics", "exact_match,bleu", "--max_length", 8, "--max_target_length", 6, "--save_steps", 0]
+QUICK += ["--learning_rate", "1e-2"]
+
+
+def run(monkeypatch, script, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
+    return exit_.value.code
+
+
+@pytest.fixture
+def files(tmp_path) -> list:
+    """Texts, and word by word their translations."""
+    rng = random.Random(0)
+    for name, size in (("train", 400), ("dev", 30)):
+        texts = [rng.choices(list(WORDS), k=rng.randint(1, 3)) for _ in range(size)]
+        rows = [" ".join(text) + "\t" + " ".join(map(WORDS.get, text)) for text in texts]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tgerman", *rows]) + "\n")
+        (tmp_path / f"{name}.txt").write_text("".join(row.split("\t")[0] + "\n" for row in rows))
+    files = ["--train_file", tmp_path / "train.tsv", "--validation_file", tmp_path / "dev.tsv"]
+    return [*files, "--text_columns", "text", "--label_column", "german"]
+
+
+def save_new(folder: Path) -> list:
+    """A family's tokenizer; the model is new."""
+    pairs = [f"{source}\t{target}" for source, target in WORDS.items()]
+    FAMILIES["cove"].tokenizer.train(pairs, 60, min_count=1, min_target_count=1).save_pretrained(folder)
+    sizes = ["embedding_size=16", "hidden_size=32", "num_hidden_layers=1", "hidden_dropout_prob=0"]
+    return ["--family", "cove", "--tokenizer", folder, "--config_options", *sizes]
+
+
+def save_peer(folder: Path) -> list:
+    """A tiny T5 of transformers, with a tokenizer of both languages' words."""
+    vocabulary = ["<pad>", "</s>", "<unk>", *WORDS, *WORDS.values()]
+    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+    config = T5Config(vocab_size=len(vocabulary), dropout_rate=0.0, decoder_start_token_id=0, **sizes)
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
+    return ["--model", folder]
+
+
+@pytest.mark.parametrize("save", [save_new, save_peer])
+def test_learns_and_writes_what_generate_writes(save, files, tmp_path, monkeypatch, capsys):
+    out, predicted, written = tmp_path / "out", tmp_path / "predictions.jsonl", tmp_path / "written.txt"
+    flags = [*save(tmp_path / "model"), "--task", "seq2seq", *files, *QUICK, "--label_smoothing", 0.1]
+    flags += ["--max_steps", 160, "--num_beams", 2, "--predictions_file", predicted, "--output_dir", out]
+    assert run(monkeypatch, "finetune.py", *flags) == 0
+    shown = capsys.readouterr().out
+    summary = TrainingSummary.load(out)
+    assert summary.metrics["eval_exact_match"] > 0.5
+    assert f"{summary.metrics['eval_exact_match']:.4f}" in shown
+    assert "baseline: the source itself" in shown
+    assert summary.metrics["baseline_exact_match"] == 0
+    predictions = [json.loads(line) for line in predicted.read_text().splitlines()]
+    wanted = [" ".join(map(WORDS.get, each["source"].split())) for each in predictions]
+    right = [each["prediction"] == each["target"] == text for each, text in zip(predictions, wanted, strict=True)]
+    assert sum(right) / len(right) == pytest.approx(summary.metrics["eval_exact_match"])
+    flags = [
+        "--model",
+        out,
+        "--input",
+        tmp_path / "dev.txt",
+        "--num_beams",
+        2,
+        "--max_new_tokens",
+        6,
+        "--batch_size",
+        7,
+    ]
+    assert run(monkeypatch, "generate.py", *flags, "--output_file", written) == 0
+    assert written.read_text().splitlines() == [each["prediction"] for each in predictions]
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(out)).__name__ == summary.model_class
+    assert AutoTokenizer.from_pretrained(out)("red cat").input_ids
+
+
+def test_a_tokenizer_of_another_kind_of_family_is_refused(files, tmp_path, monkeypatch, capsys):
+    flags = [*save_new(tmp_path / "model"), "--task", "seq2seq", *files, *QUICK, "--max_steps", 1, "--output_dir", "o"]
+    flags[1] = "bert"
+    del flags[4:9]
+    assert run(monkeypatch, "finetune.py", *flags) == 2
+    assert "target_vocab_size=10, for which CtxBertConfig has no field" in capsys.readouterr().err
+
+
+# Two processes that meet in a file; tests/training/test_faults.py starts two by `accelerate launch`.
+TWO_PROCESSES = """
+import sys
+sys.path.insert(0, "scripts")
+import finetune
+from accelerate import debug_launcher
+debug_launcher(finetune.main, num_processes=2)
+"""
+
+
+def test_two_processes_give_the_losses_and_texts_of_one(files, tmp_path):
+    flags = [*save_peer(tmp_path / "model"), "--task", "seq2seq", *files, *QUICK, "--label_smoothing", 0.1]
+    flags += ["--max_steps", 2, "--logging_steps", 1, "--gradient_accumulation_steps", 2, "--learning_rate", 1e-3]
+    logs, texts = {}, {}
+    script = ROOT / "scripts" / "finetune.py"
+    for processes, command in ((1, [script]), (2, ["-c", TWO_PROCESSES])):
+        out, predicted = tmp_path / f"out{processes}", tmp_path / f"{processes}.jsonl"
+        more = ["--output_dir", out, "--per_device_batch_size", 8 // processes, "--predictions_file", predicted]
+        result = run_forked(*command, *flags, *more, cwd=ROOT)
+        assert result.returncode == 0, result.stderr[-3000:]
+        logs[processes] = [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
+        texts[processes] = predicted.read_text()
+    for one, two in zip(logs[1], logs[2], strict=True):
+        for name in ("loss", "grad_norm", "eval_loss", "eval_exact_match"):
+            assert one.get(name) == pytest.approx(two.get(name), abs=1e-5)
+    assert texts[1] == texts[2]

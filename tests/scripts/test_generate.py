@@ -1,0 +1,198 @@
+"""Texts that models write: from two files of lines to translations and their BLEU, by the scripts; continuations."""
+
+import json
+import random
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sacrebleu import corpus_bleu
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from zoo import tiny_config
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.inference import generate_texts
+from hf_ctxmodels.registry import FAMILIES
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TRANSLATING = [name for name, family in FAMILIES.items() if "AutoModelForSeq2SeqLM" in family.models]
+WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, script: str, **flags: object) -> int:
+    arguments = [part for name, value in flags.items() for part in (f"--{name}", *str(value).split())]
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    return stopped.value.code
+
+
+def write(folder: Path, name: str, lines: int, seed: int) -> dict[str, Path]:
+    """Texts, and word by word their translations, in the reverse order."""
+    rng = random.Random(seed)
+    texts = [rng.choices(list(WORDS), k=rng.randint(2, 3)) for _ in range(lines)]
+    paths = {language: folder / f"{name}.{language}" for language in ("en", "de")}
+    paths["en"].write_text("".join(" ".join(text) + ".\n" for text in texts))
+    paths["de"].write_text("".join(" ".join(WORDS[word] for word in text[::-1]) + ".\n" for text in texts))
+    return paths
+
+
+@pytest.mark.parametrize("family", TRANSLATING)
+def test_learns_to_translate(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    train, test = write(tmp_path, "train", 600, seed=0), write(tmp_path, "test", 40, seed=1)
+    data = {"dataset": train["en"], "translations": train["de"], "family": family}
+    hidden, length, demanded = 32, 120, 50  # BLEU; the best text that is always the same one gets 13
+    if any(objective.reads_language_tags for objective in FAMILIES[family].objectives.values()):
+        data["language_tags"] = "<de>"
+        hidden, length, demanded = 96, 250, 20  # a sentence's vector is all that the decoder has
+    tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
+    assert run(monkeypatch, "train_tokenizer.py", **data, vocab_size=50, output_dir=tokenizer) == 0
+    assert "unknown tokens   0.00%" in capsys.readouterr().out
+    sizes = f"embedding_size=16 hidden_size={hidden} num_hidden_layers=1 hidden_dropout_prob=0"
+    steps = {"max_steps": length, "learning_rate": 1e-2, "per_device_batch_size": 32, "dataloader_workers": 0}
+    output = {"output_dir": model, "save_steps": 0, "config_options": sizes, "tokenizer": tokenizer}
+    assert run(monkeypatch, "pretrain.py", **data, **steps, **output, validation_fraction=0.05, max_length=12) == 0
+    capsys.readouterr()
+    files = {"model": model, "input": test["en"], "references": test["de"], "output_file": written}
+    assert run(monkeypatch, "generate.py", **files, num_beams=3, batch_size=7) == 0
+    printed = capsys.readouterr().out
+    texts, references = written.read_text().splitlines(), test["de"].read_text().splitlines()
+    bleu = corpus_bleu(texts, [references]).score
+    assert f"BLEU {bleu:.2f}  nrefs:1|case:mixed" in printed
+    assert bleu > demanded, "reversing the words and their translation was not learned"
+    opened, words = AutoModelForSeq2SeqLM.from_pretrained(model), AutoTokenizer.from_pretrained(tokenizer)
+    sources = test["en"].read_text().splitlines()
+    torch.manual_seed(0)
+    assert generate_texts(opened, words, sources, num_beams=3, batch_size=40) == texts, "whatever stands beside a text"
+    assert generate_texts(opened, words, sources[:1]) == generate_texts(opened, words, sources)[:1]
+    with pytest.raises(CtxError, match="Text 1"):
+        generate_texts(opened, words, ["a cat", " "])
+
+
+def test_without_translations_pretraining_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    train = write(tmp_path, "train", 30, seed=0)
+    data = {"dataset": train["en"], "translations": train["de"], "family": "cove"}
+    assert run(monkeypatch, "train_tokenizer.py", **data, vocab_size=50, output_dir=tmp_path / "tokenizer") == 0
+    (tmp_path / "text.txt").write_text("red cat.\n")
+    flags = {"family": "cove", "dataset": tmp_path / "text.txt", "tokenizer": tmp_path / "tokenizer", "max_steps": 1}
+    assert run(monkeypatch, "pretrain.py", **flags, output_dir=tmp_path / "model") == 2
+    assert "--translations" in capsys.readouterr().err
+
+
+CONTINUING = [name for name, family in FAMILIES.items() if "AutoModelForCausalLM" in family.models]
+
+
+def test_decoders_continue_each_text_as_if_it_stood_alone(tmp_path: Path) -> None:
+    """Prompts of several lengths in one batch, of every family, against `generate` of one prompt without padding."""
+    texts = ["red cat", "one big dog sees", "cat", "a red dog sees one big cat"]
+    for name in CONTINUING:
+        family = FAMILIES[name]
+        tokenizer = family.tokenizer.train([" ".join(texts)] * 20, vocab_size=300)
+        sizes = {"vocab_size": len(tokenizer), "initializer_range": 0.3, "pad_token_id": tokenizer.pad_token_id}
+        known = {size: value for size, value in sizes.items() if size in family.config.__dataclass_fields__}
+        torch.manual_seed(1)
+        model = family.models["AutoModelForCausalLM"](tiny_config(family, **known)).eval()
+        model.generation_config.eos_token_id = None
+        alone = []
+        for text in texts:
+            ids = tokenizer(text, return_special_tokens_mask=True)
+            while ids["special_tokens_mask"][-1]:
+                for column in ids.values():
+                    column.pop()
+            prompt = torch.tensor([ids["input_ids"]])
+            written = model.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, prompt.shape[1] :]
+            alone.append(tokenizer.decode(written, skip_special_tokens=True).strip())
+        assert generate_texts(model, tokenizer, texts, max_new_tokens=5, batch_size=3) == alone, name
+        assert any(alone), name
+        with pytest.raises(CtxError, match=r"Text 1 \(counted from 0\) has no words"):
+            generate_texts(model, tokenizer, ["a cat", " "], max_new_tokens=5)
+
+
+def save_decoder(folder: Path) -> None:
+    family = FAMILIES["gpt2"]
+    tokenizer = family.tokenizer.train(["a red cat sees one big dog"] * 20, vocab_size=300)
+    torch.manual_seed(0)
+    config = tiny_config(family, vocab_size=len(tokenizer), max_position_embeddings=16, initializer_range=0.3)
+    family.models["AutoModelForCausalLM"](config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def test_samples_depend_on_the_seed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    save_decoder(tmp_path / "model")
+    (tmp_path / "in.txt").write_text("a red cat\none dog\n")
+    files = {"model": tmp_path / "model", "input": tmp_path / "in.txt", "max_new_tokens": 8}
+    found = []
+    for number, (seed, flags) in enumerate([(0, {"do_sample": ""}), (0, {"do_sample": ""}), (1, {"do_sample": ""})]):
+        out = tmp_path / f"{number}.txt"
+        assert run(monkeypatch, "generate.py", **files, **flags, seed=seed, output_file=out) == 0
+        found.append(out.read_text())
+    assert found[0] == found[1] != found[2]
+    assert all(len(text.splitlines()) == 2 for text in found)
+    assert f"2 texts written to {tmp_path / '2.txt'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"temperature": 0.5}, r"--temperature needs --do_sample"),
+        ({"length_penalty": 0.5}, r"--length_penalty needs --num_beams 2 or more"),
+        ({"max_new_tokens": 15}, r"Text 0 .*has \d+ tokens; the model reads 16, of which it writes 15"),
+        ({"language": "<de>"}, r"does not write '<de>'(.|\n)*leave the language out"),
+        ({"references": "{tmp}/one.txt"}, r"2 texts, 1 references"),
+        ({"references": "{tmp}/in.txt", "metrics": "f1"}, r"no metric 'f1'"),
+        ({"input": "{tmp}/none.txt"}, r"The file is empty"),
+    ],
+)
+def test_bad_flags_and_files_say_what_to_do(
+    flags: dict, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    save_decoder(tmp_path / "model")
+    for name, text in (("in", "a red cat\none dog\n"), ("one", "a cat\n"), ("none", "")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    files = {"model": tmp_path / "model", "input": tmp_path / "in.txt"}
+    given = {name: str(value).replace("{tmp}", str(tmp_path)) for name, value in flags.items()}
+    assert run(monkeypatch, "generate.py", **(files | given)) == 2
+    assert re.search(says, capsys.readouterr().err)
+
+
+def test_an_encoder_does_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    family = FAMILIES["bert"]
+    tokenizer = family.tokenizer.train(["a red cat"] * 20, vocab_size=60)
+    model = family.models["AutoModel"](tiny_config(family, vocab_size=60))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "bert")
+    (tmp_path / "in.txt").write_text("a red cat\n")
+    assert run(monkeypatch, "generate.py", model=tmp_path / "bert", input=tmp_path / "in.txt") == 2
+    assert "CtxBertConfig has no head that writes text" in capsys.readouterr().err
+    with pytest.raises(CtxError, match="CtxBertModel does not write text"):
+        generate_texts(model, tokenizer, ["a red cat"])
+
+
+def test_pairs_are_made_in_the_files_of_both_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    articles = [f"A red cat number {number}\nOne big dog sees it. The dog runs.\n" for number in range(20)]
+    (tmp_path / "news.txt").write_text("\n".join(articles))
+    flags = {"kind": "summaries", "dataset": tmp_path / "news.txt", "min_source_words": 5}
+    assert run(monkeypatch, "make_pairs.py", **flags, output_dir=tmp_path / "pairs") == 0
+    assert "18 pairs for training and 2 for validation" in capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "pairs" / "train.jsonl").read_text().splitlines()]
+    for side in ("source", "target"):
+        assert (tmp_path / "pairs" / f"train.{side}.txt").read_text().splitlines() == [row[side] for row in rows]
+    assert rows[0] == {"source": "One big dog sees it. The dog runs.", "target": rows[0]["target"]}
+    assert run(monkeypatch, "make_pairs.py", **flags, output_dir=tmp_path / "pairs") == 2
+    assert "--overwrite" in capsys.readouterr().err
+    flags["min_source_words"] = 50
+    assert run(monkeypatch, "make_pairs.py", **flags, output_dir=tmp_path / "none") == 2
+    assert "0 pairs for training and 0 for validation" in capsys.readouterr().err
