@@ -31,6 +31,7 @@ _FOLDERS = (
     "gpt3",
     "grover",
     "bart",
+    "mass",
     "word2vec",
     "glove",
     "elmo",

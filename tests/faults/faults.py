@@ -7,6 +7,7 @@ from ernie_faults import ERNIE_FAULTS
 from fault import Fault
 from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
+from mass_faults import MASS_FAULTS
 from models_faults import MODELS_FAULTS
 from seq2seq_faults import SEQ2SEQ_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
@@ -24,6 +25,7 @@ FAULTS = [
     *XLM_FAULTS,
     *ERNIE_FAULTS,
     *SEQ2SEQ_FAULTS,
+    *MASS_FAULTS,
     *DATA_FAULTS,
     *TRAINING_FAULTS,
     *DOCS_FAULTS,
