@@ -4,6 +4,7 @@ from hf_ctxmodels import models
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inspecting import inspecting
 from hf_ctxmodels.models.albert import *
+from hf_ctxmodels.models.bart import *
 from hf_ctxmodels.models.bert import *
 from hf_ctxmodels.models.cove import *
 from hf_ctxmodels.models.cvt import *
@@ -19,6 +20,7 @@ from hf_ctxmodels.models.grover import *
 from hf_ctxmodels.models.infersent import *
 from hf_ctxmodels.models.laser import *
 from hf_ctxmodels.models.lmseq2seq import *
+from hf_ctxmodels.models.mass import *
 from hf_ctxmodels.models.roberta import *
 from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.spanbert import *
@@ -59,6 +61,7 @@ __all__ = [
     "inspecting",
 ]
 __all__ += models.albert.__all__
+__all__ += models.bart.__all__
 __all__ += models.bert.__all__
 __all__ += models.cove.__all__
 __all__ += models.cvt.__all__
@@ -74,6 +77,7 @@ __all__ += models.grover.__all__
 __all__ += models.infersent.__all__
 __all__ += models.laser.__all__
 __all__ += models.lmseq2seq.__all__
+__all__ += models.mass.__all__
 __all__ += models.roberta.__all__
 __all__ += models.seqae.__all__
 __all__ += models.spanbert.__all__

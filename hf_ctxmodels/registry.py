@@ -30,6 +30,8 @@ _FOLDERS = (
     "gpt2",
     "gpt3",
     "grover",
+    "bart",
+    "mass",
     "word2vec",
     "glove",
     "elmo",

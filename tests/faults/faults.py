@@ -8,7 +8,9 @@ from fault import Fault
 from generation_faults import GENERATION_FAULTS
 from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
+from mass_faults import MASS_FAULTS
 from models_faults import MODELS_FAULTS
+from seq2seq_faults import SEQ2SEQ_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
 from training_faults import TRAINING_FAULTS
 from xlm_faults import XLM_FAULTS
@@ -23,6 +25,8 @@ FAULTS = [
     *GPT_FAULTS,
     *XLM_FAULTS,
     *ERNIE_FAULTS,
+    *SEQ2SEQ_FAULTS,
+    *MASS_FAULTS,
     *DATA_FAULTS,
     *TRAINING_FAULTS,
     *GENERATION_FAULTS,
