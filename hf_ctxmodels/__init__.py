@@ -24,6 +24,7 @@ from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.spanbert import *
 from hf_ctxmodels.models.structbert import *
 from hf_ctxmodels.models.ulmfit import *
+from hf_ctxmodels.models.unilm import *
 from hf_ctxmodels.models.word2vec import *
 from hf_ctxmodels.models.xlm import *
 from hf_ctxmodels.models.xlm_roberta import *
@@ -79,6 +80,7 @@ __all__ += models.seqae.__all__
 __all__ += models.spanbert.__all__
 __all__ += models.structbert.__all__
 __all__ += models.ulmfit.__all__
+__all__ += models.unilm.__all__
 __all__ += models.word2vec.__all__
 __all__ += models.xlm.__all__
 __all__ += models.xlm_roberta.__all__

@@ -24,6 +24,7 @@ _FOLDERS = (
     "electra",
     "spanbert",
     "structbert",
+    "unilm",
     "xlnet",
     "xlm",
     "gpt",

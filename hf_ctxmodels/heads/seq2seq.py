@@ -40,7 +40,7 @@ class ConditionalGenerationOutput(ModelOutput):
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    past_key_values: RecurrentCache | None = None
+    past_key_values: Any = None
     decoder_hidden_states: tuple[Tensor, ...] | None = None
     decoder_attentions: tuple[Tensor, ...] | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
@@ -144,7 +144,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         else:
             check_tensors(attention_mask=attention_mask)
             check_padding_mask(attention_mask)
-        decoder_input_ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
+        decoder_input_ids = self.decoder_ids(encoder_outputs.last_hidden_state.shape[0], decoder_input_ids, labels)
         self._check_languages(decoder_input_ids.shape[0], target_languages)
         before = self.start(encoder_outputs) if past_key_values is None else past_key_values
         recorded = self.config.recorded_outputs(kwargs)
@@ -181,19 +181,22 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             states = self.decode(ids, target_mask, given).states
         return language_modeling_loss(self.prediction, states, labels, counts)
 
-    def decoder_ids(self, encoded: Any, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+    def decoder_ids(self, rows: int | None, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right.
+
+        Args:
+            rows: Number of texts; None does not check it.
+            ids, labels: As in `forward`.
 
         Raises:
             CtxError: Neither is given, or their shapes do not match each other or the source.
         """
-        rows = encoded.last_hidden_state.shape[0]
         if ids is None and labels is None:
             raise CtxError("Give decoder_input_ids, or labels, or call generate.")
         given = {"decoder_input_ids": ids, "labels": labels}
         check_tensors(**given)
         for name, tensor in given.items():
-            if tensor is not None and (tensor.dim() != 2 or tensor.shape[0] != rows or not tensor.shape[1]):
+            if tensor is not None and (tensor.dim() != 2 or rows not in (None, len(tensor)) or not tensor.shape[1]):
                 raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
         if ids is not None and labels is not None and ids.shape != labels.shape:
             raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(ids.shape)}.")
