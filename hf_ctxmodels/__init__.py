@@ -10,6 +10,7 @@ from hf_ctxmodels.models.cvt import *
 from hf_ctxmodels.models.electra import *
 from hf_ctxmodels.models.elmo import *
 from hf_ctxmodels.models.ernie import *
+from hf_ctxmodels.models.ernie_gen import *
 from hf_ctxmodels.models.gensen import *
 from hf_ctxmodels.models.glove import *
 from hf_ctxmodels.models.gpt import *
@@ -66,6 +67,7 @@ __all__ += models.cvt.__all__
 __all__ += models.electra.__all__
 __all__ += models.elmo.__all__
 __all__ += models.ernie.__all__
+__all__ += models.ernie_gen.__all__
 __all__ += models.gensen.__all__
 __all__ += models.glove.__all__
 __all__ += models.gpt.__all__

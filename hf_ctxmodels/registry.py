@@ -25,6 +25,7 @@ _FOLDERS = (
     "spanbert",
     "structbert",
     "unilm",
+    "ernie_gen",
     "xlnet",
     "xlm",
     "gpt",

@@ -14,8 +14,8 @@ from hf_ctxmodels.models.unilm.modeling_unilm import (
     CtxUniLMModel,
 )
 from hf_ctxmodels.models.unilm.tokenization_unilm import CtxUniLMTokenizer
-from hf_ctxmodels.objectives import MaskedLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
+from hf_ctxmodels.objectives import MaskedLM, MaskedSequenceToSequence, UnifiedLM
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
 
 SIZES = bert.SIZES
 
@@ -47,7 +47,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxUniLMForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxUniLMForMultipleChoice,
     },
-    objectives={"mlm": MaskedLM},
+    objectives={"unified-lm": UnifiedLM, "masked-seq2seq": MaskedSequenceToSequence, "mlm": MaskedLM},
     sizes=SIZES,
     published=PUBLISHED,
     conversion=UNILM_CONVERSION,
