@@ -67,21 +67,62 @@ class DecoderInputs:
     record: bool = False
 
 
-class ForConditionalGeneration(HeadModel, GenerationMixin):
+class WritingHead(HeadModel, GenerationMixin):
+    """The base of heads that write a target for a source.
+
+    The configuration has `target_vocab_size` and `decoder_start_token_id`. A family's class lists `GenerationMixin`
+    among its direct bases, as transformers requires.
+    """
+
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    _is_stateful = True  # no token is taken back, which assisted generation would need
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the first forward creates the cache
+
+    def decoder_ids(self, rows: int | None, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right.
+
+        Args:
+            rows: Number of texts; None does not check it.
+            ids, labels: As in `forward`.
+
+        Raises:
+            CtxError: Neither is given, or their shapes do not match each other or the source.
+        """
+        if ids is None and labels is None:
+            raise CtxError("Give decoder_input_ids, or labels, or call generate.")
+        given = {"decoder_input_ids": ids, "labels": labels}
+        check_tensors(**given)
+        for name, tensor in given.items():
+            if tensor is not None and (tensor.dim() != 2 or rows not in (None, len(tensor)) or not tensor.shape[1]):
+                raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
+        if ids is not None and labels is not None and ids.shape != labels.shape:
+            raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(ids.shape)}.")
+        check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
+        return self._shifted(labels) if ids is None else ids  # type: ignore[arg-type]
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        """(batch, steps) labels shifted to the right."""
+        size = self.config.target_vocab_size
+        ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
+        # the loss raises for ids outside the vocabulary
+        return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
+
+
+class ForConditionalGeneration(WritingHead):
     """Predicts each target token from the source and the target tokens before it.
 
-    The configuration has `target_vocab_size` and `decoder_start_token_id`, and `num_languages` if `takes_languages`.
-    A family's class lists `GenerationMixin` among its direct bases, as transformers requires.
+    The decoder is recurrent. The configuration has `num_languages` if `takes_languages`.
 
     Attributes:
         prediction: Linear map from the decoder's states to logits.
         takes_languages: Whether the decoder is conditioned on the target language.
     """
 
-    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     takes_languages: ClassVar[bool] = False
     prediction: nn.Linear
-    _is_stateful = True  # tokens cannot be removed from a state, which assisted generation would need
 
     @abstractmethod
     def start(self, encoded: Any) -> RecurrentCache:
@@ -103,10 +144,6 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """The encoder, run once by `generate`."""
         return self.base_model
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the first forward creates the cache
 
     @can_return_tuple
     def forward(
@@ -181,28 +218,6 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             states = self.decode(ids, target_mask, given).states
         return language_modeling_loss(self.prediction, states, labels, counts)
 
-    def decoder_ids(self, rows: int | None, ids: Tensor | None, labels: Tensor | None) -> Tensor:
-        """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right.
-
-        Args:
-            rows: Number of texts; None does not check it.
-            ids, labels: As in `forward`.
-
-        Raises:
-            CtxError: Neither is given, or their shapes do not match each other or the source.
-        """
-        if ids is None and labels is None:
-            raise CtxError("Give decoder_input_ids, or labels, or call generate.")
-        given = {"decoder_input_ids": ids, "labels": labels}
-        check_tensors(**given)
-        for name, tensor in given.items():
-            if tensor is not None and (tensor.dim() != 2 or rows not in (None, len(tensor)) or not tensor.shape[1]):
-                raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
-        if ids is not None and labels is not None and ids.shape != labels.shape:
-            raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(ids.shape)}.")
-        check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
-        return self._shifted(labels) if ids is None else ids  # type: ignore[arg-type]
-
     def _check_languages(self, rows: int, languages: Tensor | None) -> None:
         if languages is None:
             return
@@ -212,13 +227,6 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         if tuple(languages.shape) != (rows,):
             raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
         check_ids("target_languages", languages, self.config.num_languages, "num_languages")
-
-    def _shifted(self, labels: Tensor) -> Tensor:
-        """(batch, steps) labels shifted to the right."""
-        size = self.config.target_vocab_size
-        ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
-        # the loss raises for ids outside the vocabulary
-        return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, past_key_values: RecurrentCache | None = None, **kwargs: Any

@@ -53,7 +53,7 @@ class Given(NamedTuple):
         return self.labels != IGNORED
 
 
-class QueryForConditionalGeneration(heads.ForConditionalGeneration):
+class QueryForConditionalGeneration(heads.WritingHead):
     """Predicts each token of a target from the source, the target before it, and a query token in its place.
 
     `decoder_input_ids` are the tokens before each to be predicted, as of every encoder-decoder of transformers; the
@@ -78,7 +78,7 @@ class QueryForConditionalGeneration(heads.ForConditionalGeneration):
         return SourceReader(self, self.source_type)
 
     @can_return_tuple
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,

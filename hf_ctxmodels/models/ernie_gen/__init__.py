@@ -1,8 +1,8 @@
 """ERNIE-GEN (Xiao et al. 2020): BERT's network, which writes by infilling generation."""
 
 from hf_ctxmodels.models import bert
-from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import CtxErnieGenConfig
+from hf_ctxmodels.models.ernie_gen.conversion_ernie_gen import ERNIE_GEN_CONVERSION
 from hf_ctxmodels.models.ernie_gen.modeling_ernie_gen import (
     CtxErnieGenForConditionalGeneration,
     CtxErnieGenForMaskedLM,
@@ -30,15 +30,16 @@ SPEC = FamilySpec(
     tokenizer=CtxErnieGenTokenizer,
     models={
         "AutoModel": CtxErnieGenModel,
+        "AutoModelForPreTraining": CtxErnieGenForConditionalGeneration,
         "AutoModelForSeq2SeqLM": CtxErnieGenForConditionalGeneration,
         "AutoModelForMaskedLM": CtxErnieGenForMaskedLM,
     },
     objectives={"infilling": Infilling, "noisy-seq2seq": NoisySequenceToSequence, "mlm": MaskedLM},
     sizes=SIZES,
     published=PUBLISHED,
-    conversion=BERT_CONVERSION,
+    conversion=ERNIE_GEN_CONVERSION,
     parent="bert",
-    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1, "eos_token_id": 2}),
+    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
 )
 
 __all__ = [

@@ -27,6 +27,8 @@ class CtxErnieGenConfig(CtxQueryGenerationConfig, CtxBertConfig):
     eos_token_id: int | list[int] | None = 102
     query_token_id: int | None = 103
 
+    copied_segments: ClassVar[tuple[int, ...]] = (0, 1)
+
     def validate_segments(self) -> None:
         """Check the number of segments (called at construction)."""
         if self.type_vocab_size <= TARGET_SEGMENT:

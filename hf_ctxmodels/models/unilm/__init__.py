@@ -52,7 +52,7 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     conversion=UNILM_CONVERSION,
     parent="bert",
-    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1, "eos_token_id": 2}),
+    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
 )
 
 __all__ = [

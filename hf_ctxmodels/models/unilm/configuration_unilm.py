@@ -1,21 +1,17 @@
 """UniLM configuration (Dong et al. 2019, section 2.1 and 2.4; the released code)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.models._shared.configuration_query_generation import CtxQueryGenerationConfig
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
-from hf_ctxmodels.models.unilm.segments_unilm import NUM_SEGMENTS
-
-BERT_SEGMENTS = 2
+from hf_ctxmodels.models.unilm.segments_unilm import COPIED_SEGMENTS, NUM_SEGMENTS
 
 
 @strict
 class CtxUniLMConfig(CtxQueryGenerationConfig, CtxBertConfig):
     """Shape and regularisation of a UniLM network; the defaults are the base model's, with BERT's cased vocabulary.
-
-    A BERT configuration opens as one with six segments.
 
     Args: those of `CtxBertConfig` and `CtxQueryGenerationConfig`, of which differs `type_vocab_size`: 0 and 1 are the
         segments of a pair, 2 a text read from left to right, 3 one read from right to left, 4 a source, 5 its target.
@@ -30,15 +26,9 @@ class CtxUniLMConfig(CtxQueryGenerationConfig, CtxBertConfig):
     eos_token_id: int | list[int] | None = 102
     query_token_id: int | None = 103
 
+    copied_segments: ClassVar[tuple[int, ...]] = COPIED_SEGMENTS
+
     def validate_segments(self) -> None:
         """Check the number of segments (called at construction)."""
         if self.type_vocab_size != NUM_SEGMENTS:
             raise ValueError(f"type_vocab_size={self.type_vocab_size}; UniLM has {NUM_SEGMENTS} segments.")
-
-    @classmethod
-    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers; a BERT checkpoint, with segments of a pair only, is given all six."""
-        fields, unused = super().get_config_dict(*args, **kwargs)
-        if fields.get("type_vocab_size") == BERT_SEGMENTS:
-            fields = {**fields, "type_vocab_size": NUM_SEGMENTS}
-        return fields, unused

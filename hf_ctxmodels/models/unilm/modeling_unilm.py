@@ -1,30 +1,25 @@
 """UniLM (Dong et al. 2019, arXiv 1905.03197): BERT's network, pretrained as a bidirectional, a left-to-right, a
 right-to-left and a sequence-to-sequence language model. A token's segment says which tokens it sees."""
 
-from typing import Any
-
 from torch import Tensor
 from transformers import GenerationMixin
 
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
-from hf_ctxmodels.models._shared.bert_reference import ExportsMaskedLM, ReferenceIsBert
+from hf_ctxmodels.models._shared.bert_reference import ExportsMaskedLM
 from hf_ctxmodels.models._shared.query_generation import QueryForConditionalGeneration
+from hf_ctxmodels.models._shared.segment_copies import MoreSegmentsThanBert
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.unilm.configuration_unilm import BERT_SEGMENTS, CtxUniLMConfig
+from hf_ctxmodels.models.unilm.configuration_unilm import CtxUniLMConfig
 from hf_ctxmodels.models.unilm.conversion_unilm import UNILM_EXPORT
 from hf_ctxmodels.models.unilm.segments_unilm import SOURCE, TARGET, mask_of_segments
 
 
-class CtxUniLMPreTrainedModel(ReferenceIsBert, bert.CtxBertPreTrainedModel):
-    """UniLM's part of the model base; the names of the weights are BERT's, of whose segments an export has two."""
+class CtxUniLMPreTrainedModel(MoreSegmentsThanBert, bert.CtxBertPreTrainedModel):
+    """UniLM's part of the model base; the names of the weights are BERT's."""
 
     config: CtxUniLMConfig
     export_conversion = UNILM_EXPORT
-
-    def reference_config(self) -> dict[str, Any]:
-        """As of every model, with BERT's segments."""
-        return super().reference_config() | {"type_vocab_size": BERT_SEGMENTS}
 
 
 class CtxUniLMModel(CtxUniLMPreTrainedModel, bert.CtxBertModel):
@@ -64,7 +59,6 @@ class CtxUniLMForConditionalGeneration(
     masked_lm_class = CtxUniLMForMaskedLM
     source_type = SOURCE
     target_type = TARGET
-    takes_masked_targets = True
 
 
 class CtxUniLMForSequenceClassification(CtxUniLMHeadModel, bert.CtxBertForSequenceClassification):
