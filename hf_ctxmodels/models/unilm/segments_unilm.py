@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout
+from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 
 # Values of `token_type_ids`: both segments of a pair, a text read in one direction, source and target.
@@ -30,11 +30,12 @@ def mask_of_segments(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
         CtxError: Tokens that all others see stand behind others, or a sequence is read in both directions.
     """
     types = layout.pack(token_type_ids)
-    if not is_traced(types) and not bool((types > SECOND).any()):
+    ready = isinstance(layout, PaddedLayout) and layout.ready_mask is not None  # which says it already
+    if ready or (not is_traced(types) and not bool((types > SECOND).any())):
         return BIDIRECTIONAL
     positions, numbers, count = _places(layout, types.device)
     tokens = torch.ones_like(types, dtype=torch.bool)
-    if not isinstance(layout, PackedLayout) and layout.tokens is not None:
+    if isinstance(layout, PaddedLayout) and layout.tokens is not None:
         tokens = layout.tokens
     shared = ((types <= SECOND) | (types == SOURCE)) & tokens
     backward = (types == RIGHT_TO_LEFT) & tokens
