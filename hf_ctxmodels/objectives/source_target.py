@@ -186,7 +186,7 @@ class SourceTarget(Objective):
                 room = self.template.room(self.max_length - 1 - len(ids))
                 left = len(target.ids) - len(ids) + max(0, len(source.ids) - room)
                 self.statistics.update(sentences=1, tokens=len(source.ids), truncated_tokens=left)
-                row = {"input_ids": self.template.fill(source.ids[:room]), "target_ids": np.append(ids, end)}
+                row: Example = {"input_ids": self.template.fill(source.ids[:room]), "target_ids": np.append(ids, end)}
                 if target.word_ids is not None:
                     row["target_word_ids"] = np.append(target.word_ids[: len(ids)], np.int32(NO_WORD))
                 yield row

@@ -37,7 +37,9 @@ def targets() -> Tensor:
     return labels
 
 
-def prediction(case: Case, model: PreTrainedModel, source: Tensor, read: list[int], queries: int, group: list[int]) -> Tensor:
+def prediction(
+    case: Case, model: PreTrainedModel, source: Tensor, read: list[int], queries: int, group: list[int]
+) -> Tensor:
     """(queries, vocabulary) log-probabilities of the tokens after `read`: a forward of the masked-LM model over one
     sequence with an explicit mask. `read` begins with the start token; queries of a `group` see each other."""
     own = read if case.family.name == "ernie_gen" else read[1:]
@@ -61,7 +63,8 @@ def prediction(case: Case, model: PreTrainedModel, source: Tensor, read: list[in
     for layer in model.bert.layers:
         attention = layer.attention
         query, key, value = (
-            part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in attention.qkv_proj(states).chunk(3, -1)
+            part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+            for part in attention.qkv_proj(states).chunk(3, -1)
         )
         scores = query @ key.transpose(2, 3) * attention.scale + mask
         context = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
@@ -201,7 +204,7 @@ def test_smoothed_labels_in_training(case: Case) -> None:
 def test_what_is_refused(case: Case) -> None:
     model, batch = case.model(), sources()
     long: dict[str, Any] = {"decoder_input_ids": torch.full((3, 36), 7)}
-    with pytest.raises(CtxError, match="Source and target have .* tokens, above"):
+    with pytest.raises(CtxError, match=r"Source and target have \d+ tokens, above"):
         model(**batch, **long)
     with pytest.raises(CtxError, match="masked_target_ids is"):
         model(**batch, masked_target_ids=torch.full((2, 4), 7))

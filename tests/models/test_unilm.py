@@ -74,7 +74,11 @@ def test_four_masks_in_one_batch_are_the_explicit_mask(side: str) -> None:
 
 def test_segments_that_say_no_mask() -> None:
     ids = torch.full((1, 4), 7)
-    for types, problem in (([2, 0, 0, 2], "must come before"), ([3, 3, 2, 3], "beside others"), ([5, 4, 4, 5], "before")):
+    for types, problem in (
+        ([2, 0, 0, 2], "must come before"),
+        ([3, 3, 2, 3], "beside others"),
+        ([5, 4, 4, 5], "before"),
+    ):
         with pytest.raises(CtxError, match=problem):
             ENCODER.model()(ids, token_type_ids=torch.tensor([types]))
     with pytest.raises(StrictDataclassClassValidationError, match="UniLM has 6 segments"):

@@ -20,10 +20,6 @@ from hf_ctxmodels.objectives.unified_lm import KINDS
 CLS, SEP, MASK, FIRST = 2, 3, 4, 5
 
 
-def texts(documents=60, sentences=12, words=5):
-    return numbered_documents([[words] * sentences] * documents if words else [[3, 4]] * documents)
-
-
 def features(rows, epoch=0):
     return [{**row, "example_index": index, "epoch": epoch} for index, row in enumerate(rows)]
 
@@ -34,7 +30,7 @@ def pairs(count=40):
 
 
 def test_rows_are_what_their_segments_say_and_have_their_shares(tokenizer):
-    documents, home = numbered_documents([[5] * 9] * 60)
+    documents, home = numbered_documents([[3] * 24] * 40)  # rows of whole sentences
     counts, kinds = Counter(), Counter()
     for seed in range(8):
         objective = UnifiedLM(tokenizer, max_length=30, seed=seed, short_seq_probability=0.0)
@@ -196,7 +192,9 @@ def test_infilling_takes_fragments_out(tokenizer):
         lengths.update(map(len, runs))
     assert np.mean(shares) == pytest.approx(0.25, abs=0.01)
     assert max(lengths) > 4
-    assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1].where(batch["labels"][:, 1:] != -100, 0))
+    assert torch.equal(
+        batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1].where(batch["labels"][:, 1:] != -100, 0)
+    )
 
 
 def test_options_that_are_refused(tokenizer):

@@ -178,7 +178,9 @@ class QueryForConditionalGeneration(heads.WritingHead):
         if given.labels is not None:
             real = real | (as_targets(given.labels, "labels", ids.shape) != IGNORED)
         real = real.flip(1).cummax(1).values.flip(1)
-        words = joined(self, source, [target_rows(ids, real, source.rows.tokens.sum(1, keepdim=True), self.target_type)])
+        words = joined(
+            self, source, [target_rows(ids, real, source.rows.tokens.sum(1, keepdim=True), self.target_type)]
+        )
         read = F.pad(given.wanted, (source.rows.width, 0), value=False)
         outputs = run_rows(self, words, None if given.everywhere else read, **given.recorded)
         states = outputs.last_hidden_state
@@ -228,9 +230,7 @@ class QueryForConditionalGeneration(heads.WritingHead):
         logits = self.mlm_head(states).float()
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.config.label_smoothing)
 
-    def _predicted(
-        self, given: Given, flows: Sequence[Tensor], found: dict[str, Any]
-    ) -> ConditionalGenerationOutput:
+    def _predicted(self, given: Given, flows: Sequence[Tensor], found: dict[str, Any]) -> ConditionalGenerationOutput:
         """The output of one or two flows: (batch, steps, hidden) states, or (targets, hidden)."""
         loss, labels = None, given.labels
         if labels is not None:
@@ -249,9 +249,7 @@ class QueryForConditionalGeneration(heads.WritingHead):
         logits = self.mlm_head(flows[0][:, -given.logits_to_keep :]) if given.everywhere else None
         return ConditionalGenerationOutput(loss=loss, logits=logits, **found)
 
-    def _recorded(
-        self, outputs: StackOutput, source: int, places: slice, encoded: Any = None
-    ) -> dict[str, Any]:
+    def _recorded(self, outputs: StackOutput, source: int, places: slice, encoded: Any = None) -> dict[str, Any]:
         """What was recorded of steps, the columns `places`, and of the source, the first columns unless it is
         `encoded`."""
         states, weights = outputs.hidden_states, outputs.attentions
@@ -261,7 +259,9 @@ class QueryForConditionalGeneration(heads.WritingHead):
         else:
             own, seen = encoded.hidden_states, encoded.attentions
         return {
-            "decoder_hidden_states": None if states is None else tuple(each[:, places] for each in states if each is not None),
+            "decoder_hidden_states": None
+            if states is None
+            else tuple(each[:, places] for each in states if each is not None),
             "cross_attentions": None if weights is None else tuple(each[:, :, places, :source] for each in weights),
             "encoder_hidden_states": own,
             "encoder_attentions": seen,
