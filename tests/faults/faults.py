@@ -10,6 +10,7 @@ from layers_faults import LAYERS_FAULTS
 from models_faults import MODELS_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
 from training_faults import TRAINING_FAULTS
+from unilm_faults import UNILM_FAULTS
 from xlm_faults import XLM_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
@@ -22,6 +23,7 @@ FAULTS = [
     *GPT_FAULTS,
     *XLM_FAULTS,
     *ERNIE_FAULTS,
+    *UNILM_FAULTS,
     *DATA_FAULTS,
     *TRAINING_FAULTS,
     *DOCS_FAULTS,
