@@ -11,6 +11,7 @@ from hf_ctxmodels.models.cvt import *
 from hf_ctxmodels.models.electra import *
 from hf_ctxmodels.models.elmo import *
 from hf_ctxmodels.models.ernie import *
+from hf_ctxmodels.models.ernie_gen import *
 from hf_ctxmodels.models.gensen import *
 from hf_ctxmodels.models.glove import *
 from hf_ctxmodels.models.gpt import *
@@ -26,6 +27,7 @@ from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.spanbert import *
 from hf_ctxmodels.models.structbert import *
 from hf_ctxmodels.models.ulmfit import *
+from hf_ctxmodels.models.unilm import *
 from hf_ctxmodels.models.word2vec import *
 from hf_ctxmodels.models.xlm import *
 from hf_ctxmodels.models.xlm_roberta import *
@@ -68,6 +70,7 @@ __all__ += models.cvt.__all__
 __all__ += models.electra.__all__
 __all__ += models.elmo.__all__
 __all__ += models.ernie.__all__
+__all__ += models.ernie_gen.__all__
 __all__ += models.gensen.__all__
 __all__ += models.glove.__all__
 __all__ += models.gpt.__all__
@@ -83,6 +86,7 @@ __all__ += models.seqae.__all__
 __all__ += models.spanbert.__all__
 __all__ += models.structbert.__all__
 __all__ += models.ulmfit.__all__
+__all__ += models.unilm.__all__
 __all__ += models.word2vec.__all__
 __all__ += models.xlm.__all__
 __all__ += models.xlm_roberta.__all__

@@ -24,6 +24,8 @@ _FOLDERS = (
     "electra",
     "spanbert",
     "structbert",
+    "unilm",
+    "ernie_gen",
     "xlnet",
     "xlm",
     "gpt",

@@ -50,7 +50,7 @@ class FirstFound(ConversionOps):
     ) -> dict[str, Tensor]:
         """The tensor of the first source in the file."""
         found = next(input_dict[source] for source in source_patterns if source in input_dict)
-        return {target_patterns[0]: _single(found)}
+        return {target_patterns[0]: single_tensor(found)}
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -66,7 +66,7 @@ class _Repeated(ConversionOps):
     ) -> dict[str, Tensor]:
         """A copy for every target: safetensors refuses shared memory."""
         (found,) = input_dict.values()
-        return {target: _single(found).clone() for target in target_patterns}
+        return {target: single_tensor(found).clone() for target in target_patterns}
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -186,7 +186,7 @@ class Rearranged(ConversionOps):
     ) -> dict[str, Tensor]:
         """Rearrange each tensor; several keep their names for a following operation."""
         heads = config.num_attention_heads
-        tensors = {name: self.load(_single(found), heads) for name, found in input_dict.items()}
+        tensors = {name: self.load(single_tensor(found), heads) for name, found in input_dict.items()}
         if len(tensors) == 1 and len(target_patterns) == 1:
             return dict.fromkeys(target_patterns, next(iter(tensors.values())))
         return tensors
@@ -216,5 +216,6 @@ class MergeInputHeads(Rearranged):
         )
 
 
-def _single(found: Any) -> Tensor:
+def single_tensor(found: Any) -> Tensor:
+    """The tensor that a conversion is given for a name, alone or in a list."""
     return found[0] if isinstance(found, list) else found

@@ -29,5 +29,10 @@ from hf_ctxmodels.heads.downstream import (
 )
 from hf_ctxmodels.heads.masked_lm import ForMaskedLM
 from hf_ctxmodels.heads.pretraining import ForMaskedLMWithTasks, Prediction, PretrainingTask
-from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, DecoderInputs, ForConditionalGeneration
+from hf_ctxmodels.heads.seq2seq import (
+    ConditionalGenerationOutput,
+    DecoderInputs,
+    ForConditionalGeneration,
+    Seq2SeqHead,
+)
 from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEncoder, pair_features

@@ -82,12 +82,61 @@ class DecoderInputs:
         return any(value is not None and value is not False for value in self.recorded.values())
 
 
-class ForConditionalGeneration(HeadModel, GenerationMixin):
+class Seq2SeqHead(HeadModel, GenerationMixin):
+    """The base of heads that write a target for a source.
+
+    The configuration has `target_vocab_size` and `decoder_start_token_id`. A family's class lists `GenerationMixin`
+    among its direct bases, as transformers requires.
+    """
+
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    _is_stateful = True  # no token is taken back, which assisted generation would need
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the first forward creates the cache
+
+    def decoder_ids(
+        self, rows: int | None, ids: Tensor | None, labels: Tensor | None, embeddings: Tensor | None = None
+    ) -> Any:
+        """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right; None with embeddings.
+
+        Args:
+            rows: Number of texts; None does not check it.
+            ids, labels, embeddings: As `decoder_input_ids`, `labels` and `decoder_inputs_embeds` in `forward`.
+
+        Raises:
+            CtxError: None is given, or their shapes do not match each other or the source.
+        """
+        if ids is None and labels is None and embeddings is None:
+            raise CtxError("Give decoder_input_ids, or labels, or call generate.")
+        if ids is not None and embeddings is not None:
+            raise CtxError("Give one of decoder_input_ids and decoder_inputs_embeds.")
+        given = {"decoder_input_ids": ids, "decoder_inputs_embeds": embeddings, "labels": labels}
+        check_tensors(**given)
+        for name, tensor in given.items():
+            axes = 3 if name == "decoder_inputs_embeds" else 2
+            if tensor is not None and (tensor.dim() != axes or rows not in (None, len(tensor)) or not tensor.shape[1]):
+                raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
+        read = ids if ids is not None else embeddings
+        if read is not None and labels is not None and read.shape[:2] != labels.shape:
+            raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(read.shape[:2])}.")
+        check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
+        return ids if read is not None else self._shifted(labels)  # type: ignore[arg-type]
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        """(batch, steps) labels shifted to the right."""
+        size = self.config.target_vocab_size
+        ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
+        # the loss raises for ids outside the vocabulary
+        return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
+
+
+class ForConditionalGeneration(Seq2SeqHead):
     """Predicts each target token from the source and the target tokens before it.
 
     Encoder and decoder are recurrent, or Transformers (`models._shared.transformer_seq2seq`). The configuration has
-    `target_vocab_size` and `decoder_start_token_id`, and `num_languages` if `takes_languages`. A family's class lists
-    `GenerationMixin` among its direct bases, as transformers requires.
+    `num_languages` if `takes_languages`.
 
     Attributes:
         prediction: Linear map from the decoder's states to logits.
@@ -95,11 +144,9 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         decoder_arguments: Further arguments of `forward` that the decoder takes.
     """
 
-    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     takes_languages: ClassVar[bool] = False
     decoder_arguments: ClassVar[tuple[str, ...]] = ()
     prediction: nn.Linear
-    _is_stateful = True  # tokens cannot be removed from a state, which assisted generation would need
 
     @abstractmethod
     def start(self, encoded: Any) -> Any:
@@ -122,10 +169,6 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """The encoder, run once by `generate`."""
         return self.base_model
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the first forward creates the cache
 
     def first_state(self, encoded: Any, use_cache: bool | None) -> Any:
         """The decoder's state before its first token; None for a decoder that needs none without `use_cache`."""
@@ -175,8 +218,9 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         else:
             check_tensors(attention_mask=attention_mask)
             check_padding_mask(attention_mask)
-        ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels, decoder_inputs_embeds)
-        self._check_languages(encoder_outputs.last_hidden_state.shape[0], target_languages)
+        rows = encoder_outputs.last_hidden_state.shape[0]
+        ids = self.decoder_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
+        self._check_languages(rows, target_languages)
         before = self.first_state(encoder_outputs, use_cache) if past_key_values is None else past_key_values
         given = DecoderInputs(encoder_outputs, attention_mask, before, target_languages, recorded, further)
         wants_logits = labels is None or self.returns_logits(return_logits)
@@ -219,31 +263,6 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             states = self.decode(ids, target_mask, given).states
         return language_modeling_loss(self.prediction, states, labels, counts)
 
-    def decoder_ids(
-        self, encoded: Any, ids: Tensor | None, labels: Tensor | None, embeddings: Tensor | None = None
-    ) -> Any:
-        """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right; None with embeddings.
-
-        Raises:
-            CtxError: None is given, or their shapes do not match each other or the source.
-        """
-        rows = encoded.last_hidden_state.shape[0]
-        if ids is None and labels is None and embeddings is None:
-            raise CtxError("Give decoder_input_ids, or labels, or call generate.")
-        if ids is not None and embeddings is not None:
-            raise CtxError("Give one of decoder_input_ids and decoder_inputs_embeds.")
-        given = {"decoder_input_ids": ids, "decoder_inputs_embeds": embeddings, "labels": labels}
-        check_tensors(**given)
-        for name, tensor in given.items():
-            axes = 3 if name == "decoder_inputs_embeds" else 2
-            if tensor is not None and (tensor.dim() != axes or tensor.shape[0] != rows or not tensor.shape[1]):
-                raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
-        read = ids if ids is not None else embeddings
-        if read is not None and labels is not None and read.shape[:2] != labels.shape:
-            raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(read.shape[:2])}.")
-        check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
-        return ids if read is not None else self._shifted(labels)  # type: ignore[arg-type]
-
     def _check_languages(self, rows: int, languages: Tensor | None) -> None:
         if languages is None:
             return
@@ -253,13 +272,6 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         if tuple(languages.shape) != (rows,):
             raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
         check_ids("target_languages", languages, self.config.num_languages, "num_languages")
-
-    def _shifted(self, labels: Tensor) -> Tensor:
-        """(batch, steps) labels shifted to the right."""
-        size = self.config.target_vocab_size
-        ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
-        # the loss raises for ids outside the vocabulary
-        return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any

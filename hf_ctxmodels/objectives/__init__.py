@@ -15,6 +15,12 @@ from hf_ctxmodels.objectives.cross_lingual_masking import (
 from hf_ctxmodels.objectives.denoising import DataCollatorForDenoising, Denoising
 from hf_ctxmodels.objectives.document_lm import DocumentLM
 from hf_ctxmodels.objectives.full_sentences import FullSentences
+from hf_ctxmodels.objectives.infilling import (
+    DataCollatorForInfilling,
+    DataCollatorForNoisyTargets,
+    Infilling,
+    NoisySequenceToSequence,
+)
 from hf_ctxmodels.objectives.language_streams import DataCollatorForLanguageStreams, StreamCausalLM
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
 from hf_ctxmodels.objectives.masked_segment import DataCollatorForMaskedSegments, MaskedSegment
@@ -26,6 +32,7 @@ from hf_ctxmodels.objectives.replaced_token import DataCollatorForReplacedTokenD
 from hf_ctxmodels.objectives.sentence_order import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.sentence_tasks import DataCollatorForSentenceTasks, SentenceTasks
 from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding, SequenceAutoencoding
+from hf_ctxmodels.objectives.source_target import DataCollatorForMaskedTargets, MaskedSequenceToSequence
 from hf_ctxmodels.objectives.span_boundary import DataCollatorForSpanBoundaryObjective, SpanBoundary
 from hf_ctxmodels.objectives.static.cooccurrence import Cooccurrence, DataCollatorForCooccurrences
 from hf_ctxmodels.objectives.static.window_prediction import (
@@ -39,4 +46,5 @@ from hf_ctxmodels.objectives.translation_with_lm import (
     DataCollatorForTranslationWithLanguageModels,
     TranslationWithLanguageModels,
 )
+from hf_ctxmodels.objectives.unified_lm import DataCollatorForUnifiedLanguageModeling, UnifiedLM
 from hf_ctxmodels.objectives.unit_masking import DataCollatorForUnitMasking, UnitMaskingWithPairs

@@ -41,6 +41,7 @@ class WordPieceTokenizer(CtxTokenizer):
     defaults: ClassVar[dict[str, Any]] = dict(
         zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
     )
+    first_tokens: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS
     templates = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
 
     def __init__(
@@ -85,7 +86,7 @@ class WordPieceTokenizer(CtxTokenizer):
 
         Args:
             texts: Strings of any length; read twice, so an iterator is first turned into a list.
-            vocab_size: Number of tokens, the five special ones included; a small corpus may give fewer.
+            vocab_size: Number of tokens, the special ones included; a small corpus may give fewer.
             do_lower_case, tokenize_chinese_chars, strip_accents: See the class.
             min_frequency: A pair seen fewer times is not merged.
             limit_alphabet: Number of different characters to keep, the most frequent first.
@@ -102,17 +103,17 @@ class WordPieceTokenizer(CtxTokenizer):
         # The trainer numbers "##x" pieces in the order of a randomly seeded hash map and breaks ties between merges
         # by number. Declaring those pieces first, in code point order, makes its result a function of its input.
         continuations = [f"##{character}" for character in alphabet]
-        needed = len(SPECIAL_TOKENS) + 2 * len(alphabet)
+        needed = len(cls.first_tokens) + 2 * len(alphabet)
         if vocab_size < needed:
             raise CtxError(
                 f"A vocabulary of {vocab_size} tokens cannot hold the {len(alphabet)} different characters of the text "
-                f"(each alone and as a continuation) and {len(SPECIAL_TOKENS)} special tokens.",
+                f"(each alone and as a continuation) and {len(cls.first_tokens)} special tokens.",
                 hint=f"ask for at least {needed} tokens, or keep fewer characters with limit_alphabet.",
             )
         trainer = trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
-            special_tokens=[*SPECIAL_TOKENS, *continuations],
+            special_tokens=[*cls.first_tokens, *continuations],
             initial_alphabet=alphabet,
             limit_alphabet=len(alphabet),
             show_progress=False,

@@ -13,6 +13,7 @@ from models_faults import MODELS_FAULTS
 from seq2seq_faults import SEQ2SEQ_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
 from training_faults import TRAINING_FAULTS
+from unilm_faults import UNILM_FAULTS
 from xlm_faults import XLM_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
@@ -27,6 +28,7 @@ FAULTS = [
     *ERNIE_FAULTS,
     *SEQ2SEQ_FAULTS,
     *MASS_FAULTS,
+    *UNILM_FAULTS,
     *DATA_FAULTS,
     *TRAINING_FAULTS,
     *GENERATION_FAULTS,

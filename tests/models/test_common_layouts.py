@@ -296,7 +296,8 @@ class TestRecordedOutputs:
         batch, model = make_batch(head), head.model()
         rows = len(batch["input_ids"].flatten(0, -2))
         for targets in ({}, make_targets(head, batch)):
-            attentions = model(**batch, **targets, output_attentions=True).attentions
+            found = model(**batch, **targets, output_attentions=True)
+            attentions = found.encoder_attentions if head.writes else found.attentions
             assert len(attentions) == head.config().num_hidden_layers
             assert all(len(layer) == rows for layer in attentions)
 

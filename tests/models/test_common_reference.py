@@ -100,7 +100,7 @@ class TestOpening:
             config = base.family.config.from_pretrained(exports / str(base) / "reference")
         assert (shown.out, config.model_type) == ("", base.family.config.model_type)
         ours = config.to_dict()
-        own = ("model_type", "architectures", "dtype", "transformers_version")
+        own = ("model_type", "architectures", "dtype", "transformers_version", *config.own_fields)
         shared = {name: base.config().reference_name(name) for name in ours.keys() - set(own)}
         shared = {name: other for name, other in shared.items() if other in reference}
         assert {"vocab_size", "hidden_size", "num_hidden_layers"} <= shared.keys()

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.attention.grouping import Grouping, group_sequences
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec, in_ranges
 from hf_ctxmodels.layers.attention.reference import eager_attention_forward
 
 
@@ -73,7 +73,7 @@ class PackedMask:
     @property
     def window(self) -> tuple[int, int] | None:
         """How far back and ahead the variable-length kernel lets a query see, -1 for no limit; None: it cannot say."""
-        if self.spec.bias is not None or self.spec.prefix_lengths is not None:
+        if any(each is not None for each in (self.spec.bias, self.spec.prefix_lengths, self.spec.ranges)):
             return None
         if not self.spec.is_full and self.queries.row_counts != self.keys.lengths:  # it aligns the last query and key
             return None
@@ -261,7 +261,7 @@ def _prepare_flash(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> 
     Raises:
         CtxError: A mask that it does not know.
     """
-    known = spec.bias is None and spec.prefix_lengths is None and keys.sequences is None
+    known = spec.bias is None and spec.prefix_lengths is None and spec.ranges is None and keys.sequences is None
     if not known or (not spec.is_full and keys is not layout):
         raise CtxError(
             f"{layout.implementation} knows no bias, no prefix and no several sequences in a row.",
@@ -281,6 +281,8 @@ def _mask_function(
     def mask_function(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         if spec.is_full:
             seen = key == key
+        elif spec.ranges is not None:
+            seen = in_ranges(spec.ranges[batch, query], key_positions[batch, key])
         else:
             prefix = None if prefixes is None else prefixes[batch, key]
             seen = spec.sees(query_positions[batch, query], key_positions[batch, key], prefix)

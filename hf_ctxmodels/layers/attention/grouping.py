@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_ctxmodels.layers.attention.banded import attend_band
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
-from hf_ctxmodels.layers.attention.masks import MaskSpec
+from hf_ctxmodels.layers.attention.masks import MaskSpec, in_ranges
 from hf_ctxmodels.layers.attention.rows import attend_rows
 
 # What a group may add by padding, measured with 4 and 12 heads and lengths up to 32, 128 and 512: query-key pairs that
@@ -164,13 +164,16 @@ class _Masks:
         queries, keys = self._query_positions(members, height), torch.arange(width)[None]
         lengths = torch.tensor([self.key_layout.lengths[number] for number in members])[:, None]
         seen = None if bool((lengths == width).all()) else (keys < lengths)[:, None, None, :]
-        if not self.spec.is_full:
+        if self.spec.ranges is not None:
+            visible = in_ranges(self.spec.ranges.cpu()[self._query_rows(members, height)][:, :, None], keys[:, None, :])
+            seen = visible[:, None] if seen is None else visible[:, None] & seen
+        elif not self.spec.is_full:
             prefix = None
             if self.spec.prefix_lengths is not None:
                 prefix = self.spec.prefix_lengths.cpu()[list(members)][:, None, None]
             visible = self.spec.sees(queries[:, :, None], keys[:, None, :], prefix)[:, None]
             seen = visible if seen is None else visible & seen
-        hidden = None if seen is None else ~seen.to(self.device)
+        hidden = None if seen is None or bool(seen.all()) else ~seen.to(self.device)
         if self.spec.bias is not None:
             bias = self.spec.bias(queries.to(self.device), keys.to(self.device)).to(self.dtype)
             return bias if hidden is None else bias.masked_fill(hidden, float("-inf"))
@@ -182,8 +185,16 @@ class _Masks:
         """(members or 1, height); padding repeats the last query, so that it sees something."""
         if self.query_layout.query is None:
             return torch.arange(height)[None]
+        return self.query_layout.query_positions[self._computed_rows(members, height)]
+
+    def _computed_rows(self, members: Sequence[int], height: int) -> Tensor:
+        """(members, height) numbers of the computed rows; padding repeats the last one."""
         lengths = torch.tensor(self.query_layout.row_counts)
         starts = lengths.cumsum(0) - lengths
         chosen = list(members)
-        rows = starts[chosen, None] + torch.minimum(torch.arange(height), lengths[chosen, None] - 1)
-        return self.query_layout.query_positions[rows]
+        return starts[chosen, None] + torch.minimum(torch.arange(height), lengths[chosen, None] - 1)
+
+    def _query_rows(self, members: Sequence[int], height: int) -> Tensor:
+        """(members, height) packed indices of the computed rows; padding repeats the last one."""
+        rows = self._computed_rows(members, height)
+        return rows if self.query_layout.query is None else self.query_layout.query.cpu()[rows]

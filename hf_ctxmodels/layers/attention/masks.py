@@ -26,6 +26,9 @@ class MaskSpec:
         window: Only keys less than this many positions away are seen, the query's own position included: causal, the
             local band of Child et al. 2019 (arXiv 1904.10509); not causal, on both sides. None for no limit.
         bias: What is added to the scaled scores, see `Bias`; it may have parameters.
+        ranges: (..., 3), a row for each token as packed by the layout, in place of all but `bias`: for masks that
+            differ from row to row of a batch. Of its sequence a token (first, start, stop) sees the positions below
+            `first`, and those from `start` to below `stop`. It must see one at least.
 
     Raises:
         CtxError: Values that describe no mask.
@@ -35,8 +38,11 @@ class MaskSpec:
     prefix_lengths: Tensor | None = None
     window: int | None = None
     bias: Bias | None = None
+    ranges: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.ranges is not None and (self.causal or self.window is not None):
+            raise CtxError("ranges say who sees whom; leave causal, prefix_lengths and window out.")
         if self.prefix_lengths is not None and not self.causal:
             raise CtxError("prefix_lengths without causal=True: everything is seen already. Leave it out.")
         if self.window is not None and self.window < 1:
@@ -45,7 +51,7 @@ class MaskSpec:
     @property
     def is_full(self) -> bool:
         """Whether every query sees every key of its sequence."""
-        return not self.causal and self.window is None
+        return not self.causal and self.window is None and self.ranges is None
 
     @property
     def is_triangle(self) -> bool:
@@ -70,6 +76,17 @@ class MaskSpec:
         if self.window is not None:
             seen = seen & ((queries - keys).abs() < self.window)
         return seen
+
+
+def in_ranges(ranges: Tensor, keys: Tensor) -> Tensor:
+    """Whether tokens see keys of their sequence, see `MaskSpec.ranges`.
+
+    Args:
+        ranges: (..., 3) those of the queries.
+        keys: (...) positions, broadcastable to them without the last axis.
+    """
+    first, start, stop = ranges.unbind(-1)
+    return (keys < first) | ((keys >= start) & (keys < stop))
 
 
 BIDIRECTIONAL = MaskSpec()

@@ -14,7 +14,7 @@ class ReferenceIsBert(CtxPreTrainedModel):
 
     def reference_config(self) -> dict[str, Any]:
         """As of every model; the reference's classes are BERT's."""
-        name = re.sub(r"^Ctx\w*Bert", "Bert", type(self).__name__)
+        name = re.sub(r"^Ctx\w*?(?=For|Model$)", "Bert", type(self).__name__)
         return super().reference_config() | {"architectures": [name]}
 
 

@@ -13,6 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, count_tokens
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.feed_forward import FeedForward
@@ -144,7 +145,8 @@ class Encoder(CtxPreTrainedModel):
             None if token_type_ids is None else layout.pack(token_type_ids),
             **{name: layout.pack(ids) for name, ids in further.items() if ids is not None},
         )
-        outputs = self.run_layers(hidden_states, layout, output_mask, **recorded)
+        mask = self.mask_spec(layout, token_type_ids)
+        outputs = self.run_layers(hidden_states, layout, output_mask, mask, **recorded)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=None if self.pooler is None else self.pooler(outputs.layout.first(outputs.rows)),
@@ -173,15 +175,25 @@ class Encoder(CtxPreTrainedModel):
         """(batch, length) positions within the row, or within the sequence with `sequence_ids`."""
         return count_tokens(torch.ones(words.shape[:2], dtype=torch.bool, device=words.device), sequence_ids) - 1
 
+    def mask_spec(self, layout: Layout, token_type_ids: Tensor | None) -> MaskSpec:
+        """Which tokens of its sequence each token sees: all. `token_type_ids` (batch, length) as in `forward`."""
+        return BIDIRECTIONAL
+
     def run_layers(
-        self, hidden_states: Tensor, layout: Layout, output_mask: Tensor | None, **recorded: Any
+        self,
+        hidden_states: Tensor,
+        layout: Layout,
+        output_mask: Tensor | None,
+        mask: MaskSpec = BIDIRECTIONAL,
+        **recorded: Any,
     ) -> StackOutput:
-        """Run the layers on (..., hidden) states packed by `layout`; `recorded`: outputs to record, as in
+        """Run the layers on (..., hidden) states packed by `layout`; `mask` and `recorded`, outputs to record, as in
         `run_stack`."""
         return run_stack(
             self.layers,
             hidden_states,
             layout,
+            mask,
             output_mask=output_mask,
             and_first=self.pooler is not None,
             **recorded,

@@ -88,7 +88,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         if labels is None and use_cache:
             return found
         source = encoder_outputs.memory[..., : self.config.hidden_size]
-        ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
+        ids = self.decoder_ids(encoder_outputs.last_hidden_state.shape[0], decoder_input_ids, labels)
         if labels is None:
             found["source_logits"] = self.source_prediction(self.dropout(source))
             found["target_logits"] = self.prediction(self.dropout(self._target_states(ids, None)))

@@ -1,0 +1,51 @@
+"""ERNIE-GEN (Xiao et al. 2020): BERT's network, which writes by infilling generation."""
+
+from hf_ctxmodels.models import bert
+from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import CtxErnieGenConfig
+from hf_ctxmodels.models.ernie_gen.conversion_ernie_gen import ERNIE_GEN_CONVERSION
+from hf_ctxmodels.models.ernie_gen.modeling_ernie_gen import (
+    CtxErnieGenForConditionalGeneration,
+    CtxErnieGenForMaskedLM,
+    CtxErnieGenModel,
+)
+from hf_ctxmodels.models.ernie_gen.tokenization_ernie_gen import CtxErnieGenTokenizer
+from hf_ctxmodels.objectives import Infilling, MaskedLM, NoisySequenceToSequence
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
+
+SIZES = bert.SIZES
+
+# BERT's counts with the uncased vocabulary, and two more segments; the base models have their pooler.
+PUBLISHED = {
+    size: PublishedCount(
+        SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"), (encoder, head, head)))
+    )
+    for size, encoder, head in (("base", 109_483_776, 109_515_834), ("large", 335_143_936, 335_176_506))
+}
+
+SPEC = FamilySpec(
+    name="ernie_gen",
+    paper="Xiao et al. 2020, ERNIE-GEN: An Enhanced Multi-Flow Pre-training and Fine-tuning Framework for Natural "
+    "Language Generation (arXiv 2001.11314)",
+    config=CtxErnieGenConfig,
+    tokenizer=CtxErnieGenTokenizer,
+    models={
+        "AutoModel": CtxErnieGenModel,
+        "AutoModelForPreTraining": CtxErnieGenForConditionalGeneration,
+        "AutoModelForSeq2SeqLM": CtxErnieGenForConditionalGeneration,
+        "AutoModelForMaskedLM": CtxErnieGenForMaskedLM,
+    },
+    objectives={"infilling": Infilling, "noisy-seq2seq": NoisySequenceToSequence, "mlm": MaskedLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=ERNIE_GEN_CONVERSION,
+    parent="bert",
+    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
+)
+
+__all__ = [
+    "CtxErnieGenConfig",
+    "CtxErnieGenForConditionalGeneration",
+    "CtxErnieGenForMaskedLM",
+    "CtxErnieGenModel",
+    "CtxErnieGenTokenizer",
+]

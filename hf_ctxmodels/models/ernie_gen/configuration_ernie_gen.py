@@ -1,0 +1,38 @@
+"""ERNIE-GEN configuration (Xiao et al. 2020, section 4.1; the released code)."""
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.models._shared.configuration_query_generation import CtxQueryGenerationConfig
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+
+TARGET_SEGMENT = 3
+
+
+@strict
+class CtxErnieGenConfig(CtxQueryGenerationConfig, CtxBertConfig):
+    """Shape and regularisation of an ERNIE-GEN network; the defaults are the base model's, with BERT's uncased
+    vocabulary.
+
+    Args: those of `CtxBertConfig` and `CtxQueryGenerationConfig`, of which differs `type_vocab_size`: 0 to 2 are
+        segments of the source, 3 is that of the target.
+    """
+
+    model_type = "ctx-ernie-gen"
+    reference_model_type: ClassVar[str | None] = "bert"
+
+    type_vocab_size: int = TARGET_SEGMENT + 1
+    decoder_start_token_id: int | None = 101
+    eos_token_id: int | list[int] | None = 102
+    query_token_id: int | None = 103
+
+    copied_segments: ClassVar[tuple[int, ...]] = (0, 1)
+
+    def validate_segments(self) -> None:
+        """Check the number of segments (called at construction)."""
+        if self.type_vocab_size <= TARGET_SEGMENT:
+            raise ValueError(
+                f"type_vocab_size={self.type_vocab_size}, but the target is segment {TARGET_SEGMENT}; use "
+                f"{TARGET_SEGMENT + 1} or more."
+            )

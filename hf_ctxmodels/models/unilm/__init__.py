@@ -1,0 +1,69 @@
+"""UniLM (Dong et al. 2019): BERT's network, pretrained as four language models, which understands and writes."""
+
+from hf_ctxmodels.models import bert
+from hf_ctxmodels.models.unilm.configuration_unilm import CtxUniLMConfig
+from hf_ctxmodels.models.unilm.conversion_unilm import UNILM_CONVERSION
+from hf_ctxmodels.models.unilm.modeling_unilm import (
+    CtxUniLMForConditionalGeneration,
+    CtxUniLMForMaskedLM,
+    CtxUniLMForMultipleChoice,
+    CtxUniLMForPreTraining,
+    CtxUniLMForQuestionAnswering,
+    CtxUniLMForSequenceClassification,
+    CtxUniLMForTokenClassification,
+    CtxUniLMModel,
+)
+from hf_ctxmodels.models.unilm.tokenization_unilm import CtxUniLMTokenizer
+from hf_ctxmodels.objectives import MaskedLM, MaskedSequenceToSequence, UnifiedLM
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
+
+SIZES = bert.SIZES
+
+# BERT's counts with the cased vocabulary, and four more segments; the base models have their pooler.
+PUBLISHED = {
+    size: PublishedCount(
+        SIZES[size],
+        dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining", "AutoModelForSeq2SeqLM"), counts)),
+    )
+    for size, counts in {
+        "base": (108_313_344, 108_343_876, 108_936_006, 108_343_876),
+        "large": (333_583_360, 333_614_404, 334_666_054, 333_614_404),
+    }.items()
+}
+
+SPEC = FamilySpec(
+    name="unilm",
+    paper="Dong et al. 2019, Unified Language Model Pre-training for Natural Language Understanding and Generation "
+    "(arXiv 1905.03197)",
+    config=CtxUniLMConfig,
+    tokenizer=CtxUniLMTokenizer,
+    models={
+        "AutoModel": CtxUniLMModel,
+        "AutoModelForPreTraining": CtxUniLMForPreTraining,
+        "AutoModelForMaskedLM": CtxUniLMForMaskedLM,
+        "AutoModelForSeq2SeqLM": CtxUniLMForConditionalGeneration,
+        "AutoModelForSequenceClassification": CtxUniLMForSequenceClassification,
+        "AutoModelForTokenClassification": CtxUniLMForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxUniLMForQuestionAnswering,
+        "AutoModelForMultipleChoice": CtxUniLMForMultipleChoice,
+    },
+    objectives={"unified-lm": UnifiedLM, "masked-seq2seq": MaskedSequenceToSequence, "mlm": MaskedLM},
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=UNILM_CONVERSION,
+    parent="bert",
+    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
+)
+
+__all__ = [
+    "CtxUniLMConfig",
+    "CtxUniLMForConditionalGeneration",
+    "CtxUniLMForMaskedLM",
+    "CtxUniLMForMultipleChoice",
+    "CtxUniLMForPreTraining",
+    "CtxUniLMForQuestionAnswering",
+    "CtxUniLMForSequenceClassification",
+    "CtxUniLMForTokenClassification",
+    "CtxUniLMModel",
+    "CtxUniLMTokenizer",
+]

@@ -1,0 +1,34 @@
+"""UniLM configuration (Dong et al. 2019, section 2.1 and 2.4; the released code)."""
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.models._shared.configuration_query_generation import CtxQueryGenerationConfig
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+from hf_ctxmodels.models.unilm.segments_unilm import COPIED_SEGMENTS, NUM_SEGMENTS
+
+
+@strict
+class CtxUniLMConfig(CtxQueryGenerationConfig, CtxBertConfig):
+    """Shape and regularisation of a UniLM network; the defaults are the base model's, with BERT's cased vocabulary.
+
+    Args: those of `CtxBertConfig` and `CtxQueryGenerationConfig`, of which differs `type_vocab_size`: 0 and 1 are the
+        segments of a pair, 2 a text read from left to right, 3 one read from right to left, 4 a source, 5 its target.
+    """
+
+    model_type = "ctx-unilm"
+    reference_model_type: ClassVar[str | None] = "bert"
+
+    vocab_size: int = 28996
+    type_vocab_size: int = NUM_SEGMENTS
+    decoder_start_token_id: int | None = 101
+    eos_token_id: int | list[int] | None = 102
+    query_token_id: int | None = 103
+
+    copied_segments: ClassVar[tuple[int, ...]] = COPIED_SEGMENTS
+
+    def validate_segments(self) -> None:
+        """Check the number of segments (called at construction)."""
+        if self.type_vocab_size != NUM_SEGMENTS:
+            raise ValueError(f"type_vocab_size={self.type_vocab_size}; UniLM has {NUM_SEGMENTS} segments.")

@@ -1,0 +1,11 @@
+"""UniLM weight names, which are BERT's, and the embeddings of six segments, of which BERT has two."""
+
+from transformers.core_model_loading import WeightTransform
+
+from hf_ctxmodels.models._shared.segment_copies import segment_conversion
+from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION, BERT_EXPORT
+from hf_ctxmodels.models.unilm.segments_unilm import COPIED_SEGMENTS
+
+_SEGMENTS = segment_conversion(COPIED_SEGMENTS)
+UNILM_EXPORT: list[WeightTransform] = [*BERT_EXPORT, _SEGMENTS]
+UNILM_CONVERSION: list[WeightTransform] = [*BERT_CONVERSION, _SEGMENTS]

@@ -1,0 +1,215 @@
+"""UniLM and ERNIE-GEN as writers: one pass over source, target and queries equals a pass for every token, and
+`generate` equals a plain loop."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from zoo import PATHS, Case, assert_close, assert_same_gradients, gradients
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.registry import FAMILIES
+
+CASES = [Case(FAMILIES[name], "AutoModelForSeq2SeqLM") for name in ("unilm", "ernie_gen")]
+LENGTHS, STEPS, START, QUERY = (7, 3, 5), (4, 6, 1), 1, 3
+OPTIONS = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None}
+each = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def sources(side: str = "right") -> dict[str, Tensor]:
+    ids, generator = torch.zeros(3, 8, dtype=torch.long), torch.Generator().manual_seed(0)
+    for row, length in enumerate(LENGTHS):
+        place = slice(8 - length, None) if side == "left" else slice(length)
+        ids[row, place] = torch.randint(5, 61, (length,), generator=generator)
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+def targets() -> Tensor:
+    """(batch, steps) labels, one of them ignored."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(5, 61, (3, max(STEPS)), generator=generator)
+    for row, count in enumerate(STEPS):
+        labels[row, count:] = -100
+    labels[0, 1] = -100
+    return labels
+
+
+def prediction(
+    case: Case, model: PreTrainedModel, source: Tensor, read: list[int], queries: int, group: list[int]
+) -> Tensor:
+    """(queries, vocabulary) log-probabilities of the tokens after `read`: a forward of the masked-LM model over one
+    sequence with an explicit mask. `read` begins with the start token; queries of a `group` see each other."""
+    own = read if case.family.name == "ernie_gen" else read[1:]
+    segments = (0, 3) if case.family.name == "ernie_gen" else (4, 5)
+    n, t = len(source), len(own)
+    ids = torch.tensor([*source.tolist(), *own, *[QUERY] * queries])
+    seen = torch.zeros(len(ids), len(ids), dtype=torch.bool)
+    for query in range(len(ids)):
+        for key in range(len(ids)):
+            if query < n:
+                seen[query, key] = key < n
+            elif query < n + t:
+                seen[query, key] = key <= query
+            else:
+                seen[query, key] = key < n + t or (key >= n + t and group[key - n - t] == group[query - n - t])
+    words = model.get_input_embeddings()(ids)[None]
+    types = torch.tensor([[segments[0]] * n + [segments[1]] * (t + queries)])
+    positions = torch.arange(len(ids))[None]
+    states = model.bert.embeddings(words, positions, types)
+    mask = torch.zeros(1, 1, *seen.shape).masked_fill(~seen, float("-inf"))
+    for layer in model.bert.layers:
+        attention = layer.attention
+        query, key, value = (
+            part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+            for part in attention.qkv_proj(states).chunk(3, -1)
+        )
+        scores = query @ key.transpose(2, 3) * attention.scale + mask
+        context = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+        states = layer.attention_norm(states + attention.out_proj(context))
+        states = layer.feed_forward_norm(states + layer.feed_forward(states))
+    return model.mlm_head(states[0, n + t :]).log_softmax(-1)
+
+
+def rows_of(batch: dict[str, Tensor]) -> list[Tensor]:
+    return [ids[mask == 1] for ids, mask in zip(batch["input_ids"], batch["attention_mask"])]
+
+
+@each
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_one_pass_is_a_pass_for_every_token(case: Case, side: str) -> None:
+    """The loss, its gradients and all logits, with inputs that are not the labels (noise)."""
+    batch, labels = sources(side), targets()
+    given = torch.randint(5, 61, labels.shape, generator=torch.Generator().manual_seed(3))
+    given[:, 0] = START
+    slow, terms = case.model(), []
+    logs = [
+        [prediction(case, slow, source, given[row, : step + 1].tolist(), 1, [0])[0] for step in range(labels.shape[1])]
+        for row, source in enumerate(rows_of(batch))
+    ]
+    for row, step in (labels != -100).nonzero().tolist():
+        terms.append(-logs[row][step][labels[row, step]])
+    expected = sum(terms) / len(terms)
+    wanted = gradients(slow, expected)
+    for path, options in PATHS.items():
+        model = case.model(**options)
+        found = model(**batch, decoder_input_ids=given, labels=labels)
+        assert found.logits is None
+        assert_close(found.loss, expected, path)
+        assert_same_gradients(gradients(model, found.loss), wanted, 1e-4, path)
+        with torch.no_grad():
+            logits = model(**batch, decoder_input_ids=given).logits
+            cached = model(**batch, decoder_input_ids=given, use_cache=True)
+        every = torch.stack([torch.stack(row) for row in logs]).detach()
+        assert_close(logits.log_softmax(-1), every, path)
+        assert_close(cached.logits, logits, f"with a cache, {path}")
+        assert cached.past_key_values.get_seq_length() == 8 + given.shape[1] - (case.family.name == "unilm")
+
+
+@each
+def test_spans_are_predicted_from_what_is_before_them(case: Case) -> None:
+    batch, labels = sources(), targets()
+    spans = torch.tensor([[4, 4, 4, 9, 9, 9], [0, 0, 1, 2, 2, 2], [7, 8, 8, 8, 8, 8]])
+    slow, terms = case.model(), []
+    for row, source in enumerate(rows_of(batch)):
+        read = [START, *labels[row, :-1].clamp(min=0).tolist()]
+        for number in dict.fromkeys(spans[row].tolist()):
+            steps = (spans[row] == number).nonzero().flatten().tolist()
+            wanted = [step for step in steps if labels[row, step] != -100]
+            if wanted:
+                places = steps  # ignored steps have no query, and the others keep their positions
+                kept = [place in wanted for place in places]
+                logs = span_prediction(case, slow, source, read[: steps[0] + 1], kept)
+                terms += [-logs[number][labels[row, step]] for number, step in enumerate(wanted)]
+    span_loss = sum(terms) / len(terms)
+    word_loss = slow(**batch, labels=labels).loss
+    wanted = gradients(slow, 0.75 * word_loss + 0.25 * span_loss)
+    for path, options in PATHS.items():
+        model = case.model(**options, span_loss_weight=0.25)
+        loss = model(**batch, labels=labels, span_ids=spans).loss
+        assert_close(loss, 0.75 * word_loss + 0.25 * span_loss, path)
+        assert_same_gradients(gradients(model, loss), wanted, 1e-4, path)
+
+
+def span_prediction(case: Case, model: PreTrainedModel, source: Tensor, read: list[int], kept: list[bool]) -> Tensor:
+    """(kept, vocabulary); queries that are left out are seen by none."""
+    group = [0 if keep else -1 - place for place, keep in enumerate(kept)]
+    return prediction(case, model, source, read, len(kept), group)[torch.tensor(kept)]
+
+
+@each
+@torch.no_grad()
+def test_generation_is_a_plain_loop(case: Case) -> None:
+    """Greedy, without repeated n-grams; beams with and without a cache; a batch and each row by itself."""
+    model = case.model(2, initializer_range=0.5)
+    for side in ("right", "left"):
+        batch = sources(side)
+        for extra in ({}, {"no_repeat_ngram_size": 1}):
+            got = model.generate(**batch, **OPTIONS, **extra)
+            for row, source in enumerate(rows_of(batch)):
+                text = [START]
+                for _ in range(7):
+                    logs = prediction(case, model, source, text, 1, [0])[0]
+                    if extra:
+                        logs[text] = float("-inf")
+                    text.append(int(logs.argmax()))
+                assert got[row].tolist() == text, (side, extra)
+            assert len(got[:, 1:].unique()) > 3, "too dull a text to tell anything"
+        for extra in ({"num_beams": 3}, {"num_beams": 4, "no_repeat_ngram_size": 2, "length_penalty": 0.7}):
+            together = model.generate(**batch, **OPTIONS, **extra)
+            assert torch.equal(together, model.generate(**batch, **OPTIONS, **extra, use_cache=False)), (side, extra)
+            for row, source in enumerate(rows_of(batch)):
+                assert torch.equal(model.generate(source[None], **OPTIONS, **extra)[0], together[row]), (side, extra)
+
+
+def test_masked_targets_are_rows_of_the_masked_lm() -> None:
+    """UniLM's fine-tuning: the loss of source and target in one row, of segments 4 and 5."""
+    batch, labels = sources(), targets()
+    masked = labels.clamp(min=0)
+    masked[masked == 0] = 9
+    for row, count in enumerate(STEPS):
+        masked[row, count + 1 :] = 0
+    joined = {name: torch.zeros(3, 16, dtype=torch.long) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    wanted = torch.full((3, 16), -100)
+    for row, source in enumerate(rows_of(batch)):
+        written = masked[row][masked[row] != 0]
+        n, stop = len(source), len(source) + len(written)
+        joined["input_ids"][row, :stop], joined["attention_mask"][row, :stop] = torch.cat([source, written]), 1
+        joined["token_type_ids"][row, :stop] = torch.tensor([4] * n + [5] * len(written))
+        wanted[row, n:stop] = labels[row, : len(written)]
+    plain = Case(FAMILIES["unilm"], "AutoModelForMaskedLM").model()
+    for options in PATHS.values():
+        model = CASES[0].model(**options)
+        found = model(**batch, masked_target_ids=masked, labels=labels)
+        assert_close(found.loss, plain(**joined, labels=wanted).loss)
+        logits = model(**batch, masked_target_ids=masked).logits
+        assert_close(logits[1], plain(**joined).logits[1, 3:9])
+
+
+@each
+def test_smoothed_labels_in_training(case: Case) -> None:
+    batch, labels = sources(), targets()
+    model = case.model(label_smoothing=0.1)
+    plain = model(**batch, labels=labels).loss
+    logs = model(**batch, decoder_input_ids=model.decoder_ids(3, None, labels)).logits.log_softmax(-1)
+    known = labels != -100
+    uniform = -logs[known].mean(-1).mean()
+    assert_close(plain, F.nll_loss(logs[known], labels[known]))
+    assert_close(model.train()(**batch, labels=labels).loss, 0.9 * plain + 0.1 * uniform)
+
+
+@each
+def test_what_is_refused(case: Case) -> None:
+    model, batch = case.model(), sources()
+    long: dict[str, Any] = {"decoder_input_ids": torch.full((3, 36), 7)}
+    with pytest.raises(CtxError, match=r"Source and target have \d+ tokens, above"):
+        model(**batch, **long)
+    with pytest.raises(CtxError, match="masked_target_ids is"):
+        model(**batch, masked_target_ids=torch.full((2, 4), 7))
+    with pytest.raises(CtxError, match="query_token_id=None"):
+        case.model(query_token_id=None)(**batch, labels=targets())
+    cache = model(**batch, decoder_input_ids=torch.full((3, 5), 7), use_cache=True).past_key_values
+    with pytest.raises(CtxError, match="give all tokens of the target"):
+        model(**batch, decoder_input_ids=torch.full((3, 2), 7), past_key_values=cache)
