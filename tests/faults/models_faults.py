@@ -88,7 +88,7 @@ MODELS_FAULTS = [
         "loss = (start + end) / 2",
         "loss = start + end",
         ("tests/models/test_common_training.py",),
-        "bert and QuestionAnswering and full_logits",
+        "bert and full_logits",
     ),
     Fault(
         "padding is a candidate of an answer",

@@ -28,12 +28,6 @@ def archetype(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
-@pytest.fixture(params=[case for case in HEADS if not (case.generates or case.learns_vectors)], ids=str)
-def plain_head(request: pytest.FixtureRequest) -> Case:
-    """Every model class whose loss compares its logits with targets, and nothing in between."""
-    return request.param
-
-
 @pytest.fixture(params=TOKEN_HEADS, ids=str)
 def token_head(request: pytest.FixtureRequest) -> Case:
     """Every model class with one label per token and no other target."""

@@ -16,6 +16,7 @@ from zoo import (
     each_forward,
     make_batch,
     make_targets,
+    of_each_family,
     tiny_config,
 )
 
@@ -153,17 +154,22 @@ class TestAutoClasses:
 
 
 class TestSaving:
-    def test_saved_model_gives_the_same_outputs(self, case: Case, tmp_path: Path) -> None:
+    @of_each_family(CASES)
+    def test_saved_model_gives_the_same_outputs(
+        self, cases: list[Case], tmp_path: Path, subtests: pytest.Subtests
+    ) -> None:
         """From a file that holds the native names, and tied weights once."""
-        model = case.model()
-        model.save_pretrained(tmp_path)
-        with safe_open(tmp_path / "model.safetensors", "pt") as file:
-            saved = set(file.keys())
-        assert saved == {name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part}
-        again = case.model_class.from_pretrained(tmp_path).eval()
-        batch = make_batch(case)
-        # products of a few rows, as of one step, round differently by where the weights lie in memory
-        assert_same_outputs(again(**batch), model(**batch), tolerance=1e-6 if case.recurs else 0)
+        for case in cases:
+            with subtests.test(str(case)):
+                model = case.model()
+                model.save_pretrained(tmp_path / str(case))
+                with safe_open(tmp_path / str(case) / "model.safetensors", "pt") as file:
+                    saved = set(file.keys())
+                assert saved == {name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part}
+                again = case.model_class.from_pretrained(tmp_path / str(case)).eval()
+                batch = make_batch(case)
+                # products of a few rows, as of one step, round differently by where the weights lie in memory
+                assert_same_outputs(again(**batch), model(**batch), tolerance=1e-6 if case.recurs else 0)
 
     def test_ties(self, tied_head: Case, tmp_path: Path) -> None:
         case = tied_head
@@ -222,8 +228,13 @@ def test_initial_weights_follow_the_seed_and_are_zero_for_padding(encoder: Case)
 
 
 class TestResizing:
-    @pytest.mark.parametrize("case", [case for case in CASES if case.is_base or case.predicts_where_labelled], ids=str)
-    def test_resizing_the_vocabulary_keeps_ties_and_words(self, case: Case) -> None:
+    @of_each_family([case for case in CASES if case.is_base or case.predicts_where_labelled])
+    def test_resizing_the_vocabulary_keeps_ties_and_words(self, cases: list[Case], subtests: pytest.Subtests) -> None:
+        for case in cases:
+            with subtests.test(str(case)):
+                self._resize(case)
+
+    def _resize(self, case: Case) -> None:
         change = 5 if case.is_base else -4
         model = case.model()
 

@@ -21,6 +21,7 @@ from zoo import (
     assert_same_outputs,
     assert_same_weights,
     make_batch,
+    of_each_family,
 )
 
 # Runs in a process of its own: opens every exported folder as a user without this package would.
@@ -57,12 +58,6 @@ def base(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
-@pytest.fixture(params=PEERED, ids=str)
-def case(request: pytest.FixtureRequest) -> Case:
-    """Every model class that transformers has too."""
-    return request.param
-
-
 @pytest.fixture(params=[case for case in REPRESENTATIVES if case.has_peer], ids=str)
 def head(request: pytest.FixtureRequest) -> Case:
     """One of each forward, and every head that pretrains a family."""
@@ -85,12 +80,16 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestOpening:
-    def test_every_key_and_the_outputs(self, case: Case, exports: Path) -> None:
-        folder = exports / str(case) / "reference"
-        model, report = case.model_class.from_pretrained(folder, output_loading_info=True)
-        assert not any(report.values()), report
-        batch = make_batch(case)
-        assert_same_outputs(model.eval()(**batch), case.reference_model(seed=3)(**batch), batch["attention_mask"])
+    @of_each_family(PEERED)
+    def test_every_key_and_the_outputs(self, cases: list[Case], exports: Path, subtests: pytest.Subtests) -> None:
+        for case in cases:
+            with subtests.test(str(case)):
+                folder = exports / str(case) / "reference"
+                model, report = case.model_class.from_pretrained(folder, output_loading_info=True)
+                assert not any(report.values()), report
+                batch = make_batch(case)
+                expected = case.reference_model(seed=3)(**batch)
+                assert_same_outputs(model.eval()(**batch), expected, batch["attention_mask"])
 
     def test_configuration(self, base: Case, exports: Path, tmp_path: Path) -> None:
         """Every field the two have in common, without a warning unless it is of another architecture."""
@@ -155,19 +154,24 @@ class TestExport:
     def _found(self, case: Case, exports: Path) -> dict[str, Any]:
         return json.loads((exports / str(case) / "found.json").read_text())
 
-    def test_opens_without_this_package_bit_exact(self, case: Case, exports: Path) -> None:
+    @of_each_family(PEERED)
+    def test_opens_without_this_package_bit_exact(
+        self, cases: list[Case], exports: Path, subtests: pytest.Subtests
+    ) -> None:
         from safetensors.torch import load_file
 
-        found = self._found(case, exports)
-        assert found["class"] == case.reference_class.__name__
-        assert found["encoder"] == Case(case.family, "AutoModel").reference_class.__name__
-        assert found["problems"] == {}
-        assert not [name for name in found["encoder_missing"] if "pooler" not in name]
-        weights = load_file(exports / str(case) / "found.safetensors")
-        expected = case.reference_model(seed=3).state_dict()
-        assert weights.keys() == expected.keys()
-        for name, tensor in expected.items():
-            assert torch.equal(weights[name], tensor), name
+        for case in cases:
+            with subtests.test(str(case)):
+                found = self._found(case, exports)
+                assert found["class"] == case.reference_class.__name__
+                assert found["encoder"] == Case(case.family, "AutoModel").reference_class.__name__
+                assert found["problems"] == {}
+                assert not [name for name in found["encoder_missing"] if "pooler" not in name]
+                weights = load_file(exports / str(case) / "found.safetensors")
+                expected = case.reference_model(seed=3).state_dict()
+                assert weights.keys() == expected.keys()
+                for name, tensor in expected.items():
+                    assert torch.equal(weights[name], tensor), name
 
     def test_configuration(self, base: Case, exports: Path, tmp_path: Path) -> None:
         """The reference's own, and one that was changed."""

@@ -23,6 +23,7 @@ from zoo import (
     make_batch,
     make_targets,
     objective,
+    of_each_family,
     tensors_of,
 )
 
@@ -62,16 +63,23 @@ def _counts_answers(head: Case) -> bool:
 
 
 class TestLoss:
-    def test_is_cross_entropy_of_the_full_logits(self, plain_head: Case) -> None:
-        model = plain_head.model()
-        batch = make_batch(plain_head, side="left")
-        targets = make_targets(plain_head, batch, ignore_some=True)
-        targets = {name: targets[name] for name in plain_head.compared_targets}
+    @of_each_family([case for case in HEADS if not (case.generates or case.learns_vectors)])
+    def test_is_cross_entropy_of_the_full_logits(self, cases: list[Case], subtests: pytest.Subtests) -> None:
+        """Of every head whose loss compares its logits with targets, and nothing in between."""
+        for case in cases:
+            with subtests.test(str(case)):
+                self._compare_with_full_logits(case)
+
+    def _compare_with_full_logits(self, head: Case) -> None:
+        model = head.model()
+        batch = make_batch(head, side="left")
+        targets = make_targets(head, batch, ignore_some=True)
+        targets = {name: targets[name] for name in head.compared_targets}
         terms = []
-        for name, logits in full_logits(plain_head, model, batch).items():
+        for name, logits in full_logits(head, model, batch).items():
             if name.endswith("_positions"):  # padding is no candidate
                 logits = logits.masked_fill(batch["attention_mask"] == 0, float("-inf"))
-            aims = targets[name][:, 1:] if plain_head.shifts_labels else targets[name]
+            aims = targets[name][:, 1:] if head.shifts_labels else targets[name]
             terms.append(F.cross_entropy(logits.flatten(0, -2), aims.flatten(), ignore_index=-100))
         expected = torch.stack(terms)
         expected = expected.mean() if "start_positions" in targets else expected.sum()

@@ -1,5 +1,6 @@
 """Equal to transformers over random small configurations: outputs, losses and gradients in single precision."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from zoo import (
     assert_same_outputs,
     make_batch,
     make_targets,
+    of_each_family,
     tensors_of,
 )
 
 SEEDS = range(6)
 BASES = [case for case in PEERED if case.is_base]
-# Every seed for the encoders, one for each head: seeds change the shape of the encoder.
-HEADS = [(case, number % len(SEEDS)) for number, case in enumerate(PEERED) if not case.is_base]
+HEADS = [case for case in PEERED if not case.is_base]
 ACTIVATIONS = ("gelu", "relu", "gelu_new", "silu", "tanh")
 
 
@@ -100,8 +101,15 @@ def test_pooled_output_with_left_padding_is_that_of_the_first_token(case: Case, 
     assert_close(reference(**left).pooler_output[full], ours(**left).pooler_output[full])
 
 
-@pytest.mark.parametrize(("case", "seed"), HEADS, ids=str)
-def test_outputs_losses_and_gradients_of_heads(case: Case, seed: int, tmp_path: Any) -> None:
+@of_each_family(HEADS)
+def test_outputs_losses_and_gradients_of_heads(cases: list[Case], tmp_path: Any, subtests: pytest.Subtests) -> None:
+    """Every seed for the encoders, one for each head: seeds change the shape of the encoder."""
+    for case in cases:
+        with subtests.test(str(case)):
+            _compare_head(case, PEERED.index(case) % len(SEEDS), tmp_path / str(case))
+
+
+def _compare_head(case: Case, seed: int, tmp_path: Path) -> None:
     """Gradients are compared as gradients of the reference's parameters, by exporting ours."""
     reference, ours = pair(case, seed, tmp_path / "reference")
     assert_outputs_of_the_reference(case, seed, reference, ours)

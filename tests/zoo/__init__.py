@@ -44,6 +44,7 @@ from zoo.matrix import (
     TIED_HEADS,
     TOKEN_HEADS,
     each_forward,
+    of_each_family,
 )
 from zoo.paths import PATHS, SIDES, by_fast_path, by_path
 from zoo.targets import learnable_batch, make_targets
@@ -89,6 +90,7 @@ __all__ = [
     "make_targets",
     "objective",
     "objective_of",
+    "of_each_family",
     "randomised",
     "tensors_of",
     "tiny_config",

@@ -48,6 +48,14 @@ def _networks(bases: list[Case]) -> list[Case]:
     ]
 
 
+def of_each_family(cases: list[Case]) -> pytest.MarkDecorator:
+    """Make a test of all `cases` of a family, each of them a subtest."""
+    families: dict[str, list[Case]] = {}
+    for case in cases:
+        families.setdefault(case.family.name, []).append(case)
+    return pytest.mark.parametrize("cases", families.values(), ids=families.keys())
+
+
 CASES = _cases()
 PEERED = [case for case in CASES if case.has_peer]
 BASES = [case for case in CASES if case.is_base]
