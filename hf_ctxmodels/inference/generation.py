@@ -82,7 +82,7 @@ def _encode(
     encoded = tokenizer(list(texts), verbose=False, return_special_tokens_mask=True)
     rows = []
     for ids, special in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
-        end = len(ids) - next((place for place, each in enumerate(reversed(special)) if not each), 0)
+        end = len(ids) - next((place for place, each in enumerate(reversed(special)) if not each), len(ids))
         rows.append(ids[:end] if max_length is None else ids[:end][-max_length:])
     return rows
 

@@ -48,8 +48,8 @@ class TaskArguments:
     max_length: int = field(
         default=128,
         metadata={
-            "help": "Longest input in tokens; longer texts are truncated or split into windows; seq2seq: they are an "
-            "error, see --cut_sources."
+            "help": "Longest input in tokens; longer texts are truncated or split into windows. For seq2seq they are "
+            "an error, see --cut_sources."
         },
     )
     doc_stride: int | None = field(
