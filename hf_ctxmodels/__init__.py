@@ -36,6 +36,7 @@ from hf_ctxmodels.objectives import (
     DataCollatorForReplacedTokenDetection,
     DataCollatorForSentenceOrderPrediction,
     DataCollatorForSpanBoundaryObjective,
+    DataCollatorForSpanCorruption,
     DataCollatorForStructuralObjectives,
     DataCollatorForWindowPrediction,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
     "DataCollatorForSpanBoundaryObjective",
+    "DataCollatorForSpanCorruption",
     "DataCollatorForStructuralObjectives",
     "DataCollatorForWindowPrediction",
     "get_family",
