@@ -76,8 +76,8 @@ class GatedFeedForward(FeedForward):
 
     def activate(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., intermediate), before dropout."""
-        gate = self.activation(apply_linear(self.gate_proj, hidden_states))
-        return gate * apply_linear(self.up_proj, hidden_states)
+        gate = self._finite(self.activation(apply_linear(self.gate_proj, hidden_states)))
+        return gate * self._finite(apply_linear(self.up_proj, hidden_states))  # infinite times zero would be no number
 
 
 def within_half_precision(tensor: Tensor) -> Tensor:
