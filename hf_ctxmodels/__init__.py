@@ -23,6 +23,7 @@ from hf_ctxmodels.models.roberta import *
 from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.spanbert import *
 from hf_ctxmodels.models.structbert import *
+from hf_ctxmodels.models.t5 import *
 from hf_ctxmodels.models.ulmfit import *
 from hf_ctxmodels.models.word2vec import *
 from hf_ctxmodels.models.xlm import *
@@ -80,6 +81,7 @@ __all__ += models.roberta.__all__
 __all__ += models.seqae.__all__
 __all__ += models.spanbert.__all__
 __all__ += models.structbert.__all__
+__all__ += models.t5.__all__
 __all__ += models.ulmfit.__all__
 __all__ += models.word2vec.__all__
 __all__ += models.xlm.__all__

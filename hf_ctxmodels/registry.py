@@ -30,6 +30,7 @@ _FOLDERS = (
     "gpt2",
     "gpt3",
     "grover",
+    "t5",
     "word2vec",
     "glove",
     "elmo",
