@@ -4,6 +4,7 @@ from hf_ctxmodels import models
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inspecting import inspecting
 from hf_ctxmodels.models.albert import *
+from hf_ctxmodels.models.bart import *
 from hf_ctxmodels.models.bert import *
 from hf_ctxmodels.models.cove import *
 from hf_ctxmodels.models.cvt import *
@@ -62,6 +63,7 @@ __all__ = [
     "inspecting",
 ]
 __all__ += models.albert.__all__
+__all__ += models.bart.__all__
 __all__ += models.bert.__all__
 __all__ += models.cove.__all__
 __all__ += models.cvt.__all__

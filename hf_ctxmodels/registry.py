@@ -30,6 +30,7 @@ _FOLDERS = (
     "gpt2",
     "gpt3",
     "grover",
+    "bart",
     "t5",
     "word2vec",
     "glove",

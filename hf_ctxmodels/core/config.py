@@ -72,7 +72,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     tokenizer_digest: str | None = None
 
     # outputs that Trainer must not gather as predictions of rows
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "metrics"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "encoder_last_hidden_state", "metrics"]
 
     # field of the dropout rate before a task head; its value None means `hidden_dropout_prob`
     head_dropout_field: ClassVar[str] = "classifier_dropout"

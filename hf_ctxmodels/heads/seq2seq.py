@@ -1,7 +1,8 @@
 """The sequence-to-sequence head: an encoder, an autoregressive decoder, and logits over the target vocabulary."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,6 @@ from transformers import GenerationMixin
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, is_traced
 from hf_ctxmodels.heads.base import (
@@ -22,7 +22,8 @@ from hf_ctxmodels.heads.base import (
     language_modeling_loss,
     loss_of_logits,
 )
-from hf_ctxmodels.layers.recurrent.decoded import Decoded
+from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.layers.linear import apply_linear
 
 
 @dataclass
@@ -33,19 +34,26 @@ class ConditionalGenerationOutput(ModelOutput):
         loss: Cross-entropy in nats per target.
         logits: (batch, steps, target vocabulary); with `labels`, see `returns_logits`.
         past_key_values: The decoder's state; None without `use_cache`.
-        decoder_hidden_states, cross_attentions: As recorded, see `Decoded`; None if they were not asked for.
-        decoder_attentions: None: a recurrent decoder does not attend to what it wrote.
+        decoder_hidden_states, decoder_attentions, cross_attentions: As recorded, see `Decoded`; None if they were not
+            asked for. A recurrent decoder does not attend to what it wrote.
+        encoder_last_hidden_state: (batch, length, hidden) the encoder's output.
         encoder_hidden_states, encoder_attentions: Of the encoder, as asked for.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    past_key_values: RecurrentCache | None = None
+    past_key_values: Any = None
     decoder_hidden_states: tuple[Tensor, ...] | None = None
     decoder_attentions: tuple[Tensor, ...] | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
+    encoder_last_hidden_state: Tensor | None = None
     encoder_hidden_states: tuple[Tensor, ...] | None = None
     encoder_attentions: tuple[Tensor, ...] | None = None
+
+    @property
+    def attentions(self) -> tuple[Tensor, ...] | None:
+        """`decoder_attentions`, by the name that other heads have for their own."""
+        return self.decoder_attentions
 
 
 @dataclass(frozen=True)
@@ -55,44 +63,55 @@ class DecoderInputs:
     Attributes:
         encoded: The encoder's output.
         attention_mask: (batch, length) mask of the source, or None.
-        cache: The decoder's state before the ids.
+        cache: The decoder's state before the ids; None for a Transformer without a cache.
         languages: (batch,) numbers of the target languages, or None.
-        record: Whether hidden states and attention weights are asked for.
+        recorded: Which hidden states and attention weights are asked for, see `config.recorded_outputs`.
+        further: What else the decoder takes, by the names in `decoder_arguments`.
     """
 
     encoded: Any
     attention_mask: Tensor | None
-    cache: RecurrentCache
+    cache: Any
     languages: Tensor | None
-    record: bool = False
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    further: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def record(self) -> bool:
+        """Whether any are asked for."""
+        return any(value is not None and value is not False for value in self.recorded.values())
 
 
 class ForConditionalGeneration(HeadModel, GenerationMixin):
     """Predicts each target token from the source and the target tokens before it.
 
-    The configuration has `target_vocab_size` and `decoder_start_token_id`, and `num_languages` if `takes_languages`.
-    A family's class lists `GenerationMixin` among its direct bases, as transformers requires.
+    Encoder and decoder are recurrent, or Transformers (`models._shared.transformer_seq2seq`). The configuration has
+    `target_vocab_size` and `decoder_start_token_id`, and `num_languages` if `takes_languages`. A family's class lists
+    `GenerationMixin` among its direct bases, as transformers requires.
 
     Attributes:
         prediction: Linear map from the decoder's states to logits.
         takes_languages: Whether the decoder is conditioned on the target language.
+        decoder_arguments: Further arguments of `forward` that the decoder takes.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     takes_languages: ClassVar[bool] = False
+    decoder_arguments: ClassVar[tuple[str, ...]] = ()
     prediction: nn.Linear
     _is_stateful = True  # tokens cannot be removed from a state, which assisted generation would need
 
     @abstractmethod
-    def start(self, encoded: Any) -> RecurrentCache:
+    def start(self, encoded: Any) -> Any:
         """The decoder's initial state."""
 
     @abstractmethod
-    def decode(self, ids: Tensor, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
+    def decode(self, ids: Any, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
         """Run the decoder.
 
         Args:
-            ids: (batch, steps) target ids, each the token before the one to be predicted.
+            ids: (batch, steps) target ids, each the token before the one to be predicted; where the decoder takes
+                `decoder_inputs_embeds`, None with these.
             target_mask: (batch, steps) bool, True at positions with a target; None for all positions.
             given: The other inputs.
 
@@ -108,6 +127,10 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # the first forward creates the cache
 
+    def first_state(self, encoded: Any, use_cache: bool | None) -> Any:
+        """The decoder's state before its first token; None for a decoder that needs none without `use_cache`."""
+        return self.start(encoded)
+
     @can_return_tuple
     def forward(
         self,
@@ -116,10 +139,12 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         encoder_outputs: Any = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool = False,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
         target_languages: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         return_logits: bool | None = None,
@@ -130,6 +155,9 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         Args:
             decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted; None for
                 `labels` shifted to the right, after `config.decoder_start_token_id`.
+            decoder_attention_mask: (batch, steps), with a cache (batch, past + steps): 0 at padding; for decoders that
+                attend to what they wrote.
+            decoder_inputs_embeds: (batch, steps, hidden) in place of `decoder_input_ids`, for the same decoders.
             labels: (batch, steps) target ids; -100 is ignored.
             encoder_outputs: The encoder's output, if it has been computed.
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
@@ -138,41 +166,51 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             return_logits: See `returns_logits`.
         """
         labels = None if labels is None else as_targets(labels, "labels")
+        written = {"decoder_attention_mask": decoder_attention_mask, "decoder_inputs_embeds": decoder_inputs_embeds}
+        further = self._further(written, kwargs)
+        recorded = self.config.recorded_outputs(kwargs)
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
-            encoder_outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
+            encoder_outputs = self.encode_source(attention_mask=attention_mask, **inputs, **kwargs)
         else:
             check_tensors(attention_mask=attention_mask)
             check_padding_mask(attention_mask)
-        decoder_input_ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels)
-        self._check_languages(decoder_input_ids.shape[0], target_languages)
-        before = self.start(encoder_outputs) if past_key_values is None else past_key_values
-        recorded = self.config.recorded_outputs(kwargs)
-        given = DecoderInputs(encoder_outputs, attention_mask, before, target_languages, any(recorded.values()))
+        ids = self.decoder_ids(encoder_outputs, decoder_input_ids, labels, decoder_inputs_embeds)
+        self._check_languages(encoder_outputs.last_hidden_state.shape[0], target_languages)
+        before = self.first_state(encoder_outputs, use_cache) if past_key_values is None else past_key_values
+        given = DecoderInputs(encoder_outputs, attention_mask, before, target_languages, recorded, further)
         wants_logits = labels is None or self.returns_logits(return_logits)
         loss = logits = decoded = None
         if wants_logits or given.record:
-            logits, decoded = self.predict(decoder_input_ids, given)
+            logits, decoded = self.predict(ids, given)
         if labels is not None and logits is not None:
             loss = loss_of_logits(logits, labels, num_items_in_batch)
         elif labels is not None:
-            loss = self.decoder_loss(decoder_input_ids, labels, given, num_items_in_batch)
-        return ConditionalGenerationOutput(
-            loss=loss,
-            logits=logits if wants_logits else None,
-            past_key_values=decoded.cache if use_cache and decoded is not None else None,
-            decoder_hidden_states=decoded.hidden_states if decoded and recorded["output_hidden_states"] else None,
-            cross_attentions=decoded.cross_attentions if decoded and recorded["output_attentions"] else None,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.get("attentions"),
-        )
+            loss = self.decoder_loss(ids, labels, given, num_items_in_batch)
+        return _output(encoder_outputs, decoded, recorded, loss, logits if wants_logits else None, use_cache)
 
-    def predict(self, ids: Tensor, given: DecoderInputs) -> tuple[Tensor, Decoded]:
+    def encode_source(self, token_type_ids: Tensor | None = None, **inputs: Any) -> Any:
+        """Run the encoder."""
+        return self.encode(token_type_ids=token_type_ids, **inputs)
+
+    def _further(self, written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """The `decoder_arguments` among the named ones and those of `given`, where they are taken out.
+
+        Raises:
+            CtxError: The decoder does not take a named one.
+        """
+        for name, value in written.items():
+            if value is not None and name not in self.decoder_arguments:
+                raise CtxError(f"The decoder of {type(self).__name__} takes no {name}.", hint="leave it out.")
+        further = {name: given.pop(name, None) for name in self.decoder_arguments if name not in written}
+        return further | {name: value for name, value in written.items() if name in self.decoder_arguments}
+
+    def predict(self, ids: Any, given: DecoderInputs) -> tuple[Tensor, Decoded]:
         """(batch, steps, target vocabulary) logits, and the output of `decode` for all steps."""
         decoded = self.decode(ids, None, given)
-        return self.prediction(decoded.states), decoded
+        return apply_linear(self.prediction, decoded.states), decoded
 
-    def decoder_loss(self, ids: Tensor, labels: Tensor, given: DecoderInputs, counts: ItemCounts) -> Tensor:
+    def decoder_loss(self, ids: Any, labels: Tensor, given: DecoderInputs, counts: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats of the labels; see `decode` and `language_modeling_loss`."""
         target_mask = labels != IGNORED
         if is_traced(labels) or not self.config.unpad:
@@ -181,24 +219,30 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             states = self.decode(ids, target_mask, given).states
         return language_modeling_loss(self.prediction, states, labels, counts)
 
-    def decoder_ids(self, encoded: Any, ids: Tensor | None, labels: Tensor | None) -> Tensor:
-        """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right.
+    def decoder_ids(
+        self, encoded: Any, ids: Tensor | None, labels: Tensor | None, embeddings: Tensor | None = None
+    ) -> Any:
+        """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right; None with embeddings.
 
         Raises:
-            CtxError: Neither is given, or their shapes do not match each other or the source.
+            CtxError: None is given, or their shapes do not match each other or the source.
         """
         rows = encoded.last_hidden_state.shape[0]
-        if ids is None and labels is None:
+        if ids is None and labels is None and embeddings is None:
             raise CtxError("Give decoder_input_ids, or labels, or call generate.")
-        given = {"decoder_input_ids": ids, "labels": labels}
+        if ids is not None and embeddings is not None:
+            raise CtxError("Give one of decoder_input_ids and decoder_inputs_embeds.")
+        given = {"decoder_input_ids": ids, "decoder_inputs_embeds": embeddings, "labels": labels}
         check_tensors(**given)
         for name, tensor in given.items():
-            if tensor is not None and (tensor.dim() != 2 or tensor.shape[0] != rows or not tensor.shape[1]):
+            axes = 3 if name == "decoder_inputs_embeds" else 2
+            if tensor is not None and (tensor.dim() != axes or tensor.shape[0] != rows or not tensor.shape[1]):
                 raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
-        if ids is not None and labels is not None and ids.shape != labels.shape:
-            raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(ids.shape)}.")
+        read = ids if ids is not None else embeddings
+        if read is not None and labels is not None and read.shape[:2] != labels.shape:
+            raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(read.shape[:2])}.")
         check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
-        return self._shifted(labels) if ids is None else ids  # type: ignore[arg-type]
+        return ids if read is not None else self._shifted(labels)  # type: ignore[arg-type]
 
     def _check_languages(self, rows: int, languages: Tensor | None) -> None:
         if languages is None:
@@ -218,9 +262,33 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, past_key_values: RecurrentCache | None = None, **kwargs: Any
+        self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
         """The target tokens, (batch, steps) `input_ids`, after those in the cache."""
         if past_key_values is not None:
             kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+def _output(
+    encoded: Any,
+    decoded: Decoded | None,
+    recorded: Mapping[str, Any],
+    loss: Tensor | None,
+    logits: Tensor | None,
+    use_cache: bool | None,
+) -> ConditionalGenerationOutput:
+    """The head's output, with what was recorded as far as it was asked for."""
+    states, weights = (recorded[name] for name in ("output_hidden_states", "output_attentions"))
+    shows_states = decoded is not None and states is not None and states is not False
+    return ConditionalGenerationOutput(
+        loss=loss,
+        logits=logits,
+        past_key_values=decoded.cache if use_cache and decoded is not None else None,
+        decoder_hidden_states=decoded.hidden_states if decoded is not None and shows_states else None,
+        decoder_attentions=decoded.attentions if decoded is not None and weights else None,
+        cross_attentions=decoded.cross_attentions if decoded is not None and weights else None,
+        encoder_last_hidden_state=encoded.last_hidden_state,
+        encoder_hidden_states=encoded.hidden_states,
+        encoder_attentions=encoded.get("attentions"),
+    )

@@ -60,3 +60,11 @@ class TokenPositionTypeEmbeddings(nn.Module):
         embedded = embedded + self.token_type_embeddings(token_type_ids)
         embedded = self.dropout(self.norm(embedded))
         return embedded if self.projection is None else apply_linear(self.projection, embedded)
+
+
+class ScaledEmbedding(nn.Embedding):
+    """Embeddings times the square root of their width (Vaswani et al. 2017, section 3.4)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(...) ids -> (..., width)."""
+        return super().forward(input) * self.embedding_dim**0.5

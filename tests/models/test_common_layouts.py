@@ -118,11 +118,13 @@ class TestAttentionPaths:
         batch = make_batch(attentive)
         model = attentive.model()
         model(**batch)
-        assert [layout.num_tokens for layout in packed_layouts] == [sum(LENGTHS)]
+        built = len(packed_layouts)  # one; of an encoder-decoder those of both, and of what the second attends to
+        assert [layout.num_tokens for layout in packed_layouts] == [sum(LENGTHS)] * built
+        assert built == (3 if model.config.is_encoder_decoder else 1)
         model(**batch, output_attentions=True)
         attentive.model(unpad=False)(**batch)
         attentive.model(attention="eager")(**batch)
-        assert len(packed_layouts) == 1
+        assert len(packed_layouts) == built
 
     def test_masks_of_any_type_and_none(self, base: Case) -> None:
         """No mask is a mask of ones, or for some families one of what is no padding token at a row's end."""

@@ -124,7 +124,7 @@ class Case:
     @property
     def writes(self) -> bool:
         """Whether the head predicts a text of its own, with a vocabulary of its own, from the one it reads."""
-        return "decoder_input_ids" in inspect.signature(self.model_class.forward).parameters
+        return not self.is_base and "decoder_input_ids" in inspect.signature(self.model_class.forward).parameters
 
     @property
     def detects(self) -> bool:
@@ -283,6 +283,8 @@ class Case:
 
     def config(self, **changes: Any) -> PreTrainedConfig:
         """Of the tiny model; changes to fields that the family does not have are left out."""
+        if "num_hidden_layers" in changes and self.has_field("decoder_layers"):
+            changes = {"decoder_layers": changes["num_hidden_layers"], **changes}
         return tiny_config(self.family, **{"num_labels": self.num_labels, **self.known(changes)})
 
     def model(self, seed: int = 0, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:

@@ -285,6 +285,36 @@ def build_layout(
     return layout if past_key_values is None else _with_cache(layout, past_key_values, given.device)
 
 
+def build_memory_layout(
+    layout: Layout, memory: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None = None
+) -> Layout:
+    """Lay out what another layout's rows attend to (an encoder's output) as that one is laid out.
+
+    Args:
+        layout: That of the rows that attend.
+        memory: (batch, length, ...).
+        attention_mask: (batch, length), 0 where it is not seen: at padding, for example.
+        sequence_ids: (batch, length), as in `build_layout`: each sequence is attended to by one of `layout`.
+
+    Raises:
+        CtxError: A row of which nothing is seen.
+    """
+    batch_size, length = memory.shape[:2]
+    if isinstance(layout, PackedLayout):
+        return PackedLayout.build(batch_size, length, attention_mask, sequence_ids, memory.device)
+    tokens = _tokens(attention_mask, sequence_ids)
+    if tokens is not None and not is_traced(tokens):
+        check_row_lengths(tokens.sum(1))
+    return PaddedLayout(
+        batch_size,
+        length,
+        tokens,
+        sequences=None if sequence_ids is None else _token_runs(sequence_ids),
+        implementation=layout.implementation,
+        attention_kwargs=layout.attention_kwargs,
+    )
+
+
 def _with_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -> PaddedLayout:
     """The layout of a batch that extends a cache.
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.core.cache import RecurrentCache
+from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.recurrent.decoded import Decoded
 
 
 class _Step(NamedTuple):

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.cache import RecurrentCache
+from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.positions import until_last
-from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedRows

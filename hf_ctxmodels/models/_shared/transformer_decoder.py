@@ -173,10 +173,10 @@ class Decoder(CtxPreTrainedModel):
         **places: Tensor | None,
     ) -> Tensor:
         """(batch, length) ids or (batch, length, hidden) embeddings; raises CtxError if an argument does not fit."""
-        own_mask = _of_input(attention_mask, inputs_embeds if input_ids is None else input_ids, cache)
+        own_mask = mask_of_input(attention_mask, inputs_embeds if input_ids is None else input_ids, cache)
         width, limit = self.config.hidden_size, self.config.max_position_embeddings
         words = self.check_encoder_input(input_ids, inputs_embeds, own_mask, None, width=width, **places)
-        _check_cache(cache, words, past, limit)
+        check_cache(cache, words, past, limit)
         check_ids("position_ids", places["position_ids"], limit, "max_position_embeddings")
         return words
 
@@ -208,19 +208,19 @@ def without_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
     return before_the_last | ~others.any(1, keepdim=True)
 
 
-def _of_input(attention_mask: Any, given: Any, cache: Cache | None) -> Any:
+def mask_of_input(attention_mask: Any, given: Any, cache: Cache | None) -> Any:
     """The part of a (batch, past + length) mask that belongs to the input."""
     if cache is None or not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
         return attention_mask
     return attention_mask[:, -given.shape[1] :] if isinstance(given, Tensor) and given.dim() > 1 else attention_mask
 
 
-def _check_cache(cache: Cache | None, words: Tensor, past: int | Tensor, limit: int) -> None:
-    """Raise CtxError if the cache has other rows than the input, or together they are longer than the model's limit."""
+def check_cache(cache: Cache | None, words: Tensor, past: int | Tensor, limit: int | None) -> None:
+    """Raise CtxError if the cache has other rows than the input, or together they are longer than the limit, if any."""
     if is_traced(words):
         return
     length, past = words.shape[1], int(past)
-    if past + length > limit:
+    if limit is not None and past + length > limit:
         given = f"{past} tokens of past_key_values and {length} of the input are" if past else f"{length} tokens are"
         raise CtxError(
             f"The sequence is too long: {given} above the model's max_sequence_length={limit} (see "

@@ -6,9 +6,9 @@ from transformers import GenerationMixin
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder
-from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import CtxCoveHeadModel, CtxCoveModel, CtxCoveModelOutput
 

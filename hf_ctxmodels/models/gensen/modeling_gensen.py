@@ -14,9 +14,9 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import LinearLayers
-from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder
 from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel

@@ -19,12 +19,12 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.dropout import Dropout, dropout
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
-from hf_ctxmodels.layers.recurrent.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.models._shared.lstm_language_model import (
     LSTMForCausalLM,

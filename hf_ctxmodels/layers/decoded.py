@@ -1,10 +1,8 @@
-"""What a recurrent decoder gives."""
+"""What the decoder of an encoder-decoder gives."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
-
-from hf_ctxmodels.core.cache import RecurrentCache
 
 
 class Decoded(NamedTuple):
@@ -16,10 +14,14 @@ class Decoded(NamedTuple):
         hidden_states: As recorded: layers + 1 tensors (batch, steps, width), the tokens' embeddings, the output of
             every layer but the top one, and what the next tokens are predicted from, before dropout; else None.
         cross_attentions: As recorded: (batch, 1, steps, length) weights of the source's tokens, one tensor for each
-            attention; else, and of a decoder without attention, None.
+            attention, in a Transformer (batch, heads, steps, length) of every layer; else, and of a decoder without
+            attention, None.
+        attentions: As recorded by a Transformer: (batch, heads, steps, keys) weights of what was written, of every
+            layer; else None.
     """
 
     states: Tensor
-    cache: RecurrentCache | None = None
+    cache: Any = None
     hidden_states: tuple[Tensor, ...] | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None

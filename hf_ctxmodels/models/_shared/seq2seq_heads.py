@@ -1,0 +1,174 @@
+"""Heads of Transformer encoder-decoders: the language model of targets, and tasks on the decoder's states."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import (
+    QuestionAnsweringModelOutput,
+    Seq2SeqQuestionAnsweringModelOutput,
+    Seq2SeqSequenceClassifierOutput,
+    SequenceClassifierOutput,
+)
+
+from hf_ctxmodels.core.growing_cache import GrowingCache
+from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.heads.base import HeadModel
+from hf_ctxmodels.heads.downstream import SequenceHead
+from hf_ctxmodels.heads.seq2seq import DecoderInputs, ForConditionalGeneration
+from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.positions import last_columns, until_last
+from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder, Source, refuse_segments
+
+_OUTPUTS: dict[type, type] = {
+    SequenceClassifierOutput: Seq2SeqSequenceClassifierOutput,
+    QuestionAnsweringModelOutput: Seq2SeqQuestionAnsweringModelOutput,
+}
+
+
+class Seq2SeqHeadModel(HeadModel):
+    """A head on an encoder-decoder, which has no pooler."""
+
+    encoder_class: ClassVar[type[EncoderDecoder]]  # type: ignore[misc]
+
+    def build_encoder(self, config: Any) -> EncoderDecoder:
+        """Create the encoder-decoder."""
+        return self.encoder_class(config)
+
+    def task_output(self, kind: type, encoded: Any, **found: Any) -> Any:
+        """The output of a task's head: of transformers' kind for encoder-decoders."""
+        if kind not in _OUTPUTS:
+            return super().task_output(kind, encoded, **found)
+        names: tuple[str, ...] = ("decoder_hidden_states", "decoder_attentions", "cross_attentions")
+        names += ("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "past_key_values")
+        return _OUTPUTS[kind](**found, **{name: encoded.get(name) for name in names})
+
+
+class TransformerForConditionalGeneration(ForConditionalGeneration):
+    """The language model of targets; the output layer has no bias.
+
+    With `labels` and without a `decoder_attention_mask` the decoder computes up to each row's last label only, which
+    no earlier state depends on.
+    """
+
+    output_layer = "lm_head"
+    decoder_arguments: ClassVar[tuple[str, ...]] = (
+        "decoder_attention_mask",
+        "decoder_inputs_embeds",
+        "decoder_position_ids",
+    )
+    _is_stateful = False
+
+    def build_head(self, config: Any) -> None:
+        """The output layer."""
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder, run once by `generate`."""
+        return self.base_model.get_encoder()
+
+    @property
+    def prediction(self) -> nn.Linear:  # type: ignore[override]
+        """The output layer."""
+        return self.lm_head
+
+    def start(self, encoded: Any) -> EncoderDecoderCache:
+        """An empty cache."""
+        return self.base_model.new_cache()
+
+    def first_state(self, encoded: Any, use_cache: bool | None) -> EncoderDecoderCache | None:
+        """An empty cache with `use_cache`, else none."""
+        return self.start(encoded) if use_cache else None
+
+    def encode_source(self, token_type_ids: Tensor | None = None, **inputs: Any) -> Any:
+        """Run the encoder."""
+        refuse_segments({"token_type_ids": token_type_ids})
+        return self.get_encoder()(return_dict=True, **inputs)
+
+    def source(self, given: DecoderInputs) -> Source:
+        """What the decoder attends to."""
+        return Source(given.encoded.last_hidden_state, given.attention_mask)
+
+    def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
+        """See `ForConditionalGeneration.decode`."""
+        written = {name.removeprefix("decoder_"): value for name, value in given.further.items()}
+        written["inputs_embeds"] = written["inputs_embeds"] if ids is None else None
+        if target_mask is not None and written["attention_mask"] is None and given.cache is None:
+            written["attention_mask"] = until_last(target_mask)
+        decoded = self.base_model.decode(
+            self.source(given),
+            input_ids=ids,
+            past_key_values=given.cache,
+            output_mask=target_mask,
+            **written,
+            **given.recorded,
+        )
+        return Decoded(
+            decoded.last_hidden_state,
+            decoded.past_key_values,
+            decoded.hidden_states,
+            decoded.cross_attentions,
+            decoded.attentions,
+        )
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return True
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        """The decoder's padding mask as it is: each layout makes its own masks, for a cache of fixed length too."""
+        return attention_mask
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+        caches: Any = model_kwargs.get("past_key_values")
+        if not isinstance(caches, EncoderDecoderCache) or hasattr(caches, "_is_user_defined"):
+            return
+        parts = (caches.self_attention_cache, caches.cross_attention_cache)
+        config = self.config.get_text_config(decoder=True)
+        model_kwargs["past_key_values"] = EncoderDecoderCache(*(_growing(cache, config) for cache in parts))
+
+
+def _growing(cache: Cache, config: Any) -> Cache:
+    return GrowingCache(config=config) if type(cache) is DynamicCache and not cache.offloading else cache
+
+
+class EndTokenHead(SequenceHead):
+    """A head on the decoder's state at a row's last end token; in a row without one, and with `inputs_embeds`, at its
+    last token."""
+
+    def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """Run the encoder-decoder; `pooler_output` is the head's input."""
+        if self.pooling is not None:
+            return super().encode(attention_mask=attention_mask, **kwargs)
+        ids, embeddings = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
+        if self.input_shape(ids, embeddings) is None or (ids is not None and embeddings is not None):
+            return HeadModel.encode(self, attention_mask=attention_mask, **kwargs)  # which says what is wrong
+        given: Any = embeddings if ids is None else ids
+        fits = isinstance(attention_mask, Tensor) and attention_mask.shape == given.shape[:2]
+        columns = self.read_columns(given, attention_mask if fits else None)
+        places = torch.arange(given.shape[1], device=given.device) == columns[:, None]
+        recorded = self.config.recorded_outputs(kwargs)["output_hidden_states"]
+        everywhere = is_traced(given) or (recorded is not None and recorded is not False)
+        output_mask = None if everywhere or (not fits and attention_mask is not None) else places
+        outputs = HeadModel.encode(self, attention_mask=attention_mask, output_mask=output_mask, **kwargs)
+        states = outputs.last_hidden_state
+        outputs.pooler_output = states if output_mask is not None else states[torch.arange(len(columns)), columns]
+        return outputs
+
+    def read_columns(self, given: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """(batch,) column of the state that is read.
+
+        Args:
+            given: (batch, length) ids or (batch, length, hidden) embeddings.
+            attention_mask: (batch, length), 0 at padding, or None.
+        """
+        tokens = token_mask(given, attention_mask)
+        last = last_columns(given, tokens)
+        if given.is_floating_point() or self.config.eos_token_id is None:
+            return last
+        ends = torch.isin(given, torch.tensor(self.config.eos_token_id, device=given.device)) & tokens
+        return torch.where(ends.any(1), last_columns(given, ends), last)

@@ -1,0 +1,444 @@
+"""Transformer encoder-decoders (Vaswani et al. 2017): two stacks of layers; the second attends to the first."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, Seq2SeqModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, check_padding_mask, check_tensors
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
+from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.feed_forward import FeedForward
+from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.transformer.block import Memory, TransformerBlock
+from hf_ctxmodels.layers.transformer.stack import run_stack
+from hf_ctxmodels.models._shared.transformer_decoder import check_cache, default_positions, mask_of_input
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a decoder attends to.
+
+    Attributes:
+        states: (batch, length, hidden) the encoder's output.
+        attention_mask: (batch, length), 0 at what the decoder does not see; None where it sees all.
+        sequence_ids: (batch, length) of the encoder's input, or None.
+    """
+
+    states: Tensor
+    attention_mask: Tensor | None = None
+    sequence_ids: Tensor | None = None
+
+
+class TransformerStack(nn.Module):
+    """An encoder or a decoder: embeddings, layers and the final norm; BART's unless a family overrides its parts.
+
+    A token's position is the number of tokens before it in its sequence, wherever the padding is.
+
+    Args:
+        config: The model's configuration.
+        is_decoder: Whether it is causal and attends to a source.
+
+    Attributes:
+        word_embeddings: Table of words; None for a decoder that shares the encoder's.
+        embedding_norm: The norm of the embeddings.
+        layers: The layers in the order of application.
+        final_norm: The norm of the last layer's output, identity with post-norm.
+        zeroes_padding: Whether padding positions are 0 in all layers.
+    """
+
+    zeroes_padding: ClassVar[bool] = False
+
+    def __init__(self, config: Any, *, is_decoder: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.is_decoder = is_decoder
+        self.word_embeddings = None if is_decoder and config.shares_word_embeddings else self.build_words(config)
+        self.build_embeddings(config)
+        self.embedding_norm = self.build_embedding_norm(config)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        count = config.decoder_layers if is_decoder else config.num_hidden_layers
+        self.layers = nn.ModuleList(self.build_layer(config) for _ in range(count))
+        self.final_norm = self.build_final_norm(config)
+
+    def build_words(self, config: Any) -> nn.Embedding:
+        """Create the table of words."""
+        return nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+
+    def build_embeddings(self, config: Any) -> None:
+        """Create what is added to the words' embeddings."""
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+
+    def build_embedding_norm(self, config: Any) -> nn.Module:
+        """Create the norm of the embeddings."""
+        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def build_layer(self, config: Any) -> nn.Module:
+        """Create a layer: post-norm, and with cross-attention in a decoder."""
+        width, rate = config.hidden_size, config.attention_probs_dropout_prob
+        heads = config.decoder_attention_heads if self.is_decoder else config.num_attention_heads
+        inner = config.decoder_ffn_dim if self.is_decoder else config.intermediate_size
+        return TransformerBlock(
+            width,
+            SelfAttention(width, heads, dropout=rate),
+            FeedForward(width, inner, config.hidden_act, dropout=getattr(config, "activation_dropout", 0.0)),
+            norm="post",
+            norm_cls=partial(nn.LayerNorm, eps=config.layer_norm_eps),
+            dropout=config.hidden_dropout_prob,
+            cross_attention=CrossAttention(width, heads, dropout=rate) if self.is_decoder else None,
+        )
+
+    def build_final_norm(self, config: Any) -> nn.Module:
+        """Create the norm of the last layer's output."""
+        return nn.Identity()
+
+    def mask(self) -> MaskSpec:
+        """Who sees whom in self-attention, and with which bias; for all layers."""
+        return CAUSAL if self.is_decoder else BIDIRECTIONAL
+
+    def embedded_beside(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+        """(batch, length) ids that `embed` takes beside words and positions, by name.
+
+        Args:
+            words: (batch, length, ...).
+            given: Keywords of `forward`; what belongs to the embeddings is taken out.
+        """
+        return {}
+
+    def embed(self, words: Tensor, position_ids: Tensor, **beside: Tensor) -> Tensor:
+        """(..., hidden) word embeddings and (...) positions -> (..., hidden)."""
+        return self.dropout(self.embedding_norm(words + self.position_embeddings(position_ids)))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        output_mask: Tensor | None = None,
+        source: Source | None = None,
+        words: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Run the stack.
+
+        Args:
+            input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden) in their place.
+            attention_mask: (batch, length), with a cache (batch, past + length): 1 at tokens and 0 at padding.
+            position_ids: (batch, length) or (1, length); None for the number of tokens before each.
+            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
+                sequence, whose tokens attend to each other only, and to the same sequence of the source.
+            past_key_values: The cache of a decoder's preceding tokens; it is extended in place. Without one the batch
+                is computed unpadded.
+            output_mask: (batch, length) bool; `last_hidden_state` then holds only these positions, (targets, hidden) in
+                row-major order, and the last layer is computed only there.
+            source: What a decoder attends to.
+            words: The table of words of a stack without one.
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), what
+                `embedded_beside` takes, and arguments of the attention function.
+
+        Raises:
+            CtxError: Inputs do not match each other, the cache or the model.
+        """
+        recorded = self.config.recorded_outputs(kwargs)
+        table = self.word_embeddings if words is None else words
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        places = {"sequence_ids": sequence_ids, "output_mask": output_mask, "position_ids": position_ids}
+        given = self._checked(input_ids, inputs_embeds, attention_mask, past_key_values, past, table, places)
+        if position_ids is None:
+            position_ids = default_positions(given, attention_mask, sequence_ids, past)
+        beside = self.embedded_beside(given, kwargs)
+        kwargs |= recorded
+        layout = build_layout(
+            given, attention_mask, sequence_ids, self.config, past_key_values=past_key_values, **kwargs
+        )
+        packed = layout.pack(given)
+        outputs = run_stack(
+            self.layers,
+            self.embed(
+                packed if packed.is_floating_point() else table(packed),  # type: ignore[misc]
+                layout.pack(position_ids.expand(given.shape[:2])),
+                **{name: layout.pack(each) for name, each in beside.items()},
+            ),
+            layout,
+            self.mask(),
+            memory=None if source is None else _memory(layout, source),
+            past_key_values=past_key_values,
+            final_norm=self.final_norm,
+            output_mask=output_mask,
+            zero_padding=self.zeroes_padding,
+            **recorded,
+        )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=None if source is None else outputs.cross_attentions,
+        )
+
+    def _checked(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: Cache | None,
+        past: int | Tensor,
+        table: Any,
+        places: dict[str, Tensor | None],
+    ) -> Tensor:
+        """(batch, length) ids or (batch, length, hidden) embeddings; raises CtxError if an argument does not fit."""
+        config, limit = self.config, self.config.max_sequence_length
+        words = check_encoder_input(
+            input_ids,
+            inputs_embeds,
+            mask_of_input(attention_mask, inputs_embeds if input_ids is None else input_ids, cache),
+            limit,
+            limit=config.vocab_size,
+            width=config.hidden_size,
+            sequence_ids=places["sequence_ids"],
+            output_mask=places["output_mask"],
+            aligned={"position_ids": places["position_ids"]},
+            dtype=None if inputs_embeds is None or torch.compiler.is_compiling() else table.weight.dtype,
+        )
+        if cache is not None:
+            check_cache(getattr(cache, "self_attention_cache", cache), words, past, limit)
+        if limit is not None:
+            check_ids("position_ids", places["position_ids"], limit, "max_position_embeddings")
+        return words
+
+
+def _memory(layout: Layout, source: Source) -> Memory:
+    """What a decoder's cross-attention reads."""
+    place = build_memory_layout(layout, source.states, source.attention_mask, source.sequence_ids)
+    return Memory(place.pack(source.states), place)
+
+
+@dataclass
+class EncoderDecoderOutput(Seq2SeqModelOutput):
+    """Output of `EncoderDecoder`: that of transformers; the decoder's outputs also by the names they have elsewhere."""
+
+    @property
+    def hidden_states(self) -> tuple[Tensor, ...] | None:
+        """`decoder_hidden_states`."""
+        return self.decoder_hidden_states
+
+    @property
+    def attentions(self) -> tuple[Tensor, ...] | None:
+        """`decoder_attentions`."""
+        return self.decoder_attentions
+
+
+class EncoderDecoder(CtxPreTrainedModel):
+    """An encoder and a decoder, without the output layer.
+
+    Without a decoder's input, that is the encoder's, shifted by one token after `config.decoder_start_token_id`: each
+    state of the decoder has read the tokens before it and, through the encoder, the whole text.
+
+    Attributes:
+        encoder, decoder: The stacks, of the `stack_class`; the encoder has the table of words of both.
+    """
+
+    stack_class: ClassVar[type[TransformerStack]] = TransformerStack
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.encoder = self.stack_class(config)
+        self.decoder = self.stack_class(config, is_decoder=True)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The encoder's table of words."""
+        return self.encoder.word_embeddings  # type: ignore[return-value]
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the encoder's table of words."""
+        self.encoder.word_embeddings = value  # type: ignore[assignment]
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder, run once by `generate`."""
+        return self.encoder
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        decoder_sequence_ids: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        output_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> EncoderDecoderOutput:
+        """Encode a batch, and decode.
+
+        Args:
+            input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden) in their place.
+            attention_mask: (batch, length), 1 at tokens and 0 at padding.
+            position_ids: (batch, length) or (1, length); None for the number of tokens before each.
+            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
+                sequence, whose tokens attend to each other only.
+            decoder_input_ids: (batch, steps) token ids, or `decoder_inputs_embeds`; None for the encoder's input,
+                shifted by one token, with its padding.
+            decoder_attention_mask, decoder_position_ids, decoder_sequence_ids: As for the encoder; with a cache the
+                mask is (batch, past + steps).
+            encoder_outputs: The encoder's output, if it has been computed.
+            past_key_values: The cache of the decoder's preceding tokens, from an earlier forward; it is extended in
+                place.
+            use_cache: Return `past_key_values`; None only if they are given. Without a cache the decoder is computed
+                unpadded.
+            output_mask: (batch, steps) bool; `last_hidden_state` then holds only these positions of the decoder,
+                (targets, hidden) in row-major order, and the last layer is computed only there.
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), and arguments of
+                the attention function.
+
+        Raises:
+            CtxError: Inputs do not match each other, the cache or the model.
+        """
+        refuse_segments(kwargs)
+        if encoder_outputs is None:
+            read = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            read |= {"position_ids": position_ids, "sequence_ids": sequence_ids}
+            encoder_outputs = self.encoder(**read, **self.encoder_arguments(kwargs))
+        written: dict[str, Any] = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
+        written |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
+        written |= {"sequence_ids": decoder_sequence_ids}
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            written = self.shifted(input_ids, inputs_embeds, attention_mask, sequence_ids)
+            written["position_ids"] = position_ids
+        decoded = self.decode(
+            Source(encoder_outputs[0], attention_mask, sequence_ids),
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_mask=output_mask,
+            **written,
+            **self.decoder_arguments(kwargs),
+        )
+        return EncoderDecoderOutput(
+            last_hidden_state=decoded.last_hidden_state,
+            past_key_values=decoded.past_key_values,
+            decoder_hidden_states=decoded.hidden_states,
+            decoder_attentions=decoded.attentions,
+            cross_attentions=decoded.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs[0],
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
+        )
+
+    def encoder_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Those of the further keywords of `forward` that the encoder takes."""
+        return {name: value for name, value in given.items() if not name.startswith("decoder_")}
+
+    def decoder_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Those that the decoder takes, by their names there."""
+        return given
+
+    def decode(
+        self,
+        source: Source,
+        *,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **written: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Run the decoder.
+
+        Args:
+            source: What it attends to.
+            past_key_values, use_cache: As in `forward`.
+            written: Other arguments of `TransformerStack.forward`.
+        """
+        check_tensors(attention_mask=source.attention_mask)
+        check_padding_mask(source.attention_mask)
+        check_ids("decoder_input_ids", written.get("input_ids"), self.config.vocab_size, "vocab_size")
+        if (source.sequence_ids is None) != (written.get("sequence_ids") is None):
+            raise CtxError(
+                "sequence_ids are given for one of encoder and decoder.",
+                hint="give sequence_ids and decoder_sequence_ids, with the same number of sequences in each row.",
+            )
+        if past_key_values is None and use_cache:
+            past_key_values = self.new_cache()
+        return self.decoder(source=source, past_key_values=past_key_values, words=self.words_of_decoder, **written)
+
+    @property
+    def words_of_decoder(self) -> nn.Module:
+        """The decoder's table of words: the encoder's, unless it has its own."""
+        own = self.decoder.word_embeddings
+        return self.get_input_embeddings() if own is None else own
+
+    def new_cache(self) -> EncoderDecoderCache:
+        """An empty cache of the decoder."""
+        config = self.config.get_text_config(decoder=True)
+        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+
+    def shifted(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        sequence_ids: Tensor | None,
+    ) -> dict[str, Any]:
+        """The decoder's input made of the encoder's: before each token of a sequence the one before it, and before the
+        first `config.decoder_start_token_id`.
+
+        Args: those of `forward`.
+
+        Raises:
+            CtxError: There is no input.
+        """
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None:
+            raise CtxError("Give decoder_input_ids, or input_ids that are shifted to the right in their place.")
+        columns = preceding_columns(token_mask(given, attention_mask, sequence_ids), sequence_ids)
+        first, start = columns < 0, self.config.decoder_start_token_id or 0
+        written: dict[str, Any] = {"attention_mask": attention_mask, "sequence_ids": sequence_ids}
+        columns = columns.clamp(min=0)
+        if input_ids is not None:
+            return written | {"input_ids": input_ids.gather(1, columns).masked_fill(first, start)}
+        vector = self.words_of_decoder(torch.tensor(start, device=given.device)).to(given.dtype)
+        before = given.gather(1, columns[..., None].expand_as(given))
+        return written | {"inputs_embeds": torch.where(first[..., None], vector, before)}
+
+
+def preceding_columns(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
+    """(batch, length) column of the token before each in its sequence; -1 for the first.
+
+    Args:
+        tokens: (batch, length) bool, False at padding.
+        sequence_ids: (batch, length), a run of equal numbers is one sequence; None for one sequence per row.
+    """
+    own = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    last = torch.where(tokens, own, -1).cummax(1).values
+    before = nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+    if sequence_ids is None:
+        return before
+    starts = torch.ones_like(tokens)
+    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+    first = torch.where(starts, own, 0).cummax(1).values
+    return before.masked_fill(before < first, -1)
+
+
+def refuse_segments(given: dict[str, Any]) -> None:
+    """Take `token_type_ids` out of the keywords; raise CtxError if there are any."""
+    if given.pop("token_type_ids", None) is not None:
+        raise CtxError("The model has no segments.", location="token_type_ids", hint="leave them out.")

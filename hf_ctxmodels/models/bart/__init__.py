@@ -1,0 +1,68 @@
+"""BART (Lewis et al. 2020): an encoder-decoder pretrained to restore corrupted text."""
+
+from typing import Any
+
+from hf_ctxmodels.models._shared.configuration_seq2seq import seq2seq_size
+from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
+from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION
+from hf_ctxmodels.models.bart.modeling_bart import (
+    CtxBartForConditionalGeneration,
+    CtxBartForQuestionAnswering,
+    CtxBartForSequenceClassification,
+    CtxBartModel,
+)
+from hf_ctxmodels.models.bart.tokenization_bart import CtxBartTokenizer
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
+
+# base, large: Lewis et al. 2020, sections 4 and 5
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": seq2seq_size(128, 2, 2),
+    "mini": seq2seq_size(256, 3, 4),
+    "small": seq2seq_size(512, 4, 8),
+    "base": seq2seq_size(768, 6, 12),
+    "large": seq2seq_size(1024, 12, 16),
+}
+
+# Counted with the reference classes of transformers 5.23.
+PUBLISHED = {
+    size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForSeq2SeqLM"), count))
+    for size, count in {"base": 139_420_416, "large": 406_291_456}.items()
+}
+
+SPEC = FamilySpec(
+    name="bart",
+    paper="Lewis et al. 2020, BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, "
+    "Translation, and Comprehension (arXiv 1910.13461)",
+    config=CtxBartConfig,
+    tokenizer=CtxBartTokenizer,
+    models={
+        "AutoModel": CtxBartModel,
+        "AutoModelForPreTraining": CtxBartForConditionalGeneration,
+        "AutoModelForSeq2SeqLM": CtxBartForConditionalGeneration,
+        "AutoModelForSequenceClassification": CtxBartForSequenceClassification,
+        "AutoModelForQuestionAnswering": CtxBartForQuestionAnswering,
+    },
+    sizes=SIZES,
+    published=PUBLISHED,
+    conversion=BART_CONVERSION,
+    parent="roberta",
+    traits=Traits(
+        tiny={
+            "decoder_layers": 3,
+            "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 48,
+            "bos_token_id": 1,
+            "eos_token_id": 1,  # which every row of the suite begins with
+            "decoder_start_token_id": 2,
+        }
+    ),
+)
+
+__all__ = [
+    "CtxBartConfig",
+    "CtxBartForConditionalGeneration",
+    "CtxBartForQuestionAnswering",
+    "CtxBartForSequenceClassification",
+    "CtxBartModel",
+    "CtxBartTokenizer",
+]

@@ -1,0 +1,53 @@
+"""BART configuration (Lewis et al. 2020, section 2.1, and the released models)."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.models._shared.configuration_seq2seq import CtxSeq2SeqConfig
+
+
+@strict
+class CtxBartConfig(CtxSeq2SeqConfig):
+    """Shape and regularisation of BART; the defaults are the released BART-large.
+
+    The reference's names (`d_model`, `encoder_layers`, `encoder_ffn_dim`, `dropout`, `init_std`, ...) are read as well.
+
+    Args: those of `CtxSeq2SeqConfig`, of which differ
+        layer_norm_eps: Epsilon of every LayerNorm; the reference's is 1e-5.
+        classifier_dropout: Dropout before the head on a sequence.
+        and
+        activation_dropout: Dropout after the activation of the feed-forward layer.
+        scale_embedding: Multiply the word embeddings by sqrt(hidden_size).
+        forced_bos_token_id, forced_eos_token_id: Tokens that `generate` writes first and last. None forces none, where
+            transformers forces </s> at the greatest length.
+    """
+
+    model_type = "ctx-bart"
+    attribute_map: ClassVar[dict[str, str]] = {
+        "d_model": "hidden_size",
+        "encoder_layers": "num_hidden_layers",
+        "encoder_attention_heads": "num_attention_heads",
+        "encoder_ffn_dim": "intermediate_size",
+        "activation_function": "hidden_act",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+        "init_std": "initializer_range",
+    }
+
+    classifier_dropout: float | int | None = 0.0
+    activation_dropout: float | int = 0.0
+    scale_embedding: bool = False
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | list[int] | None = None
+
+    own_fields: ClassVar[tuple[str, ...]] = (*CtxSeq2SeqConfig.own_fields, "layer_norm_eps")
+    # of old files: pre-norm, sinusoids and layers that are left out at random
+    supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "normalize_before": (False,),
+        "normalize_embedding": (True,),
+        "add_final_layer_norm": (False,),
+        "static_position_embeddings": (False,),
+        "encoder_layerdrop": (0, None),
+        "decoder_layerdrop": (0, None),
+    }

@@ -1,0 +1,46 @@
+"""BART weight names: the reference layout of transformers -> the native layout here."""
+
+from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
+
+from hf_ctxmodels.core.weights import FirstFound, Rearranged
+
+_LAYERS: list[WeightTransform] = [
+    WeightRenaming(r"^model\.", r"bart\."),
+    WeightRenaming(r"embed_positions\.", r"position_embeddings\."),
+    WeightRenaming(r"layernorm_embedding\.", r"embedding_norm\."),
+    WeightRenaming(r"\.self_attn\.out_proj\.", r"\.attention\.out_proj\."),
+    WeightRenaming(r"\.self_attn_layer_norm\.", r"\.attention_norm\."),
+    WeightRenaming(r"\.encoder_attn\.q_proj\.", r"\.cross_attention\.q_proj\."),
+    WeightRenaming(r"\.encoder_attn\.out_proj\.", r"\.cross_attention\.out_proj\."),
+    WeightRenaming(r"\.encoder_attn_layer_norm\.", r"\.cross_attention_norm\."),
+    WeightRenaming(r"\.fc1\.", r"\.feed_forward\.up_proj\."),
+    WeightRenaming(r"\.fc2\.", r"\.feed_forward\.down_proj\."),
+    WeightRenaming(r"\.final_layer_norm\.", r"\.feed_forward_norm\."),
+    WeightRenaming(r"^classification_head\.", r"classifier\."),
+    *(
+        converter
+        for kind in ("weight", "bias")
+        for converter in (
+            WeightConverter(
+                [f"self_attn.{part}_proj.{kind}" for part in "qkv"], f"attention.qkv_proj.{kind}", [Concatenate(dim=0)]
+            ),
+            WeightConverter(
+                [f"encoder_attn.{part}_proj.{kind}" for part in "kv"],
+                f"cross_attention.kv_proj.{kind}",
+                [Concatenate(dim=0)],
+            ),
+        )
+    ),
+    WeightConverter(
+        "final_logits_bias",
+        "lm_head.bias",
+        [Rearranged(lambda tensor, heads: tensor[0], lambda tensor, heads: tensor[None])],
+    ),
+]
+# One table of words; or one for the encoder and one for the decoder, beside which the reference's `shared` is unused.
+BART_EXPORT: list[WeightTransform] = [*_LAYERS, WeightRenaming(r"shared\.", r"encoder\.word_embeddings\.")]
+BART_CONVERSION: list[WeightTransform] = [
+    *_LAYERS,
+    WeightRenaming(r"decoder\.embed_tokens\.", r"decoder\.word_embeddings\."),
+    WeightConverter(["encoder.embed_tokens.weight", "shared.weight"], "encoder.word_embeddings.weight", [FirstFound()]),
+]
