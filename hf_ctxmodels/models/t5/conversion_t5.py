@@ -22,7 +22,7 @@ _SUB_LAYERS: list[WeightTransform] = [
     WeightRenaming(r"crossing\.EncDecAttention\.o\.", r"cross_attention\.out_proj\."),
     WeightRenaming(r"feeding\.layer_norm\.", r"feed_forward_norm\."),
     WeightRenaming(r"final_layer_norm\.", r"final_norm\."),
-    WeightRenaming(r"^classification_head\.", r"classifier\."),
+    WeightRenaming(r"classification_head\.(dense|out_proj)\.", r"classifier\.\1\."),
     WeightConverter(
         [f"reading.SelfAttention.{part}.weight" for part in "qkv"], "attention.qkv_proj.weight", [Concatenate(dim=0)]
     ),
