@@ -12,6 +12,7 @@ from hf_ctxmodels.objectives.cross_lingual_masking import (
     StreamMaskedLM,
     TranslationLM,
 )
+from hf_ctxmodels.objectives.denoising import DataCollatorForDenoising, Denoising
 from hf_ctxmodels.objectives.document_lm import DocumentLM
 from hf_ctxmodels.objectives.full_sentences import FullSentences
 from hf_ctxmodels.objectives.language_streams import DataCollatorForLanguageStreams, StreamCausalLM

@@ -248,6 +248,7 @@ class TestGradients:
         """On average over many draws the output stays about what it is without dropout of attention."""
         batch = make_batch(attentive, (8, 5))
         real = batch["attention_mask"].bool()
+        attentions = 3 if attentive.config().is_encoder_decoder else 1  # each has noise, and passes on that before it
         for path, model in by_fast_path(attentive, attention_probs_dropout_prob=0.1, num_hidden_layers=1).items():
             expected = model(**batch).last_hidden_state
             model.train()
@@ -255,7 +256,7 @@ class TestGradients:
             with torch.no_grad():
                 draws = torch.stack([model(**batch).last_hidden_state for _ in range(200)])
             assert (draws[0] - expected).abs().max() > 0.01, path
-            assert (draws.mean(0) - expected)[real].abs().mean() < 0.05, path
+            assert (draws.mean(0) - expected)[real].abs().mean() < 0.05 * attentions, path
 
 
 class TestLearning:

@@ -12,6 +12,7 @@ from hf_ctxmodels.models.bart.modeling_bart import (
     CtxBartModel,
 )
 from hf_ctxmodels.models.bart.tokenization_bart import CtxBartTokenizer
+from hf_ctxmodels.objectives import Denoising
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
 
 # base, large: Lewis et al. 2020, sections 4 and 5
@@ -42,6 +43,7 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxBartForSequenceClassification,
         "AutoModelForQuestionAnswering": CtxBartForQuestionAnswering,
     },
+    objectives={"denoising": Denoising},
     sizes=SIZES,
     published=PUBLISHED,
     conversion=BART_CONVERSION,

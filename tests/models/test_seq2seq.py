@@ -1,0 +1,167 @@
+"""Transformer encoder-decoders: caches, all modes of `generate`, what the decoder reads, and the last end token's state."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
+from zoo import CASES, Case, assert_close, make_batch, make_targets
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.layers.attention.layouts import PackedLayout
+
+WRITERS = [case for case in CASES if case.writes and case.attends]
+PEERED = [case for case in WRITERS if case.has_peer]
+OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0, "no_repeat_ngram_size": 1}
+CLASSIFIER = next(case for case in CASES if str(case) == "bart-AutoModelForSequenceClassification")
+
+
+def sources(case: Case, side: str = "right") -> dict[str, Tensor]:
+    """Three sources of different lengths."""
+    batch = make_batch(case, (9, 4, 6), side=side)
+    return {name: tensor for name, tensor in batch.items() if name in ("input_ids", "attention_mask")}
+
+
+@pytest.mark.parametrize("case", WRITERS, ids=str)
+@torch.no_grad()
+def test_a_cache_gives_what_one_pass_gives(case: Case) -> None:
+    """Several tokens at a time and one by one, by a growing cache and one of fixed length; with padding of targets."""
+    model, batch = case.model(), make_batch(case, (9, 4, 6))
+    ids = batch.pop("decoder_input_ids")
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    whole = model(**batch, decoder_input_ids=ids, decoder_attention_mask=mask).logits
+    config = model.config.get_text_config(decoder=True)
+    caches = (
+        EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config)),
+        EncoderDecoderCache(StaticCache(config=config, max_cache_len=9), StaticCache(config=config, max_cache_len=9)),
+        None,
+    )
+    encoded = model.get_encoder()(**{name: batch[name] for name in ("input_ids", "attention_mask")})
+    for cache in caches:
+        found, start = [], 0
+        for stop in (3, 4, 6):
+            step = {"decoder_input_ids": ids[:, start:stop], "decoder_attention_mask": mask[:, :stop]}
+            read = batch if start == 0 else {"attention_mask": batch["attention_mask"], "encoder_outputs": encoded}
+            outputs = model(**read, **step, past_key_values=cache, use_cache=True)
+            found.append(outputs.logits)
+            start, cache = stop, outputs.past_key_values
+        assert_close(torch.cat(found, 1)[mask == 1], whole[mask == 1])
+
+
+@pytest.mark.parametrize("case", PEERED, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_generation_is_that_of_the_reference(case: Case, tmp_path: Path) -> None:
+    """With sources padded on the right."""
+    reference = case.reference_model(seed=0)
+    reference.save_pretrained(tmp_path)
+    ours = case.model_class.from_pretrained(tmp_path).eval()
+    batch = sources(case)
+    for mode in (
+        {"do_sample": False},
+        {"do_sample": False, "num_beams": 4, "num_return_sequences": 2},
+        {"do_sample": False, "num_beams": 3, "length_penalty": 2.0, "repetition_penalty": 1.3},
+        {"do_sample": False, "use_cache": False},
+        {"do_sample": True, "top_k": 5, "top_p": 0.9},
+    ):
+        texts = []
+        for model in (ours, reference):
+            torch.manual_seed(0)
+            texts.append(model.generate(**batch, **OPTIONS, **mode))
+        assert torch.equal(*texts), mode
+        assert len(texts[0].unique()) > 3, "too dull a text to tell anything"
+
+
+@pytest.mark.parametrize("case", WRITERS, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_sources_alone_and_other_modes(case: Case) -> None:
+    """Padding on either side, other rows and prompts of the decoder; assisted, and with a cache of fixed length."""
+    model, left, right = case.model(), sources(case, "left"), sources(case)
+    for beams in (1, 3):
+        together = model.generate(**left, **OPTIONS, num_beams=beams, do_sample=False)
+        assert torch.equal(model.generate(**right, **OPTIONS, num_beams=beams, do_sample=False), together)
+        for row, length in enumerate((9, 4, 6)):
+            alone = right["input_ids"][row : row + 1, :length]
+            assert torch.equal(model.generate(alone, **OPTIONS, num_beams=beams, do_sample=False)[0], together[row])
+    one = right["input_ids"][:1]
+    expected = model.generate(one, **OPTIONS, do_sample=False)
+    for mode in ({"assistant_model": case.model()}, {"cache_implementation": "static", "disable_compile": True}):
+        assert torch.equal(model.generate(one, **OPTIONS, do_sample=False, **mode), expected), mode
+    begun = model.generate(one, decoder_input_ids=expected[:, :3], **OPTIONS | {"max_new_tokens": 5}, do_sample=False)
+    assert torch.equal(begun, expected)
+
+
+@pytest.mark.parametrize("case", WRITERS, ids=str)
+def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels after the start token; embeddings in place of ids; the decoder is computed up to the last label only."""
+    model, batch = case.model(), make_batch(case, (9, 4, 6))
+    given = batch.pop("decoder_input_ids")
+    labels = make_targets(case, batch | {"decoder_input_ids": given})["labels"]
+    labels[:, 0], labels[1, 2:] = 7, -100
+    pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
+    shifted = F.pad(labels[:, :-1], (1, 0), value=start)
+    shifted = shifted.masked_fill(shifted == -100, pad)
+    lengths: list[int] = []
+    build = PackedLayout.build.__func__
+
+    def spy(cls: type[PackedLayout], *args: object) -> PackedLayout:
+        layout = build(cls, *args)
+        lengths.append(layout.num_tokens)
+        return layout
+
+    monkeypatch.setattr(PackedLayout, "build", classmethod(spy))
+    loss = model(**batch, labels=labels).loss
+    steps = sum(int((row != -100).nonzero()[-1]) + 1 for row in labels)
+    assert lengths == [19, steps, 19]
+    assert steps < labels.numel()
+    logits = model(**batch, decoder_input_ids=shifted).logits
+    assert_close(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+    table = model.base_model.words_of_decoder
+    embedded = model(**batch, decoder_inputs_embeds=table(shifted), labels=labels)
+    assert_close(embedded.loss, loss)
+    unpadded, padded = model(**batch, decoder_input_ids=given), case.model(unpad=False)
+    mask = torch.ones_like(given)
+    mask[0, :2] = 0
+    got, wanted = (each(**batch, decoder_input_ids=given, decoder_attention_mask=mask) for each in (model, padded))
+    assert_close(got.logits[mask == 1], wanted.logits[mask == 1])
+    assert not torch.allclose(got.logits[0, -1], unpadded.logits[0, -1])
+    with pytest.raises(CtxError, match="one of decoder_input_ids and decoder_inputs_embeds"):
+        model(**batch, decoder_input_ids=given, decoder_inputs_embeds=table(given))
+
+
+def _with_ends(ids: Tensor, *columns: list[int]) -> Tensor:
+    """The ids with end tokens (1) in these columns of each row, and nowhere else."""
+    ids = ids.masked_fill(ids == 1, 9)
+    for row, places in enumerate(columns):
+        ids[row, places] = 1
+    return ids
+
+
+def test_classification_reads_the_last_end_token(tmp_path: Path) -> None:
+    """Of rows of any composition: as the reference where each row has as many, else as each row alone; with embeddings
+    the last token's state."""
+    reference = CLASSIFIER.reference_model(seed=3)
+    reference.save_pretrained(tmp_path)
+    model: PreTrainedModel = CLASSIFIER.model_class.from_pretrained(tmp_path).eval()
+    batch = sources(CLASSIFIER)
+    ids = _with_ends(batch["input_ids"], [2, 8], [0, 3], [1, 4])
+    assert_close(model(**batch | {"input_ids": ids}).logits, reference(**batch | {"input_ids": ids}).logits)
+    uneven = _with_ends(batch["input_ids"], [8], [1, 3], [0, 2, 4])
+    together = model(**batch | {"input_ids": uneven})
+    with pytest.raises(ValueError, match="same number of <eos>"):
+        reference(**batch | {"input_ids": uneven})
+    states = model.base_model(**batch | {"input_ids": uneven}).last_hidden_state
+    for row, (length, end) in enumerate(((9, 8), (4, 3), (6, 4))):
+        alone = model(uneven[row : row + 1, :length])
+        assert_close(together.logits[row], alone.logits[0])
+        assert_close(together.logits[row], model.classifier(states[row, end]))
+    without = _with_ends(batch["input_ids"], [], [], [])
+    last = model(**batch | {"input_ids": without}).logits
+    assert_close(
+        model(inputs_embeds=CLASSIFIER.embed(model, without), attention_mask=batch["attention_mask"]).logits, last
+    )
+    recorded = model(**batch | {"input_ids": uneven}, output_hidden_states=True)
+    assert_close(recorded.logits, together.logits)
+    assert recorded.decoder_hidden_states[-1].shape == (3, 9, 32)

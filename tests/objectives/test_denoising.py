@@ -1,0 +1,241 @@
+"""BART's corruption: each function by plain loops over tokens, what stays as it was, and the decoder's targets."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numbered_text import numbered_documents
+
+from hf_ctxmodels import CtxBartTokenizer, CtxBertTokenizer, CtxError
+from hf_ctxmodels.data import ExampleSet
+from hf_ctxmodels.objectives import DataCollatorForDenoising, Denoising
+from hf_ctxmodels.objectives.common.noising import NoisedText, Noiser, NoisingRule
+
+MASK, RANDOM = 9000, 9001
+DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [1], [40] * 3, [4] * 12])
+rules = st.builds(
+    NoisingRule,
+    mask=st.sampled_from([0.0, 0.15, 0.3, 1.0]),
+    mask_random=st.sampled_from([0.0, 0.1, 1.0]),
+    mask_length=st.sampled_from(["span-poisson", "word", "subword"]),
+    poisson_lambda=st.sampled_from([0.4, 3.0, 3.5]),
+    replace_length=st.sampled_from([-1, 0, 1]),
+    permute_sentences=st.sampled_from([0.0, 0.5, 1.0]),
+    insert=st.sampled_from([0.0, 0.1, 0.5]),
+    rotate=st.sampled_from([0.0, 0.5, 1.0]),
+)
+
+
+def random_text(seed: int) -> NoisedText:
+    """Up to forty tokens, in words of one or more and sentences of one or more words."""
+    rng = np.random.default_rng(seed)
+    length = int(rng.integers(1, 40))
+    starts = rng.random(length) < 0.6
+    starts[0] = True
+    bounds = [0, *(place for place in range(1, length) if starts[place] and rng.random() < 0.2), length]
+    return NoisedText(np.arange(100, 100 + length), starts, np.array(bounds))
+
+
+def by_loops(rule: NoisingRule, text: NoisedText, special: int, rng: np.random.Generator) -> list[int]:
+    """The released code's functions token by token, with the draws of `Noiser` in their order; one random token only,
+    whose draws need no bits."""
+    tokens = [(int(token), bool(start)) for token, start in zip(text.ids, text.word_starts)]
+    if rule.permute_sentences:
+        cut = [tokens[first:last] for first, last in zip(text.sentence_bounds[:-1], text.sentence_bounds[1:])]
+        chosen = rng.permutation(len(cut))[: math.ceil(len(cut) * rule.permute_sentences)].tolist()
+        order = list(range(len(cut)))
+        for place, other in zip(chosen, rng.permutation(len(chosen)).tolist()):
+            order[place] = chosen[other]
+        tokens = [token for number in order for token in cut[number]]
+    ids = [token for token, _ in tokens]
+    if rule.mask:
+        ids = mask_by_loops(rule, tokens, rng)
+    if rule.insert:
+        ids = insert_by_loops(rule, ids, math.ceil(round((len(ids) + special) * rule.insert, 6)), rng)
+    if rule.rotate and rng.random() < rule.rotate and ids:
+        offset = int(rng.integers(len(ids)))
+        ids = ids[offset:] + ids[:offset]
+    return ids
+
+
+def mask_by_loops(rule: NoisingRule, tokens: list[tuple[int, bool]], rng: np.random.Generator) -> list[int]:
+    starts = [place for place, (_, start) in enumerate(tokens) if start]
+    budget = math.ceil(round(len(starts) * rule.mask, 6))
+    lengths = [1] * budget
+    if rule.mask_length == "span-poisson":
+        weights = []
+        for length in range(128):
+            weights.append(math.exp(-rule.poisson_lambda) * rule.poisson_lambda**length / math.factorial(length))
+            if weights[-1] < 1e-7:
+                break
+        weights = np.array(weights) / sum(weights)
+        drawn = []
+        while sum(drawn) < budget:
+            drawn += rng.choice(len(weights), size=budget, p=weights).tolist()
+        lengths = []
+        while sum(lengths) < budget:
+            lengths.append(min(drawn[len(lengths)], budget - sum(lengths)))
+    empty, lengths = lengths.count(0), [length for length in lengths if length]
+    words = rng.permutation(len(starts))[: len(lengths)].tolist()
+    randoms = (rng.random(len(words)) < rule.mask_random).tolist()
+    spans = [[starts[word], length, is_random] for word, length, is_random in zip(words, lengths, randoms)]
+    ids: list[int | None] = [token for token, _ in tokens]
+    if rule.replace_length:
+        for place, _, is_random in spans:
+            ids[place] = RANDOM if is_random else MASK
+    dropped = {place for place, *_ in spans} if rule.replace_length == 0 else set()
+    while spans:  # all spans go on by one token
+        going = []
+        for place, length, is_random in spans:
+            place += 1
+            if place == len(tokens):
+                continue
+            length -= tokens[place][1]
+            if length > 0:
+                going.append([place, length, is_random])
+                if rule.replace_length == -1:
+                    ids[place] = RANDOM if is_random else MASK
+                else:
+                    dropped.add(place)
+        spans = going
+    kept = [token for place, token in enumerate(ids) if place not in dropped]
+    return insert_by_loops(rule, kept, empty, rng)
+
+
+def insert_by_loops(rule: NoisingRule, ids: list[int], count: int, rng: np.random.Generator) -> list[int]:
+    if not count:
+        return ids
+    places = rng.permutation(len(ids) + count)[:count].tolist()
+    randoms = places[: math.ceil(round(count * rule.mask_random, 6))]
+    rest = iter(ids)
+    new = {place: RANDOM if place in randoms else MASK for place in places}
+    return [new[place] if place in new else next(rest) for place in range(len(ids) + count)]
+
+
+@settings(max_examples=300)
+@given(rule=rules, seed=st.integers(0, 10_000))
+def test_equal_to_loops_over_tokens(rule: NoisingRule, seed: int) -> None:
+    text = random_text(seed)
+    if rule.mask_length == "subword":
+        text = NoisedText(text.ids, np.ones(len(text.ids), dtype=bool), text.sentence_bounds)
+    found = Noiser(rule, MASK, np.array([RANDOM]))(text, 2, np.random.default_rng(seed))
+    assert found.tolist() == by_loops(rule, text, 2, np.random.default_rng(seed))
+
+
+def test_lengths_are_poisson_and_spend_the_budget() -> None:
+    rule = NoisingRule(poisson_lambda=3.0)
+    expected = [math.exp(-3) * 3**length / math.factorial(length) for length in range(6)]
+    np.testing.assert_allclose(rule.length_probabilities[:6], expected, rtol=1e-5)
+    noiser, lengths = Noiser(rule, MASK, np.array([RANDOM])), Counter()
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        drawn = noiser.span_lengths(150, rng)
+        assert drawn.sum() == 150
+        lengths.update(drawn[:-1].tolist())  # the last one is trimmed
+    shares = np.array([lengths[length] for length in range(6)]) / lengths.total()
+    np.testing.assert_allclose(shares, expected, atol=0.01)
+
+
+@pytest.mark.parametrize("sentence_end", [False, True])
+def test_sentences_are_permuted_for_any_tokenizer(tokenizer: CtxBertTokenizer, sentence_end: bool) -> None:
+    """By the text's own sentences, or at full stops: of several in a row the first, and the row's end."""
+    if sentence_end:
+        tokenizer = CtxBartTokenizer.train(["w x y z . a b c"], vocab_size=280)
+        text, documents = "w x. y z... a b. c", [["w x. y z... a b. c"]]
+        expected = ["w x.", " y z", "... a b.", " c"]
+        assert "".join(expected) == text
+    else:
+        documents = [DOCUMENTS[0]]
+        expected = DOCUMENTS[0]
+    options = {"mask": 0.0, "full_stops": sentence_end}
+    objective = Denoising(tokenizer, max_length=64, seed=0, **options)
+    (row,) = objective.examples(documents)
+    ids = row["input_ids"].tolist()
+    parts = [tokenizer(part, add_special_tokens=False).input_ids for part in expected]
+    if sentence_end:  # "..." may be one token or three: what follows the first full stop belongs to the next sentence
+        stop, inner = tokenizer.convert_tokens_to_ids("."), ids[1:-1]
+        ends = [place + 1 for place, token in enumerate(inner) if token == stop and inner[place - 1] != stop]
+        parts = [inner[first:last] for first, last in zip([0, *ends], [*ends, len(inner)]) if last > first]
+        assert len(parts) >= 3
+    assert [token for part in parts for token in part] == ids[1:-1]
+    seen = set()
+    for epoch in range(60):
+        batch = objective.collate([{**row, "example_index": 0, "epoch": epoch}])
+        source = batch["input_ids"][0].tolist()
+        assert (source[0], source[-1], batch["labels"][0].tolist()) == (ids[0], ids[-1], ids)
+        order, rest = [], source[1:-1]
+        while rest:
+            number = next(n for n, part in enumerate(parts) if n not in order and rest[: len(part)] == part)
+            order.append(number)
+            rest = rest[len(parts[number]) :]
+        seen.add(tuple(order))
+    assert len(seen) == math.factorial(len(parts)) or len(seen) > 20
+
+
+@settings(max_examples=30)
+@given(rule=rules, side=st.sampled_from(["left", "right"]), static=st.booleans())
+def test_rows_and_targets(tokenizer: CtxBertTokenizer, rule: NoisingRule, side: str, static: bool) -> None:
+    """The targets are the text, special tokens stay at the ends and come nowhere else, words stay whole, and a row's
+    corruption depends on seed, epoch and number alone."""
+    tokenizer.padding_side = side
+    options = {name: getattr(rule, name) for name in rule.__dataclass_fields__}
+    objective = Denoising(tokenizer, max_length=50, seed=3, static=static, **options)
+    rows = ExampleSet.build(objective.examples(DOCUMENTS))
+    batch = objective.collate([rows[1, number] for number in range(len(rows))])
+    special = set(tokenizer.all_special_ids) - {tokenizer.mask_token_id}
+    words = []
+    for number, (ids, mask, labels) in enumerate(zip(*(batch[n] for n in ("input_ids", "attention_mask", "labels")))):
+        clean = rows[number]["input_ids"].tolist()
+        assert labels[labels != -100].tolist() == clean
+        assert (labels[len(clean) :] == -100).all()
+        source = ids[mask == 1].tolist()
+        assert (source[0], source[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        assert not special & set(source[1:-1])
+        alone = objective.collate([rows[0 if static else 1, number]])
+        assert alone["input_ids"][0].tolist() == source
+        words += clean[1:-1]
+    text = [word for document in DOCUMENTS for sentence in document for word in sentence.split()]
+    assert words == tokenizer.convert_tokens_to_ids(text)
+    tokenizer.padding_side = "right"
+
+
+def test_realised_rates(tokenizer: CtxBertTokenizer) -> None:
+    """Of the paper's infilling: 30% of the words, in spans of which each leaves one token."""
+    objective = Denoising(tokenizer, max_length=400, seed=0, poisson_lambda=3.0, mask_random=0.0)
+    documents, _ = numbered_documents([[20] * 19] * 7)
+    rows = ExampleSet.build(objective.examples(documents))
+    total: Counter[str] = Counter()
+    for epoch in range(20):
+        total.update(objective.count(objective.collate([rows[epoch, number] for number in range(len(rows))])))
+    rates = objective.rates(total)
+    assert rates["targets_per_word"] * rates["source_length"] == pytest.approx(1)
+    # 114 words of 380 in about 38 spans, of which a fifth begin within others
+    assert rates["source_length"] == pytest.approx(1 - 0.3 * (1 - 1 / 3), abs=0.03)
+    assert rates["masks"] == pytest.approx(0.08 / rates["source_length"], abs=0.01)
+
+
+def test_what_cannot_be_right(tokenizer: CtxBertTokenizer) -> None:
+    for options, message in (
+        ({"mask": 1.5}, "mask=1.5 is not a share"),
+        ({"mask_length": "letters"}, "mask_length='letters' is unknown"),
+        ({"replace_length": 2}, "replace_length=2 is unknown"),
+        ({"poisson_lambda": 0.0}, "poisson_lambda=0.0"),
+        ({"full_stops": True}, 'no token "."'),
+    ):
+        with pytest.raises(CtxError, match=message):
+            DataCollatorForDenoising(tokenizer, **options)
+    row = {"input_ids": tokenizer("wa wb").input_ids, "example_index": 0, "epoch": 0}
+    collate = DataCollatorForDenoising(tokenizer)
+    with pytest.raises(CtxError, match="word_ids"):
+        collate([row])
+    with pytest.raises(CtxError, match="sentence_starts"):
+        collate([{**row, "word_ids": [None, 0, 1, None]}])
+    assert Denoising(tokenizer, max_length=9, seed=0).config_fields == {
+        "decoder_start_token_id": tokenizer.sep_token_id
+    }
+    batch = DataCollatorForDenoising(tokenizer, mask_length="subword", permute_sentences=0.0)([row])
+    assert torch.equal(batch["labels"][0], torch.tensor(row["input_ids"]))
