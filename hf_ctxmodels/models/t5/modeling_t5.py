@@ -107,6 +107,21 @@ class T5Stack(TransformerStack):
         """(..., hidden) word embeddings -> (..., hidden); positions enter by the bias alone."""
         return self.dropout(words)
 
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As in `TransformerStack`; raises CtxError for `position_ids`, since distances are those of the tokens."""
+        if position_ids is not None:
+            raise CtxError(
+                "T5 has no position_ids: it counts the tokens between two, wherever the padding is.",
+                hint="leave position_ids out; sequence_ids tell several sequences of a row apart.",
+            )
+        return super().forward(input_ids, attention_mask, **kwargs)
+
 
 class CtxT5PreTrainedModel(CtxPreTrainedModel):
     """T5's part of the model base.
