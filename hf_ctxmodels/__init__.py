@@ -20,6 +20,7 @@ from hf_ctxmodels.models.grover import *
 from hf_ctxmodels.models.infersent import *
 from hf_ctxmodels.models.laser import *
 from hf_ctxmodels.models.lmseq2seq import *
+from hf_ctxmodels.models.mass import *
 from hf_ctxmodels.models.roberta import *
 from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.spanbert import *
@@ -79,6 +80,7 @@ __all__ += models.grover.__all__
 __all__ += models.infersent.__all__
 __all__ += models.laser.__all__
 __all__ += models.lmseq2seq.__all__
+__all__ += models.mass.__all__
 __all__ += models.roberta.__all__
 __all__ += models.seqae.__all__
 __all__ += models.spanbert.__all__

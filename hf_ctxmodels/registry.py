@@ -31,6 +31,7 @@ _FOLDERS = (
     "gpt3",
     "grover",
     "bart",
+    "mass",
     "t5",
     "word2vec",
     "glove",

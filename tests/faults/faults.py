@@ -7,7 +7,9 @@ from ernie_faults import ERNIE_FAULTS
 from fault import Fault
 from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
+from mass_faults import MASS_FAULTS
 from models_faults import MODELS_FAULTS
+from seq2seq_faults import SEQ2SEQ_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
 from training_faults import TRAINING_FAULTS
 from xlm_faults import XLM_FAULTS
@@ -22,6 +24,8 @@ FAULTS = [
     *GPT_FAULTS,
     *XLM_FAULTS,
     *ERNIE_FAULTS,
+    *SEQ2SEQ_FAULTS,
+    *MASS_FAULTS,
     *DATA_FAULTS,
     *TRAINING_FAULTS,
     *DOCS_FAULTS,

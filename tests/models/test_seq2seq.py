@@ -1,4 +1,4 @@
-"""Transformer encoder-decoders: caches, all modes of `generate`, what the decoder reads, and the last end token's state."""
+"""Transformer encoder-decoders: caches, all modes of `generate`, the decoder's input, the last end token's state."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import (
 
 from hf_ctxmodels.core.growing_cache import GrowingCache
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.heads.base import HeadModel
+from hf_ctxmodels.heads.base import HeadModel, with_named_argument
 from hf_ctxmodels.heads.downstream import SequenceHead
 from hf_ctxmodels.heads.seq2seq import DecoderInputs, ForConditionalGeneration
 from hf_ctxmodels.layers.decoded import Decoded
@@ -61,6 +61,12 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
     )
     _is_stateful = False
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Name the `decoder_arguments` in the signature of `forward`, by which Trainer keeps their columns."""
+        super().__init_subclass__(**kwargs)
+        for name in cls.decoder_arguments:
+            cls.forward = with_named_argument(cls.forward, name)  # type: ignore[method-assign]
+
     def build_head(self, config: Any) -> None:
         """The output layer."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -93,7 +99,8 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
 
     def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
         """See `ForConditionalGeneration.decode`."""
-        written = {name.removeprefix("decoder_"): value for name, value in given.further.items()}
+        own = {name: value for name, value in given.further.items() if name.startswith("decoder_")}
+        written = {name.removeprefix("decoder_"): value for name, value in own.items()}
         written["inputs_embeds"] = written["inputs_embeds"] if ids is None else None
         if target_mask is not None and written["attention_mask"] is None and given.cache is None:
             written["attention_mask"] = until_last(target_mask)

@@ -223,7 +223,7 @@ class TransformerStack(nn.Module):
 def _memory(layout: Layout, source: Source) -> Memory:
     """What a decoder's cross-attention reads."""
     place = build_memory_layout(layout, source.states, source.attention_mask, source.sequence_ids)
-    return Memory(place.pack(source.states), place, BIDIRECTIONAL)  # as an argument: dynamo makes no default of a class
+    return Memory(place.pack(source.states), place, BIDIRECTIONAL)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from hf_ctxmodels.models.bart.modeling_bart import (
 )
 from hf_ctxmodels.models.bart.tokenization_bart import CtxBartTokenizer
 from hf_ctxmodels.objectives import Denoising
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
 
 # base, large: Lewis et al. 2020, sections 4 and 5
 SIZES: dict[str, dict[str, Any]] = {
@@ -56,7 +56,8 @@ SPEC = FamilySpec(
             "bos_token_id": 1,
             "eos_token_id": 1,  # which every row of the suite begins with
             "decoder_start_token_id": 2,
-        }
+        },
+        learning=Learning(config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
     ),
 )
 

@@ -1,0 +1,67 @@
+"""MASS (Song et al. 2019): an encoder-decoder pretrained to write a segment that its source lacks."""
+
+from typing import Any
+
+from hf_ctxmodels.models._shared.configuration_seq2seq import seq2seq_size
+from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
+from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration, CtxMassModel
+from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
+from hf_ctxmodels.objectives import MaskedSegment
+from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+
+# The model for summaries, with BERT's uncased vocabulary; the LayerNorms are those of its library.
+_SUMMARIES = {
+    "vocab_size": 30522,
+    "pad_token_id": 0,
+    "bos_token_id": 101,
+    "eos_token_id": 102,
+    "decoder_start_token_id": 101,
+    "n_langs": 1,
+    "scale_embedding": True,
+    "output_bias": False,
+    "layer_norm_eps": 1e-5,
+}
+
+# base: translation (section 4.1); summaries, summaries-middle: the released models for them
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": seq2seq_size(128, 2, 2),
+    "mini": seq2seq_size(256, 3, 4),
+    "small": seq2seq_size(512, 4, 8),
+    "base": seq2seq_size(1024, 6, 8),
+    "summaries": {**seq2seq_size(768, 6, 12), **_SUMMARIES},
+    "summaries-middle": {**seq2seq_size(1024, 6, 16), **_SUMMARIES},
+}
+
+# Counted here: no reference class has them. The release says 123 million and 208 million.
+PUBLISHED = {
+    "summaries": PublishedCount(SIZES["summaries"], dict.fromkeys(("AutoModel", "AutoModelForSeq2SeqLM"), 123_468_288)),
+    "summaries-middle": PublishedCount(SIZES["summaries-middle"], {"AutoModel": 208_664_576}),
+}
+
+SPEC = FamilySpec(
+    name="mass",
+    paper="Song et al. 2019, MASS: Masked Sequence to Sequence Pre-training for Language Generation (arXiv 1905.02450)",
+    config=CtxMassConfig,
+    tokenizer=CtxMassTokenizer,
+    models={
+        "AutoModel": CtxMassModel,
+        "AutoModelForPreTraining": CtxMassForConditionalGeneration,
+        "AutoModelForSeq2SeqLM": CtxMassForConditionalGeneration,
+    },
+    objectives={"masked-segment": MaskedSegment},
+    sizes=SIZES,
+    published=PUBLISHED,
+    parent="xlm",
+    traits=Traits(
+        tiny={
+            "decoder_layers": 3,
+            "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 48,
+            "decoder_start_token_id": 2,
+            "n_langs": 1,
+        },
+        learning=Learning(config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
+    ),
+)
+
+__all__ = ["CtxMassConfig", "CtxMassForConditionalGeneration", "CtxMassModel", "CtxMassTokenizer"]

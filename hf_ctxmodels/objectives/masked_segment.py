@@ -1,0 +1,227 @@
+"""Masked sequence-to-sequence pretraining (Song et al. 2019, "MASS", section 3.1): write the segment that was masked."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
+from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator
+from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, corrupt
+from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
+from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
+from hf_ctxmodels.objectives.common.segments import RowTemplate, document_batches
+from hf_ctxmodels.objectives.language_streams import LanguageReader
+
+_AT_START, _AT_END = 0.2, 0.2  # shares of the rows whose segment is there; the others' may be anywhere
+
+
+@dataclass
+class DataCollatorForMaskedSegments(PaddingCollator):
+    """Masks a segment of each row, or of each block of a row; the decoder is given the segments alone.
+
+    A segment never holds a row's first token. Of its tokens 80% become the mask token, 10% a random token, and 10%
+    stay. Without `block` a row has one segment of round(share * length) tokens: of the rows, 20% have it behind the first
+    token, 20% at the end, and 60% at a uniform place. With `block` each block of so many tokens has one of
+    int(share * tokens) at a uniform place.
+
+    Each feature holds:
+        input_ids: (tokens,) with special tokens.
+        example_index, epoch: Integers that seed the masks.
+        language: Optional, the number of the row's language.
+
+    Returns:
+        input_ids, attention_mask: (batch, width), padded on the tokenizer's side.
+        labels: (batch, steps) the tokens of the segments, -100 behind them.
+        decoder_input_ids, decoder_position_ids: (batch, steps) the token before each of them, unmasked, and its
+            position.
+        cross_attention_mask: (batch, width) 0 at the segments, with `hide_masked`.
+        langs, decoder_langs: (batch, width) and (batch, steps), if the features hold languages.
+
+    Args:
+        tokenizer: With a mask token and a padding token.
+        share: Share of a row or block in its segment.
+        mask_share, random_share: Shares of a segment's tokens; the rest is kept.
+        block: Tokens of a block; None for one segment in a row.
+        hide_masked: Hide the segments from cross-attention.
+        static: The same masks in every epoch.
+        seed: Seed of the masks.
+
+    Raises:
+        CtxError: A value is out of range, the tokenizer lacks a token, or a feature a field.
+    """
+
+    share: float = 0.5
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    block: int | None = None
+    hide_masked: bool = True
+    static: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rule = MaskingRule(self.share, self.mask_share, self.random_share)
+        check_at_least(2, **({} if self.block is None else {"block": self.block}))
+        if self.tokenizer.mask_token_id is None:
+            raise CtxError(f"{type(self.tokenizer).__name__} has no mask token.", hint="use one that has.")
+        self.non_special = NonSpecialTokens(self.tokenizer)
+
+    def segments(self, length: int, rng: np.random.Generator) -> np.ndarray:
+        """Columns of the tokens in the segments of a row of `length` tokens, ascending."""
+        if self.block is None:
+            size = min(round(self.share * length), length - 1)
+            draw, last = rng.random(), length - size
+            start = 1 if draw < _AT_START else last if draw < _AT_START + _AT_END else int(rng.integers(1, last + 1))
+            return np.arange(start, start + size)
+        parts = []
+        for first in range(0, length, self.block):
+            begin, stop = max(first, 1), min(first + self.block, length)
+            size = min(int(self.share * (stop - first)), stop - begin)
+            start = int(rng.integers(begin, stop - size + 1))
+            parts.append(np.arange(start, start + size))
+        return np.concatenate(parts)
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        rows = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
+        places, sources = [], []
+        for feature, ids in zip(features, rows, strict=True):
+            check_token_ids(ids, len(self.non_special.table))
+            rng = feature_generator(feature, self.seed, self.static)
+            places.append(self.segments(len(ids), rng))
+            mask = int(self.tokenizer.mask_token_id)
+            sources.append(corrupt(ids, places[-1], self.rule, mask, self.non_special.ids, rng)[0])
+        pad = int(self.tokenizer.pad_token_id)
+        padder = RowPadder([len(ids) for ids in rows], self.tokenizer.padding_side)
+        steps = RowPadder([len(each) for each in places], "right")
+        pairs = list(zip(rows, places, strict=True))
+        batch = {
+            "input_ids": padder.pad(sources, pad),
+            "attention_mask": padder.attention_mask(),
+            "labels": steps.pad([ids[each] for ids, each in pairs], IGNORED),
+            "decoder_input_ids": steps.pad([ids[each - 1] for ids, each in pairs], pad),
+            "decoder_position_ids": steps.pad([each - 1 for each in places], 0),
+        }
+        if self.hide_masked:
+            seen = [np.isin(np.arange(len(ids)), each, invert=True).astype(np.int64) for ids, each in pairs]
+            batch["cross_attention_mask"] = padder.pad(seen, 0)
+        if "language" in features[0]:
+            languages = torch.tensor([int(feature["language"]) for feature in features])[:, None]
+            batch["langs"] = languages.expand(-1, batch["input_ids"].shape[1]).clone()
+            batch["decoder_langs"] = languages.expand(-1, batch["labels"].shape[1]).clone()
+        return batch
+
+
+@dataclass(frozen=True)
+class MaskedSegmentOptions:
+    """Options of `MaskedSegment`; see its collator. The defaults are those of the translation model."""
+
+    share: float = flag(0.5, "Share of a row, or of a block, in the masked segment.")
+    mask_share: float = flag(0.8, "Share of the segment's tokens replaced by the mask token.")
+    random_share: float = flag(0.1, "Share of the segment's tokens replaced by a random one; the rest is kept.")
+    block: int | None = flag(None, "One segment in each block of so many tokens; None: one in each row.")
+    hide_masked: bool = flag(True, "Hide the segment from cross-attention.")
+    by_sentence: bool = flag(True, "Each sentence is a row; False: as many sentences of a document as fit.")
+    min_length: int = flag(5, "Rows of fewer tokens, special ones included, are left out.")
+    language: str = flag("", "Name of the language of texts without a tag.")
+    static: bool = flag(False, "The same masks in every epoch instead of new ones.")
+
+
+class MaskedSegment(Objective):
+    """MASS's objective: write the masked segment of a text from the rest of it and from the segment's tokens before.
+
+    A row is a sentence (a longer one than `max_length` is cut and continued), or with `by_sentence=False` whole
+    sentences of a document, as many as fit. Texts of several languages have tags (`--language_tags`), and each row has
+    one language.
+
+    | document | source | targets |
+    |---|---|---|
+    | `a b c d e f` | `</s> a b _ _ _ f </s>` | `c d e`, given `b c d` at their positions |
+
+    References: Song et al. 2019 (arXiv 1905.02450), section 3.1, and the released code.
+    Related: `Denoising` writes the whole text.
+
+    Example:
+        >>> MaskedSegment(tokenizer, max_length=512, seed=0, share=0.15, block=64, hide_masked=False, by_sentence=False)
+    """
+
+    auto_class = "AutoModelForSeq2SeqLM"
+    Options: ClassVar[type] = MaskedSegmentOptions
+    collate: DataCollatorForMaskedSegments
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        check_at_least(3, min_length=self.options.min_length)
+        self.template = RowTemplate(tokenizer, segments=1)
+        self.room = self.template.room(max_length)
+        self.reader = LanguageReader(tokenizer, self.options.language)
+        kind = DataCollatorForMaskedSegments
+        self.collate = kind(tokenizer, seed=seed, **collator_options(kind, self.options))
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """The languages, and the token that a text begins with, which the decoder starts from."""
+        names = self.reader.names if self.reader.is_multilingual else []
+        start = int(self.template.fill(np.zeros(0, dtype=np.int32))[0])
+        known = {"lang2id": {name: number for number, name in enumerate(names)}} if names else {}
+        return {"n_langs": max(1, len(names)), "decoder_start_token_id": start, **known}
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows with input_ids, and language with several languages."""
+        for batch in document_batches(documents):
+            for document in self.reader.read(batch):
+                self.statistics.update(
+                    documents=1, sentences=len(document), tokens=sum(len(ids) for _, ids in document)
+                )
+                for language, ids in self._texts(document):
+                    if len(ids) + self.template.special_tokens < self.options.min_length:
+                        self.statistics["left_out"] += 1
+                        continue
+                    row: Example = {"input_ids": self.template.fill(ids)}
+                    yield row | ({"language": language} if self.reader.is_multilingual else {})
+
+    def _texts(self, document: list[tuple[int, np.ndarray]]) -> Iterator[tuple[int, np.ndarray]]:
+        """The language and (tokens,) ids of each row's text."""
+        waiting: list[np.ndarray] = []
+        current = 0
+        for language, ids in document:
+            for start in range(0, len(ids), self.room):
+                piece = ids[start : start + self.room]
+                joins = not self.options.by_sentence and language == current
+                if waiting and not (joins and sum(map(len, waiting)) + len(piece) <= self.room):
+                    yield current, np.concatenate(waiting)
+                    waiting = []
+                waiting.append(piece)
+                current = language
+        if waiting:
+            yield current, np.concatenate(waiting)
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """See `Objective.count`."""
+        masks = int((batch["input_ids"] == self.tokenizer.mask_token_id).sum())
+        tokens = int(batch["attention_mask"].sum())
+        return {
+            "rows": len(batch["labels"]),
+            "tokens": tokens,
+            "positions": batch["attention_mask"].numel(),
+            "targets": int((batch["labels"] != IGNORED).sum()),
+            "target_positions": batch["labels"].numel(),
+            "masks": masks,
+        }
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`."""
+        return {
+            "fill": counts["tokens"] / max(1, counts["positions"]),
+            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
+            "segment": counts["targets"] / max(1, counts["tokens"]),
+            "masks": counts["masks"] / max(1, counts["targets"]),
+        }

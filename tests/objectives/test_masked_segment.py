@@ -1,0 +1,167 @@
+"""MASS's masks by plain loops, what the decoder is given of them, and that the model cannot see what it writes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numbered_text import numbered_documents
+
+from hf_ctxmodels import CtxBertTokenizer, CtxError, CtxMassConfig, CtxMassForConditionalGeneration, CtxMassTokenizer
+from hf_ctxmodels.data import ExampleSet
+from hf_ctxmodels.objectives import DataCollatorForMaskedSegments, MaskedSegment
+
+DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [1], [40] * 3, [4] * 12])
+
+
+def segments_by_loops(length: int, share: float, block: int | None, rng: np.random.Generator) -> list[int]:
+    """Columns token by token, by the fact that a block has one run of its tokens, never with the first of the row."""
+    if block is None:
+        size = round(share * length)
+        if size > length - 1:
+            size = length - 1
+        draw = rng.random()
+        if draw < 0.2:
+            start = 1
+        elif draw < 0.4:
+            start = length - size
+        else:
+            start = int(rng.integers(1, length - size + 1))
+        return [start + number for number in range(size)]
+    columns, first = [], 0
+    while first < length:
+        tokens = [place for place in range(first, first + block) if place < length]
+        free = [place for place in tokens if place]
+        size = min(int(share * len(tokens)), len(free))
+        start = int(rng.integers(free[0] if free else 1, tokens[-1] + 1 - size + 1))
+        columns += [start + number for number in range(size)]
+        first += block
+    return columns
+
+
+@settings(max_examples=40)
+@given(
+    share=st.sampled_from([0.15, 0.5, 1.0]),
+    block=st.sampled_from([None, 7, 64]),
+    side=st.sampled_from(["left", "right"]),
+    by_sentence=st.booleans(),
+    static=st.booleans(),
+)
+def test_segments_and_what_the_decoder_is_given(
+    tokenizer: CtxBertTokenizer, share: float, block: int | None, side: str, by_sentence: bool, static: bool
+) -> None:
+    """Each target's input is the true token before it, at its position; the source keeps all that is no segment."""
+    tokenizer.padding_side = side
+    options = {"share": share, "block": block, "by_sentence": by_sentence, "static": static, "min_length": 3}
+    objective = MaskedSegment(tokenizer, max_length=50, seed=2, **options)
+    rows = ExampleSet.build(objective.examples(DOCUMENTS))
+    batch = objective.collate([rows[1, number] for number in range(len(rows))])
+    words = []
+    for number in range(len(rows)):
+        clean = rows[number]["input_ids"].tolist()
+        expected = segments_by_loops(len(clean), share, block, _generator(objective, number, static))
+        here = batch["attention_mask"][number] == 1
+        source, seen = (batch[name][number][here].tolist() for name in ("input_ids", "cross_attention_mask"))
+        assert [place for place, value in enumerate(seen) if not value] == expected
+        assert [source[place] for place in range(len(clean)) if seen[place]] == [
+            clean[place] for place in range(len(clean)) if seen[place]
+        ]
+        count = len(expected)
+        for step, place in enumerate(expected):
+            assert batch["labels"][number, step] == clean[place]
+            assert batch["decoder_input_ids"][number, step] == clean[place - 1]
+            assert batch["decoder_position_ids"][number, step] == place - 1
+        assert (batch["labels"][number, count:] == -100).all()
+        words += clean[1:-1]
+    text = [word for document in DOCUMENTS for sentence in document for word in sentence.split()]
+    assert words == tokenizer.convert_tokens_to_ids(text)
+    tokenizer.padding_side = "right"
+
+
+def _generator(objective: MaskedSegment, number: int, static: bool) -> np.random.Generator:
+    from hf_ctxmodels.data.seeding import generator
+
+    return generator(objective.seed, 0 if static else 1, number)
+
+
+def test_realised_rates(tokenizer: CtxBertTokenizer) -> None:
+    """Half of the tokens, 80% of them masked; of the places a fifth and more is the start, and the end."""
+    objective = MaskedSegment(tokenizer, max_length=64, seed=0)
+    rows = ExampleSet.build(objective.examples(numbered_documents([[38] * 60])[0]))
+    batch = objective.collate([rows[number] for number in range(60)])
+    rates = objective.rates(objective.count(batch))
+    assert rates["segment"] == 0.5
+    assert rates["masks"] == pytest.approx(0.8, abs=0.03)
+    firsts = [int(ids) for ids in batch["decoder_position_ids"][:, 0]]
+    draws = [objective.collate.segments(40, np.random.default_rng(seed))[0] for seed in range(4000)]
+    assert np.mean(np.array(draws) == 1) == pytest.approx(0.2 + 0.6 / 20, abs=0.02)
+    assert np.mean(np.array(draws) == 20) == pytest.approx(0.2 + 0.6 / 20, abs=0.02)
+    assert min(firsts) == 0
+
+
+def test_languages() -> None:
+    """Each row has one, of its text and of its segment; rows of several sentences end where the language changes."""
+    texts = ["<de> wa wb wc wd", "<en> we wf wg wh", "<en> wi wj wa wc"]
+    tokenizer = CtxMassTokenizer.train(texts * 2, vocab_size=90)
+    objective = MaskedSegment(tokenizer, max_length=64, seed=0, by_sentence=False)
+    rows = ExampleSet.build(objective.examples([texts]))
+    batch = objective.collate([rows[number] for number in range(len(rows))])
+    assert [int(row["language"]) for row in (rows[number] for number in range(len(rows)))] == [0, 1]
+    assert batch["langs"].unique(dim=1).tolist() == batch["decoder_langs"].unique(dim=1).tolist() == [[0], [1]]
+    fields = objective.config_fields
+    assert fields == {"n_langs": 2, "decoder_start_token_id": tokenizer.eos_token_id, "lang2id": {"de": 0, "en": 1}}
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_attention_heads": 4, "decoder_attention_heads": 4, "initializer_range": 0.2}
+    model = CtxMassForConditionalGeneration(CtxMassConfig(vocab_size=len(tokenizer), **size, **fields)).eval()
+    loss = model(**batch).loss
+    other = model(**batch | {"decoder_langs": 1 - batch["decoder_langs"]}).loss
+    assert loss != other
+    loss.backward()
+    for stack in (model.mass.encoder, model.mass.decoder):
+        assert stack.language_embeddings.weight.grad.any()
+    with pytest.raises(CtxError, match="langs is missing"):
+        model(batch["input_ids"], labels=batch["labels"])
+    written = model.generate(
+        batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        langs=batch["langs"],
+        decoder_langs=batch["langs"][:, :1],
+        max_new_tokens=4,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    ids, known = written[:, :-1], batch["langs"][:, :1].expand(-1, written.shape[1] - 1)
+    read = {name: batch[name] for name in ("input_ids", "attention_mask", "langs")}
+    logits = model(**read, decoder_input_ids=ids, decoder_langs=known).logits
+    assert torch.equal(logits.argmax(-1), written[:, 1:])
+
+
+def test_the_decoder_sees_no_masked_state_and_no_later_token(tokenizer: CtxBertTokenizer) -> None:
+    """With kept and random tokens too: what a masked column holds reaches the decoder through other states only."""
+    objective = MaskedSegment(tokenizer, max_length=50, seed=0)
+    rows = ExampleSet.build(objective.examples(DOCUMENTS))
+    batch = objective.collate([rows[number] for number in (1, 3)])
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_attention_heads": 4, "decoder_attention_heads": 4, "initializer_range": 0.2}
+    config = CtxMassConfig(vocab_size=len(tokenizer), pad_token_id=0, n_langs=1, **size)
+    model = CtxMassForConditionalGeneration(config).eval()
+    labels = batch.pop("labels")
+    encoded = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
+    expected = model(**batch, encoder_outputs=encoded).logits
+    hidden = batch["cross_attention_mask"] == 0
+    noisy = encoded.last_hidden_state.masked_fill(hidden[..., None], 7.0)
+    encoded.last_hidden_state = noisy
+    assert torch.equal(model(**batch, encoder_outputs=encoded).logits, expected)
+    del batch["cross_attention_mask"]
+    assert not torch.allclose(model(**batch, encoder_outputs=encoded).logits, expected)
+    loss = model(**batch, labels=labels).loss
+    moved = batch | {"decoder_position_ids": batch["decoder_position_ids"] + 1}
+    assert loss != model(**moved, labels=labels).loss
+
+
+def test_what_cannot_be_right(tokenizer: CtxBertTokenizer) -> None:
+    for options, message in (({"share": 0.0}, "out of range"), ({"block": 1}, "block=1 is too small")):
+        with pytest.raises(CtxError, match=message):
+            DataCollatorForMaskedSegments(tokenizer, **options)
+    with pytest.raises(CtxError, match="min_length=2 is too small"):
+        MaskedSegment(tokenizer, max_length=9, seed=0, min_length=2)
