@@ -21,7 +21,9 @@ def assert_alike(ours: nn.Module, theirs: nn.Module, states: torch.Tensor, pairs
     for module, names in ((ours, pairs.keys()), (theirs, pairs.values())):
         outputs = module(states)
         parameters = [module.get_parameter(name) for name in names]
-        gradients = torch.autograd.grad((outputs.float() * torch.arange(outputs.shape[-1])).sum(), [states, *parameters])
+        gradients = torch.autograd.grad(
+            (outputs.float() * torch.arange(outputs.shape[-1])).sum(), [states, *parameters]
+        )
         results.append((outputs, *gradients))
     for one, two in zip(*results, strict=True):
         assert one.dtype == two.dtype

@@ -36,8 +36,8 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def released(folder: Path, version: dict[str, Any]) -> Path:
-    """A file as those of the release: version 1.1 has a head of its own, old files have copies of the table of words and
-    a bias that no version reads."""
+    """A file as those of the release: version 1.1 has a head of its own, old files have copies of the table of words
+    and a bias that no version reads."""
     torch.manual_seed(0)
     reference = randomised(T5ForConditionalGeneration(T5Config(**SHAPE, **version)), 0)
     reference.save_pretrained(folder)
@@ -125,7 +125,7 @@ def test_the_encoder_alone(tmp_path: Path) -> None:
 
 
 def test_initial_weights_are_those_of_the_release() -> None:
-    """Standard deviations of mesh-tensorflow's T5, of every kind of weight; an untied head's is that of a linear map."""
+    """Standard deviations of mesh-tensorflow's T5, of every kind of weight; an untied head is a linear map as others."""
     torch.manual_seed(0)
     fields = {"vocab_size": 500, "hidden_size": 64, "head_dim": 16, "intermediate_size": 128, "num_attention_heads": 8}
     model = CtxT5ForConditionalGeneration(CtxT5Config(**fields, hidden_act="gated-gelu", tie_word_embeddings=False))
@@ -175,7 +175,9 @@ def test_configurations() -> None:
         "gelu_new",
         "gelu",
     )
-    with pytest.raises(StrictDataclassClassValidationError, match="relative_attention_num_buckets=6 must be a multiple of 4"):
+    with pytest.raises(
+        StrictDataclassClassValidationError, match="relative_attention_num_buckets=6 must be a multiple of 4"
+    ):
         CtxT5Config(relative_attention_num_buckets=6)
     with pytest.raises(StrictDataclassClassValidationError, match="relative_attention_max_distance=16"):
         CtxT5Config(relative_attention_max_distance=16)

@@ -83,8 +83,8 @@ def test_lamb_is_that_of_the_paper():
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_adafactor_is_that_of_the_paper(scaled):
-    """Algorithm 4 of Shazeer & Stern 2018 with the rate of the schedule, and decoupled weight decay; scaled, the rate is
-    relative to the size of the parameter (section 8), as T5 was trained."""
+    """Algorithm 4 of Shazeer & Stern 2018 with the rate of the schedule, and decoupled weight decay; scaled, the rate
+    is relative to the size of the parameter (section 8), as T5 was trained."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
     rate, decay, tiny = 0.02, 0.1, 1e-30

@@ -7,7 +7,7 @@ from hf_ctxmodels.core.weights import FirstFound
 _PLAIN = {"wi": "up_proj", "wo": "down_proj"}
 _GATED = {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
 
-# The sub-layers are numbered in the reference; the feed-forward layer is the second of an encoder, the third of a decoder.
+# The reference numbers sub-layers; the feed-forward layer is the second of an encoder, the third of a decoder.
 _SUB_LAYERS: list[WeightTransform] = [
     WeightRenaming(r"block\.0\.layer\.0\.SelfAttention\.relative_attention_bias\.", r"position_bias\.buckets\."),
     WeightRenaming(r"encoder\.block\.(\d+)\.layer\.0\.", r"encoder\.layers\.\1\.reading\."),

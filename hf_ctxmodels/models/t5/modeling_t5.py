@@ -155,8 +155,8 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As in the release (mesh-tensorflow): maps by 1 / sqrt(inputs), those of queries by 1 / sqrt(inputs * head_dim)
-        in place of the scale of the scores, embeddings by 1."""
+        """Standard deviations of the release (mesh-tensorflow): of maps 1 / sqrt(inputs), of those of queries
+        1 / sqrt(inputs * head_dim) in place of the scale of the scores, of embeddings 1."""
         super()._init_weights(module)
         factor, width, head = self.config.initializer_factor, self.config.hidden_size, self.config.head_dim
         if isinstance(module, nn.Linear):

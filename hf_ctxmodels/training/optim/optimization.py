@@ -126,8 +126,8 @@ def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:
-    """Linear warm-up, then linear or cosine decay until `total_steps`, or a constant rate; or slanted triangular, or the
-    inverse square root of the step."""
+    """Linear warm-up, then linear or cosine decay until `total_steps`, or a constant rate; or slanted triangular; or
+    the inverse square root of the step."""
     warmup = arguments.warmup(total_steps)
     if arguments.lr_scheduler == "rsqrt":
         # "noam" without the decay at its end, as T5 was pretrained: no linear warm-up
