@@ -125,7 +125,7 @@ def test_the_encoder_alone(tmp_path: Path) -> None:
 
 
 def test_initial_weights_are_those_of_the_release() -> None:
-    """Standard deviations of mesh-tensorflow's T5, of every kind of weight; an untied head is a linear map as others."""
+    """Standard deviations of mesh-tensorflow's T5, of every kind of weight; an untied head is such a map."""
     torch.manual_seed(0)
     fields = {"vocab_size": 500, "hidden_size": 64, "head_dim": 16, "intermediate_size": 128, "num_attention_heads": 8}
     model = CtxT5ForConditionalGeneration(CtxT5Config(**fields, hidden_act="gated-gelu", tie_word_embeddings=False))

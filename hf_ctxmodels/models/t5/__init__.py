@@ -89,7 +89,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     conversion=T5_CONVERSION,
-    traits=Traits(tiny={"decoder_layers": 2, "head_dim": 6, "hidden_act": "gated-gelu"}),
+    traits=Traits(tiny={"head_dim": 6, "hidden_act": "gated-gelu"}),
 )
 
 __all__ = [

@@ -29,8 +29,9 @@ class CtxT5Config(CtxTransformerConfig):
             is then the tanh approximation, as in the release (section 2.1 of Shazeer 2020).
         clamp_half_precision: In fp16, replace infinite values of the feed-forward layers and of the residual stream by
             the largest finite ones. The released weights overflow there; bf16 needs no clamp.
-        hidden_dropout_prob: Dropout after the embeddings, on attention probabilities, after the activation, after each
-            sub-layer, and after the final norms.
+        hidden_dropout_prob: Dropout after the embeddings, after the activation, after each sub-layer, and after the
+            final norms.
+        attention_probs_dropout_prob: Dropout on attention probabilities; None for `hidden_dropout_prob`, as released.
         classifier_dropout: Dropout before and in the task heads.
         relative_attention_num_buckets, relative_attention_max_distance: See `BucketedPositionBias`.
         initializer_factor: Factor on the standard deviations of the initial weights.
@@ -65,6 +66,7 @@ class CtxT5Config(CtxTransformerConfig):
     hidden_act: str = "relu"
     clamp_half_precision: bool = False
     hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int | None = None
     classifier_dropout: float | int | None = 0.0
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
@@ -78,7 +80,11 @@ class CtxT5Config(CtxTransformerConfig):
     scale_decoder_outputs: bool | None = None
 
     vocabulary_multiple: ClassVar[int] = 128
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.own_fields, "clamp_half_precision")
+    own_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.own_fields,
+        "attention_probs_dropout_prob",
+        "clamp_half_precision",
+    )
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"is_decoder": (False,)}
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -108,6 +114,12 @@ class CtxT5Config(CtxTransformerConfig):
     def activation(self) -> str:
         """Name of the activation."""
         return "gelu_new" if self.hidden_act == "gated-gelu" else self.hidden_act.removeprefix(_GATED)
+
+    @property
+    def attention_dropout(self) -> float | int:
+        """Rate of the dropout on attention probabilities."""
+        rate = self.attention_probs_dropout_prob
+        return self.hidden_dropout_prob if rate is None else rate
 
     @property
     def target_vocab_size(self) -> int:

@@ -83,7 +83,7 @@ class T5Stack(TransformerStack):
         """Create a layer: pre-norm, without biases, with unscaled scores."""
         width, rate, clamp = config.hidden_size, config.hidden_dropout_prob, config.clamp_half_precision
         shape = {"num_heads": config.num_attention_heads, "head_dim": config.head_dim}
-        attention: dict[str, Any] = {**shape, "bias": False, "dropout": rate, "scale": 1.0}
+        attention: dict[str, Any] = {**shape, "bias": False, "dropout": config.attention_dropout, "scale": 1.0}
         feed_forward = GatedFeedForward if config.is_gated else FeedForward
         return (ClampedBlock if clamp else TransformerBlock)(
             width,
