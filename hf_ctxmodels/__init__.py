@@ -26,6 +26,7 @@ from hf_ctxmodels.models.roberta import *
 from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.spanbert import *
 from hf_ctxmodels.models.structbert import *
+from hf_ctxmodels.models.t5 import *
 from hf_ctxmodels.models.ulmfit import *
 from hf_ctxmodels.models.unilm import *
 from hf_ctxmodels.models.word2vec import *
@@ -40,6 +41,7 @@ from hf_ctxmodels.objectives import (
     DataCollatorForReplacedTokenDetection,
     DataCollatorForSentenceOrderPrediction,
     DataCollatorForSpanBoundaryObjective,
+    DataCollatorForSpanCorruption,
     DataCollatorForStructuralObjectives,
     DataCollatorForWindowPrediction,
 )
@@ -57,6 +59,7 @@ __all__ = [
     "DataCollatorForReplacedTokenDetection",
     "DataCollatorForSentenceOrderPrediction",
     "DataCollatorForSpanBoundaryObjective",
+    "DataCollatorForSpanCorruption",
     "DataCollatorForStructuralObjectives",
     "DataCollatorForWindowPrediction",
     "get_family",
@@ -85,6 +88,7 @@ __all__ += models.roberta.__all__
 __all__ += models.seqae.__all__
 __all__ += models.spanbert.__all__
 __all__ += models.structbert.__all__
+__all__ += models.t5.__all__
 __all__ += models.ulmfit.__all__
 __all__ += models.unilm.__all__
 __all__ += models.word2vec.__all__

@@ -34,6 +34,7 @@ _FOLDERS = (
     "grover",
     "bart",
     "mass",
+    "t5",
     "word2vec",
     "glove",
     "elmo",

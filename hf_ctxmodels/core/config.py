@@ -80,6 +80,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     # linear maps that PEFT adapts where its configuration names none
     adapter_targets: ClassVar[tuple[str, ...]] = ()
 
+    # the embeddings of a new model are the tokenizer's vocabulary rounded up to a multiple of it
+    vocabulary_multiple: ClassVar[int] = 1
+
     # fields that the reference lacks; an export omits them
     own_fields: ClassVar[tuple[str, ...]] = ("unpad", "return_logits_with_labels", "tokenizer_digest")
     # `model_type` of the reference implementation, where it is not the family's without its prefix
@@ -251,9 +254,9 @@ class CtxTransformerConfig(CtxConfig):
     own_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.own_fields, "classifier_pooling")
 
     def validate_architecture(self) -> None:
-        """Check that the heads divide the width (called at construction)."""
+        """Check that the heads divide the width, unless `head_dim` says theirs (called at construction)."""
         super().validate_architecture()
-        if self.hidden_size % self.num_attention_heads:
+        if getattr(self, "head_dim", None) is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
                 f"choose a number of heads that divides it."

@@ -1,5 +1,8 @@
-"""The position-wise feed-forward network (Vaswani et al. 2017, section 3.3)."""
+"""The position-wise feed-forward network (Vaswani et al. 2017, section 3.3), plain and gated (Shazeer 2020)."""
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
@@ -21,15 +24,65 @@ class FeedForward(nn.Module):
         intermediate_size: Width between the two maps.
         activation: Name of an activation known to transformers (`gelu`, `relu`, ...).
         dropout: Dropout between the activation and the second map.
+        bias: Whether the maps have a bias.
+        clamp: Whether values that fp16 cannot hold become the largest that it can, before and after the second map.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, activation: str, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        *,
+        dropout: float = 0.0,
+        bias: bool = True,
+        clamp: bool = False,
+    ) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(hidden_size, intermediate_size)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.activation = make_activation(activation)
         self.dropout = Dropout(dropout)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        self.clamp = clamp
+
+    def activate(self, hidden_states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., intermediate), before dropout."""
+        return self.activation(apply_linear(self.up_proj, hidden_states))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., hidden)."""
-        return apply_linear(self.down_proj, self.dropout(self.activation(apply_linear(self.up_proj, hidden_states))))
+        between = self.dropout(self._finite(self.activate(hidden_states)))
+        return self._finite(apply_linear(self.down_proj, between))
+
+    def _finite(self, tensor: Tensor) -> Tensor:
+        return within_half_precision(tensor) if self.clamp else tensor
+
+
+class GatedFeedForward(FeedForward):
+    """A feed-forward network whose activation gates a second map of its input (Shazeer 2020, arXiv 2002.05202,
+    equation 5): with "gelu_new" it is that of T5 v1.1.
+
+    Args: those of `FeedForward`.
+
+    Attributes:
+        gate_proj: The map under the activation; `up_proj` is the linear one.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, activation: str, *, bias: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(hidden_size, intermediate_size, activation, bias=bias, **kwargs)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+
+    def activate(self, hidden_states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., intermediate), before dropout."""
+        gate = self._finite(self.activation(apply_linear(self.gate_proj, hidden_states)))
+        return gate * self._finite(apply_linear(self.up_proj, hidden_states))  # infinite times zero would be no number
+
+
+def within_half_precision(tensor: Tensor) -> Tensor:
+    """The tensor, in fp16 with its infinite values replaced by the largest finite ones; other types are unchanged."""
+    if tensor.dtype is not torch.float16:
+        return tensor
+    largest = torch.finfo(torch.float16).max
+    return tensor.clamp(-largest, largest)

@@ -1,11 +1,12 @@
-"""Batch normalisation of rows, for the heads of CoVe and ULMFiT."""
+"""Norms that torch lacks, or has in another precision."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
 class RowNorm(nn.BatchNorm1d):
-    """Batch normalisation that uses the running statistics for a single row, which has no variance."""
+    """Batch normalisation that uses the running statistics for a single row, which has no variance: for the heads of
+    CoVe and ULMFiT."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(rows, width) -> (rows, width)."""
@@ -13,3 +14,16 @@ class RowNorm(nn.BatchNorm1d):
             statistics = (self.running_mean, self.running_var, self.weight, self.bias)
             return F.batch_norm(input, *statistics, training=False, eps=self.eps)
         return super().forward(input)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Scaling to a root mean square of 1, without a mean and without a bias (Zhang & Sennrich 2019, arXiv 1910.07467,
+    equation 4).
+
+    The mean square is taken in single precision, as in T5: that of half-precision states overflows fp16.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., width) -> (..., width), in the type of the weight."""
+        scaled = F.rms_norm(input.float(), self.normalized_shape, None, self.eps)
+        return self.weight * scaled.to(self.weight.dtype)

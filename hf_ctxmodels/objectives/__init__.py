@@ -34,6 +34,7 @@ from hf_ctxmodels.objectives.sentence_tasks import DataCollatorForSentenceTasks,
 from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding, SequenceAutoencoding
 from hf_ctxmodels.objectives.source_target import DataCollatorForMaskedTargets, MaskedSequenceToSequence
 from hf_ctxmodels.objectives.span_boundary import DataCollatorForSpanBoundaryObjective, SpanBoundary
+from hf_ctxmodels.objectives.span_corruption import DataCollatorForSpanCorruption, SpanCorruption
 from hf_ctxmodels.objectives.static.cooccurrence import Cooccurrence, DataCollatorForCooccurrences
 from hf_ctxmodels.objectives.static.window_prediction import (
     ContinuousBagOfWords,

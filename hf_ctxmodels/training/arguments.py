@@ -25,6 +25,11 @@ class LoopArguments:
         "AdamW; LAMB for very large batches; Adafactor for moments of little memory; AdaGrad or plain SGD for word "
         "vectors; averaged SGD, from the start or (nt-asgd) once the held-out loss stops falling.",
     )
+    scale_by_size: bool = flag(
+        False,
+        "Multiply the step of each parameter by its root mean square: adamw and adafactor, for models whose weights "
+        "are of very different sizes, as T5's.",
+    )
     average_after: int = flag(5, "Evaluations for which nt-asgd waits for a better held-out loss.")
     lr_reference_targets: float = flag(
         0.0, "Scale the learning rate of a step by its number of targets divided by this; 0: no scaling."
@@ -34,8 +39,10 @@ class LoopArguments:
     adam_beta1: float = flag(0.9, "Decay of the first moment.")
     adam_beta2: float = flag(0.999, "Decay of the second moment.")
     adam_epsilon: float = flag(1e-6, "Added to the denominator.")
-    lr_scheduler: Literal["linear", "cosine", "constant", "slanted-triangular"] = flag(
-        "linear", "Learning rate after the warm-up; slanted-triangular is that of ULMFiT."
+    lr_scheduler: Literal["linear", "cosine", "constant", "rsqrt", "slanted-triangular"] = flag(
+        "linear",
+        "Learning rate after the warm-up; rsqrt is that of T5, the inverse square root of the step, and the peak until "
+        "then; slanted-triangular is that of ULMFiT.",
     )
     min_lr_rate: float = flag(0.0, "Lowest learning rate of cosine, as a share of the peak; GPT-3: 0.1.")
     slant_ratio: float = flag(32.0, "Ratio of the peak to the lowest rate of slanted-triangular.")
@@ -94,6 +101,18 @@ class LoopArguments:
                 "A lowest learning rate is a share of the peak, from 0 to below 1, and needs cosine decay.",
                 location=f"--lr_scheduler {self.lr_scheduler} --min_lr_rate {self.min_lr_rate}",
                 hint="leave it out, or use --lr_scheduler cosine --min_lr_rate 0.1, for example.",
+            )
+        if self.scale_by_size and self.optimizer not in ("adamw", "adafactor"):
+            raise CtxError(
+                "Steps are scaled by the size of the parameters with adamw and adafactor only.",
+                location=f"--optimizer {self.optimizer} --scale_by_size",
+                hint="leave it out, or use one of these optimizers.",
+            )
+        if self.lr_scheduler == "rsqrt" and not self.warmup_steps:
+            raise CtxError(
+                "The inverse square root of the step needs a step from which on it applies.",
+                location="--lr_scheduler rsqrt --warmup_steps 0",
+                hint="give --warmup_steps; T5: 10000.",
             )
         if self.optimizer == "nt-asgd" and not self.eval_steps:
             raise CtxError(

@@ -138,8 +138,9 @@ def new_config(
             location="--config",
             hint=f"use one of {', '.join(family.sizes)}, or a .json file.",
         )
-    own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     defaults = family.config()
+    multiple = defaults.vocabulary_multiple  # type: ignore[attr-defined]
+    own = {"vocab_size": -(-len(tokenizer) // multiple) * multiple, "pad_token_id": tokenizer.pad_token_id}
     for name in ("bos_token_id", "eos_token_id"):  # where the family's models begin or end texts by them
         if getattr(defaults, name) is not None:
             own[name] = getattr(tokenizer, name)

@@ -12,6 +12,7 @@ from mass_faults import MASS_FAULTS
 from models_faults import MODELS_FAULTS
 from seq2seq_faults import SEQ2SEQ_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
+from t5_faults import T5_FAULTS
 from training_faults import TRAINING_FAULTS
 from unilm_faults import UNILM_FAULTS
 from xlm_faults import XLM_FAULTS
@@ -27,6 +28,7 @@ FAULTS = [
     *XLM_FAULTS,
     *ERNIE_FAULTS,
     *SEQ2SEQ_FAULTS,
+    *T5_FAULTS,
     *MASS_FAULTS,
     *UNILM_FAULTS,
     *DATA_FAULTS,

@@ -81,12 +81,16 @@ def test_lamb_is_that_of_the_paper():
             torch.testing.assert_close(parameter.detach(), x, rtol=1e-5, atol=1e-6)
 
 
-def test_adafactor_is_that_of_the_paper():
-    """Algorithm 4 of Shazeer & Stern 2018 with the rate of the schedule, and decoupled weight decay."""
+@pytest.mark.parametrize("scaled", [False, True])
+def test_adafactor_is_that_of_the_paper(scaled):
+    """Algorithm 4 of Shazeer & Stern 2018 with the rate of the schedule, and decoupled weight decay; scaled, the rate
+    is relative to the size of the parameter (section 8), as T5 was trained."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
     rate, decay, tiny = 0.02, 0.1, 1e-30
-    arguments = LoopArguments("x", max_steps=1, optimizer="adafactor", learning_rate=rate, weight_decay=decay)
+    arguments = LoopArguments(
+        "x", max_steps=1, optimizer="adafactor", learning_rate=rate, weight_decay=decay, scale_by_size=scaled
+    )
     optimizer = make_optimizer(model, arguments)
     expected = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     moments = {name: [torch.zeros_like(x.mean(-1)), torch.zeros_like(x.mean(0)), 0 * x] for name, x in expected.items()}
@@ -103,8 +107,54 @@ def test_adafactor_is_that_of_the_paper():
             second = rows[:, None] * columns / rows.mean() if x.ndim == 2 else each
             update = g / second.sqrt()
             update = update / max(1.0, float((update**2).mean().sqrt()))
-            x -= rate * (update + (decay * x if x.ndim == 2 else 0))
+            size = max(1e-3, float((x**2).mean().sqrt())) if scaled else 1.0
+            x -= rate * size * (update + (decay * x if x.ndim == 2 else 0))
             torch.testing.assert_close(parameter.detach().double(), x, rtol=1e-4, atol=1e-6)
+
+
+def test_scaled_adamw_is_adamw_with_a_step_relative_to_the_parameter():
+    """Algorithm 2 of Loshchilov & Hutter 2019, number by number; a parameter of zeros moves as one of size 1e-3."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
+    model[0].weight.data.mul_(50)
+    rate, decay, beta1, beta2, epsilon = 0.02, 0.1, 0.8, 0.95, 1e-6
+    optimizer = make_optimizer(
+        model,
+        LoopArguments(
+            "x", max_steps=1, learning_rate=rate, weight_decay=decay, adam_beta1=beta1, adam_beta2=beta2,
+            scale_by_size=True,
+        ),
+    )  # fmt: skip
+    expected = {name: parameter.detach().double().flatten().tolist() for name, parameter in model.named_parameters()}
+    moments = {name: [[0.0] * len(x), [0.0] * len(x)] for name, x in expected.items()}
+    assert expected["2.bias"] == [0.0] * 4
+    for step in range(1, 5):
+        model.zero_grad()
+        model(torch.randint(30, (16,))).square().mul(torch.randn(16, 4)).sum().backward()
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            x, (first, second) = expected[name], moments[name]
+            size = max(1e-3, (sum(value**2 for value in x) / len(x)) ** 0.5)
+            for place, g in enumerate(parameter.grad.double().flatten().tolist()):
+                first[place] = beta1 * first[place] + (1 - beta1) * g
+                second[place] = beta2 * second[place] + (1 - beta2) * g * g
+                update = first[place] / (1 - beta1**step) / ((second[place] / (1 - beta2**step)) ** 0.5 + epsilon)
+                x[place] -= rate * (size * update + (decay * x[place] if parameter.ndim == 2 else 0))
+            torch.testing.assert_close(
+                parameter.detach().double().flatten(), torch.tensor(x).double(), rtol=1e-5, atol=1e-6
+            )
+
+
+def test_the_inverse_square_root_of_the_step():
+    """The rate of T5: 1 / sqrt(max(step, 10000)), whose peak is 0.01."""
+    arguments = LoopArguments("x", max_steps=1, learning_rate=0.01, warmup_steps=10_000, lr_scheduler="rsqrt")
+    scheduler = make_scheduler(make_optimizer(nn.Linear(2, 2), arguments), arguments, 2**19)
+    rate = scheduler.lr_lambdas[0]
+    for step in (0, 1, 9_999, 10_000, 10_001, 40_000, 2**19):
+        assert 0.01 * rate(step) == pytest.approx(max(step, 10_000) ** -0.5)
+    for wrong in ({"warmup_steps": 0, "lr_scheduler": "rsqrt"}, {"scale_by_size": True, "optimizer": "lamb"}):
+        with pytest.raises(CtxError, match=r"--(lr_scheduler rsqrt|optimizer lamb --scale_by_size)"):
+            LoopArguments("x", max_steps=1, **wrong)
 
 
 def test_a_missing_optimizer_package_is_named(monkeypatch):

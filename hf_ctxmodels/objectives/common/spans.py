@@ -4,6 +4,7 @@ A row's candidate tokens are grouped into `Units`; a sampler returns spans over 
 first unit and the one after the last; `Units.in_spans` converts them to token positions. `sample_spans` spaces spans
 evenly (XLNet); `place_spans` places them anywhere within a budget of tokens (ALBERT's n-grams). `anchored_spans` spends
 a budget of tokens exactly, on spans that may overlap (SpanBERT), and returns token positions itself.
+`alternating_spans` covers a row with kept and noise spans in turn (T5).
 """
 
 from dataclasses import dataclass
@@ -200,3 +201,44 @@ def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, 
             if not left:
                 break
     return units.positions[selected]
+
+
+def random_composition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
+    """(parts,) positive integers with the sum `total`, all compositions equally likely; 1 <= parts <= total."""
+    inner = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.empty(0, dtype=np.int64)
+    return np.diff(inner, prepend=0, append=total)
+
+
+def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
+    """Noise tokens and noise spans of a row, in the arithmetic of T5's release: single precision, rounded to even.
+
+    Args:
+        length: Tokens of the row, 2 or more.
+        density: Share of noise tokens; at least one token is noise, and one is kept.
+        mean_span: Mean length of the noise spans; there is at least one span. Beyond the release, there are no more
+            than tokens that are kept, since a kept span precedes each.
+    """
+    noise = int(np.rint(np.float32(length) * np.float32(density)))
+    noise = min(max(noise, 1), length - 1)
+    spans = int(np.rint(np.float32(noise) / np.float32(mean_span)))
+    return noise, min(max(spans, 1), noise, length - noise)
+
+
+def alternating_spans(length: int, density: float, mean_span: float, rng: np.random.Generator) -> np.ndarray:
+    """(length,) bool, True at noise: kept and noise spans in turn, the first one kept (Raffel et al. 2020, section
+    3.3.4; `random_spans_noise_mask` of the release).
+
+    The numbers of `noise_counts` are met exactly. The lengths of the noise spans and of the kept spans are two random
+    compositions, so that all masks with these numbers are equally likely. The last token is noise always; that of a row
+    of one token is not, which then has no noise.
+
+    Args:
+        length: Tokens of the row.
+        density, mean_span: As in `noise_counts`.
+        rng: The row's generator.
+    """
+    if length < 2:
+        return np.zeros(length, dtype=bool)
+    noise, spans = noise_counts(length, density, mean_span)
+    lengths = np.stack([random_composition(length - noise, spans, rng), random_composition(noise, spans, rng)], axis=1)
+    return np.repeat(np.tile([False, True], spans), lengths.ravel())

@@ -12,6 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.optim.averaging import FROM_THE_START, NEVER
 from hf_ctxmodels.training.optim.discriminative_lr import group_rates, has_heads, layer_groups
+from hf_ctxmodels.training.optim.scaled_adamw import ScaledAdamW
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -77,12 +78,15 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
         return _lamb(groups, options)
     if arguments.optimizer == "adafactor":
         # Shazeer & Stern 2018 with the rate of the schedule; updates are clipped to a root mean square of 1
-        return Adafactor(groups, lr=arguments.learning_rate, scale_parameter=False, relative_step=False)
+        scale = arguments.scale_by_size
+        return Adafactor(groups, lr=arguments.learning_rate, scale_parameter=scale, relative_step=False)
     if arguments.optimizer in ("asgd", "nt-asgd"):
         begin = FROM_THE_START if arguments.optimizer == "asgd" else NEVER
         return torch.optim.ASGD(groups, lr=arguments.learning_rate, lambd=0.0, t0=begin)
     if arguments.optimizer in ("adagrad", "sgd"):
         return _for_sparse_gradients(model, groups, arguments)
+    if arguments.scale_by_size:
+        return ScaledAdamW(groups, **options)
     # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters
     return torch.optim.AdamW(groups, fused=True, **options)
 
@@ -122,8 +126,12 @@ def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:
-    """Linear warm-up, then linear or cosine decay until `total_steps`, or a constant rate; or slanted triangular."""
+    """Linear warm-up, then linear or cosine decay until `total_steps`, or a constant rate; or slanted triangular; or
+    the inverse square root of the step."""
     warmup = arguments.warmup(total_steps)
+    if arguments.lr_scheduler == "rsqrt":
+        # "noam" without the decay at its end, as T5 was pretrained: no linear warm-up
+        return LambdaLR(optimizer, lambda step: math.sqrt(max(1, warmup) / max(1, step, warmup)))
     if arguments.lr_scheduler == "slanted-triangular":
         return LambdaLR(optimizer, lambda step: slanted_triangle(step, warmup, total_steps, arguments.slant_ratio))
     steps = {"num_warmup_steps": warmup, "num_training_steps": total_steps}

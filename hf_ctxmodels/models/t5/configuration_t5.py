@@ -1,0 +1,132 @@
+"""T5 configuration (Raffel et al. 2020, section 2.1, and the released models, v1.0 and v1.1)."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ctxmodels.core.config import CtxTransformerConfig
+
+_GATED = "gated-"
+
+
+@strict
+class CtxT5Config(CtxTransformerConfig):
+    """Shape and regularisation of T5; the defaults are the released T5-small (v1.0).
+
+    The reference's names (`d_model`, `d_kv`, `d_ff`, `num_layers`, `num_decoder_layers`, `num_heads`, `dropout_rate`,
+    `feed_forward_proj`, `layer_norm_epsilon`) are read as well. Version 1.1 has `hidden_act="gated-gelu"`,
+    `tie_word_embeddings=False`, and was pretrained without dropout.
+
+    Args: those of `CtxTransformerConfig`, and
+        vocab_size: Number of embeddings, the tokenizer's vocabulary rounded up to a multiple of 128.
+        hidden_size: Width of the residual stream.
+        num_hidden_layers: Layers of the encoder.
+        decoder_layers: Layers of the decoder; None for `num_hidden_layers`.
+        num_attention_heads: Attention heads per layer.
+        head_dim: Width of a head, whatever `hidden_size` is.
+        intermediate_size: Width of the feed-forward layer.
+        hidden_act: Activation of the feed-forward layer. After "gated-" it gates a second map of the input, and "gelu"
+            is then the tanh approximation, as in the release (section 2.1 of Shazeer 2020).
+        clamp_half_precision: In fp16, replace infinite values of the feed-forward layers and of the residual stream by
+            the largest finite ones. The released weights overflow there; bf16 needs no clamp.
+        hidden_dropout_prob: Dropout after the embeddings, after the activation, after each sub-layer, and after the
+            final norms.
+        attention_probs_dropout_prob: Dropout on attention probabilities; None for `hidden_dropout_prob`, as released.
+        classifier_dropout: Dropout before and in the task heads.
+        relative_attention_num_buckets, relative_attention_max_distance: See `BucketedPositionBias`.
+        initializer_factor: Factor on the standard deviations of the initial weights.
+        layer_norm_eps: Epsilon of every norm.
+        pad_token_id, eos_token_id: Ids of the padding and end tokens.
+        decoder_start_token_id: Id before a target's first token; None for `pad_token_id`.
+        tie_word_embeddings: Share the output layer with the word embeddings.
+        scale_decoder_outputs: Multiply the decoder's output by `hidden_size ** -0.5` before the output layer; None for
+            `tie_word_embeddings`.
+    """
+
+    model_type = "ctx-t5"
+    attribute_map: ClassVar[dict[str, str]] = {
+        "d_model": "hidden_size",
+        "d_kv": "head_dim",
+        "d_ff": "intermediate_size",
+        "num_layers": "num_hidden_layers",
+        "num_decoder_layers": "decoder_layers",
+        "num_heads": "num_attention_heads",
+        "dropout_rate": "hidden_dropout_prob",
+        "feed_forward_proj": "hidden_act",
+        "layer_norm_epsilon": "layer_norm_eps",
+    }
+
+    vocab_size: int = 32128
+    hidden_size: int = 512
+    num_hidden_layers: int = 6
+    decoder_layers: int | None = None
+    num_attention_heads: int = 8
+    head_dim: int = 64
+    intermediate_size: int = 2048
+    hidden_act: str = "relu"
+    clamp_half_precision: bool = False
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int | None = None
+    classifier_dropout: float | int | None = 0.0
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    initializer_factor: float | int = 1.0
+    layer_norm_eps: float = 1e-6
+    pad_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 1
+    decoder_start_token_id: int | None = None
+    is_encoder_decoder: bool = True
+    tie_word_embeddings: bool = True
+    scale_decoder_outputs: bool | None = None
+
+    vocabulary_multiple: ClassVar[int] = 128
+    own_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.own_fields,
+        "attention_probs_dropout_prob",
+        "clamp_half_precision",
+    )
+    supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"is_decoder": (False,)}
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.decoder_layers is None:
+            self.decoder_layers = self.num_hidden_layers
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.pad_token_id
+        if self.scale_decoder_outputs is None:
+            self.scale_decoder_outputs = self.tie_word_embeddings
+
+    def validate_buckets(self) -> None:
+        """Check that buckets and distances make a table (called at construction)."""
+        half = self.relative_attention_num_buckets // 2
+        if self.relative_attention_num_buckets % 4 or self.relative_attention_max_distance <= half:
+            raise ValueError(
+                f"relative_attention_num_buckets={self.relative_attention_num_buckets} must be a multiple of 4, and "
+                f"relative_attention_max_distance={self.relative_attention_max_distance} above half of it."
+            )
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward layer is gated."""
+        return self.hidden_act.startswith(_GATED)
+
+    @property
+    def activation(self) -> str:
+        """Name of the activation."""
+        return "gelu_new" if self.hidden_act == "gated-gelu" else self.hidden_act.removeprefix(_GATED)
+
+    @property
+    def attention_dropout(self) -> float | int:
+        """Rate of the dropout on attention probabilities."""
+        rate = self.attention_probs_dropout_prob
+        return self.hidden_dropout_prob if rate is None else rate
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of tokens of targets."""
+        return self.vocab_size
+
+    @property
+    def shares_word_embeddings(self) -> bool:
+        """Encoder and decoder have one table of word embeddings, whatever the output layer is."""
+        return True

@@ -1,0 +1,274 @@
+"""T5 (Raffel et al. 2020, arXiv 1910.10683): an encoder-decoder pretrained to predict the spans that were cut out of a
+text. Pre-norm without means and biases, unscaled attention scores, and distances in buckets in place of positions."""
+
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers import initialization as init
+from transformers.core_model_loading import WeightTransform
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads.seq2seq import DecoderInputs
+from hf_ctxmodels.layers.attention.masks import MaskSpec
+from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
+from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
+from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.feed_forward import FeedForward, GatedFeedForward, within_half_precision
+from hf_ctxmodels.layers.norm import RMSNorm
+from hf_ctxmodels.layers.transformer.block import TransformerBlock
+from hf_ctxmodels.models._shared.seq2seq_heads import (
+    EndTokenHead,
+    Seq2SeqHeadModel,
+    TransformerForConditionalGeneration,
+)
+from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder, TransformerStack
+from hf_ctxmodels.models.t5.configuration_t5 import CtxT5Config
+from hf_ctxmodels.models.t5.conversion_t5 import export_table
+
+
+class ClampedBlock(TransformerBlock):
+    """A block whose residual stream stays finite in fp16."""
+
+    def _add(self, norm: nn.Module, states: Tensor, output: Tensor) -> Tensor:
+        return within_half_precision(super()._add(norm, states, output))
+
+
+class DroppedNorm(RMSNorm):
+    """The norm of a stack's output, with dropout after it."""
+
+    def __init__(self, width: int, *, eps: float, dropout: float) -> None:
+        super().__init__(width, eps=eps)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., width) -> (..., width)."""
+        return self.dropout(super().forward(input))
+
+
+class T5Stack(TransformerStack):
+    """T5's encoder or decoder.
+
+    Attributes:
+        position_bias: Added to the scores of self-attention in all layers; one-sided in a decoder.
+    """
+
+    config: CtxT5Config
+
+    def build_words(self, config: CtxT5Config) -> nn.Embedding:
+        """Create the table of words. The padding token, with which targets begin, has an embedding."""
+        return nn.Embedding(config.vocab_size, config.hidden_size)
+
+    def build_embeddings(self, config: CtxT5Config) -> None:
+        """Create the bias by distance."""
+        self.position_bias = BucketedPositionBias(
+            config.num_attention_heads,
+            num_buckets=config.relative_attention_num_buckets,
+            max_distance=config.relative_attention_max_distance,
+            bidirectional=not self.is_decoder,
+        )
+
+    def build_embedding_norm(self, config: CtxT5Config) -> nn.Module:
+        """There is none."""
+        return nn.Identity()
+
+    def build_layer(self, config: CtxT5Config) -> TransformerBlock:
+        """Create a layer: pre-norm, without biases, with unscaled scores."""
+        width, rate, clamp = config.hidden_size, config.hidden_dropout_prob, config.clamp_half_precision
+        shape = {"num_heads": config.num_attention_heads, "head_dim": config.head_dim}
+        attention: dict[str, Any] = {**shape, "bias": False, "dropout": config.attention_dropout, "scale": 1.0}
+        feed_forward = GatedFeedForward if config.is_gated else FeedForward
+        return (ClampedBlock if clamp else TransformerBlock)(
+            width,
+            SelfAttention(width, **attention),
+            feed_forward(width, config.intermediate_size, config.activation, dropout=rate, bias=False, clamp=clamp),
+            norm="pre",
+            norm_cls=partial(RMSNorm, eps=config.layer_norm_eps),
+            dropout=rate,
+            cross_attention=CrossAttention(width, **attention) if self.is_decoder else None,
+        )
+
+    def build_final_norm(self, config: CtxT5Config) -> nn.Module:
+        """Create the norm of the last layer's output."""
+        return DroppedNorm(config.hidden_size, eps=config.layer_norm_eps, dropout=config.hidden_dropout_prob)
+
+    def mask(self) -> MaskSpec:
+        """Causal in a decoder; with the bias by distance."""
+        return MaskSpec(causal=self.is_decoder, bias=self.position_bias)
+
+    def embed(self, words: Tensor, position_ids: Tensor, **beside: Tensor) -> Tensor:
+        """(..., hidden) word embeddings -> (..., hidden); positions enter by the bias alone."""
+        return self.dropout(words)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As in `TransformerStack`; raises CtxError for `position_ids`, since distances are those of the tokens."""
+        if position_ids is not None:
+            raise CtxError(
+                "T5 has no position_ids: it counts the tokens between two, wherever the padding is.",
+                hint="leave position_ids out; sequence_ids tell several sequences of a row apart.",
+            )
+        return super().forward(input_ids, attention_mask, **kwargs)
+
+
+class CtxT5PreTrainedModel(CtxPreTrainedModel):
+    """T5's part of the model base.
+
+    Attributes:
+        prefixed_reference: Whether encoder and decoder are a part of the reference's class.
+    """
+
+    config: CtxT5Config
+    base_model_prefix = "t5"
+    reference_model_type = "t5"
+    prefixed_reference: ClassVar[bool] = False
+    _supports_flash_attn = False  # it knows no bias
+    _no_split_modules = ["TransformerBlock", "ClampedBlock"]
+    # The output layer, copies of the table of words, and a bias of cross-attention in old files, which nothing reads.
+    _keys_to_ignore_on_load_unexpected = [
+        r"^lm_head\.",
+        r"embed_tokens\.",
+        r"EncDecAttention\.relative_attention_bias\.",
+    ]
+
+    @property
+    def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
+        """The table of this class and version."""
+        return export_table(gated=self.config.is_gated, prefixed=self.prefixed_reference)
+
+    def reference_config(self) -> dict[str, Any]:
+        """The reference class's configuration, with both of its fields that say how logits are made."""
+        names = ("tie_word_embeddings", "scale_decoder_outputs", "decoder_start_token_id")
+        return super().reference_config() | {name: getattr(self.config, name) for name in names}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Standard deviations of the release (mesh-tensorflow): of maps 1 / sqrt(inputs), of those of queries
+        1 / sqrt(inputs * head_dim) in place of the scale of the scores, of embeddings 1."""
+        super()._init_weights(module)
+        factor, width, head = self.config.initializer_factor, self.config.hidden_size, self.config.head_dim
+        if isinstance(module, nn.Linear):
+            init.normal_(module.weight, std=factor * module.in_features**-0.5)
+        elif isinstance(module, SelfAttention):
+            spread = torch.ones(len(module.qkv_proj.weight), 1, device=module.qkv_proj.weight.device)
+            spread[: module.inner_size] = head**-0.5
+            init.copy_(module.qkv_proj.weight, torch.randn_like(module.qkv_proj.weight) * spread * factor * width**-0.5)
+        elif isinstance(module, CrossAttention):
+            init.normal_(module.q_proj.weight, std=factor * (width * head) ** -0.5)
+        elif isinstance(module, T5Stack):
+            init.normal_(module.position_bias.buckets.weight, std=factor * width**-0.5)
+            if module.word_embeddings is not None:
+                init.normal_(module.word_embeddings.weight, std=factor)
+
+
+class CtxT5Model(EncoderDecoder, CtxT5PreTrainedModel):
+    """The encoder-decoder."""
+
+    stack_class = T5Stack
+
+
+class CtxT5EncoderModel(CtxT5PreTrainedModel):
+    """The encoder alone.
+
+    Attributes:
+        encoder: The stack.
+    """
+
+    _keys_to_ignore_on_load_unexpected = [
+        *CtxT5PreTrainedModel._keys_to_ignore_on_load_unexpected,
+        r"^(t5\.)?decoder\.",
+    ]
+
+    def __init__(self, config: CtxT5Config) -> None:
+        super().__init__(config)
+        self.encoder = T5Stack(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of words."""
+        return self.encoder.word_embeddings  # type: ignore[return-value]
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the table of words."""
+        self.encoder.word_embeddings = value  # type: ignore[assignment]
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        output_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Encode a batch; arguments as in `TransformerStack.forward`.
+
+        Raises:
+            CtxError: Inputs do not match each other or the model.
+        """
+        outputs = self.encoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            sequence_ids=sequence_ids,
+            output_mask=output_mask,
+            return_dict=True,
+            **kwargs,
+        )
+        return BaseModelOutput(outputs.last_hidden_state, outputs.hidden_states, outputs.attentions)
+
+
+class CtxT5HeadModel(Seq2SeqHeadModel, CtxT5PreTrainedModel):
+    """Binds the generic heads to T5."""
+
+    encoder_class = CtxT5Model
+
+
+class CtxT5ForConditionalGeneration(TransformerForConditionalGeneration, CtxT5HeadModel, GenerationMixin):
+    """The language model of targets. Version 1.0 ties the output layer to the word embeddings and scales its input;
+    version 1.1 does neither."""
+
+    _tied_weights_keys = {"lm_head.weight": "t5.encoder.word_embeddings.weight"}
+
+    def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
+        """See `ForConditionalGeneration.decode`; the states are those that logits are made of."""
+        decoded = super().decode(ids, target_mask, given)
+        if not self.config.scale_decoder_outputs:
+            return decoded
+        return decoded._replace(states=decoded.states * self.config.hidden_size**-0.5)
+
+
+class CtxT5ForSequenceClassification(EndTokenHead, heads.ForSequenceClassification, CtxT5HeadModel):
+    """T5 with a classifier or regressor on the decoder's state at the last </s>."""
+
+    prefixed_reference = True
+    classifier_activation = "tanh"
+
+
+class CtxT5ForQuestionAnswering(heads.ForQuestionAnswering, CtxT5HeadModel):
+    """T5 with start and end logits of an answer span, of the decoder's states."""
+
+
+class CtxT5ForTokenClassification(heads.ForTokenClassification, CtxT5PreTrainedModel):
+    """T5's encoder with a classifier of each token."""
+
+    prefixed_reference = True
+    encoder_class = CtxT5EncoderModel
+    _keys_to_ignore_on_load_unexpected = CtxT5EncoderModel._keys_to_ignore_on_load_unexpected
+
+    def build_encoder(self, config: CtxT5Config) -> CtxT5EncoderModel:
+        """Create the encoder."""
+        return CtxT5EncoderModel(config)

@@ -1,0 +1,67 @@
+"""SentencePiece tokenizer of T5 (Raffel et al. 2020, section 2.2.1) with the sentinels of its objective (figure 2)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from tokenizers import AddedToken
+
+from hf_ctxmodels.core.constants import SENTINEL
+from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer, Pieces
+
+NUM_SENTINELS = 100
+
+
+class CtxT5Tokenizer(CtxUnigramTokenizer):
+    """T5's tokenizer: cased SentencePiece unigram, A </s>, pairs A </s> B </s>, and a hundred sentinels.
+
+    Gives the ids of `transformers.T5Tokenizer` on the same files (`spiece.model` or `tokenizer.json`): <pad> 0, </s> 1,
+    <unk> 2, then the pieces, then the sentinels in reverse, so that <extra_id_0> has the highest id. The models'
+    `vocab_size` is larger, a multiple of 128 (32128 for 32100 tokens). The sentinels are the last tokens of a newly
+    trained vocabulary as well, and count towards its size. See `CtxUnigramTokenizer` for training and errors.
+
+    Args:
+        vocab: (piece, log probability) in the order of the ids.
+        extra_special_tokens, additional_special_tokens: More special tokens (the latter is the older name); the
+            sentinels of the vocabulary are always among them.
+        **kwargs: As in `CtxUnigramTokenizer`.
+
+    Example:
+        >>> tokenizer = CtxT5Tokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=130)
+        >>> tokenizer.decode(tokenizer("A cat <extra_id_0> mat.").input_ids)
+        'A cat<extra_id_0> mat.</s>'
+    """
+
+    model_input_names = ["input_ids", "attention_mask"]
+    first_tokens = ("<pad>", "</s>", "<unk>")
+    templates = ("$A:0 {eos}:0", "$A:0 {eos}:0 $B:0 {eos}:0")
+    plain_quotes = False
+
+    defaults: ClassVar[dict[str, Any]] = {
+        "do_lower_case": False,
+        "keep_accents": True,
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    }
+
+    def __init__(
+        self,
+        vocab: Pieces | None = None,
+        *,
+        extra_special_tokens: Sequence[str | AddedToken] | None = None,
+        additional_special_tokens: Sequence[str | AddedToken] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        extra = list(extra_special_tokens or additional_special_tokens or ())
+        pieces, number = {piece for piece, _ in vocab or ()}, 0
+        while (token := SENTINEL.format(number)) in pieces:
+            extra += [token] if token not in map(str, extra) else []
+            number += 1
+        super().__init__(vocab, extra_special_tokens=extra, **kwargs)
+
+    @classmethod
+    def arrange(cls, pieces: Pieces) -> Pieces:
+        """SentencePiece's order, and the sentinels after it in reverse, unless the file holds them."""
+        if any(piece == SENTINEL.format(0) for piece, _ in pieces):
+            return pieces
+        return [*pieces, *((SENTINEL.format(number), 0.0) for number in reversed(range(NUM_SENTINELS)))]

@@ -1,0 +1,185 @@
+"""T5: both versions and their released files, the encoder by itself, initial weights, and half precision."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForTextEncoding, T5Config, T5EncoderModel, T5ForConditionalGeneration
+from zoo import Case, assert_close, assert_same_weights, make_batch, randomised
+
+from hf_ctxmodels import (
+    CtxT5Config,
+    CtxT5EncoderModel,
+    CtxT5ForConditionalGeneration,
+    CtxT5Model,
+    get_family,
+)
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.feed_forward import GatedFeedForward
+
+SHAPE = {"vocab_size": 61, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
+SHAPE |= {"num_heads": 3, "dropout_rate": 0.0, "decoder_start_token_id": 0}
+V1_1: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+TEXT = Case(get_family("t5"), "AutoModelForSeq2SeqLM")
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Sources of several lengths, and targets."""
+    given = make_batch(TEXT, (12, 7, 1, 9))
+    labels = given.pop("decoder_input_ids")
+    labels[1, 3:] = -100
+    return {**given, "labels": labels}
+
+
+def released(folder: Path, version: dict[str, Any]) -> Path:
+    """A file as those of the release: version 1.1 has a head of its own, old files have copies of the table of words
+    and a bias that no version reads."""
+    torch.manual_seed(0)
+    reference = randomised(T5ForConditionalGeneration(T5Config(**SHAPE, **version)), 0)
+    reference.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    copies = {f"{stack}.embed_tokens.weight": weights["shared.weight"].clone() for stack in ("encoder", "decoder")}
+    weights |= copies | {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": torch.ones(32, 3)}
+    if version:
+        weights["lm_head.weight"] = 0.3 * torch.randn(61, 24)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("scale_decoder_outputs", None)
+    config["tie_word_embeddings"] = not version
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("version", [{}, V1_1], ids=["1.0", "1.1"])
+def test_released_files(version: dict[str, Any], tmp_path: Path) -> None:
+    """Logits, loss and gradients of the peer; an own head stays one when saved, and exports are bit-exact."""
+    source = released(tmp_path / "released", version)
+    reference = T5ForConditionalGeneration.from_pretrained(source).eval()
+    model, report = CtxT5ForConditionalGeneration.from_pretrained(source, output_loading_info=True)
+    assert not any(report.values()), report
+    assert model.config.tie_word_embeddings is not bool(version)
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) is not bool(version)
+    expected, got = reference(**batch()), model.eval()(**batch(), return_logits=True)
+    assert_close(got.logits, expected.logits)
+    assert_close(model(**batch(), return_logits=False).loss, expected.loss)
+    expected.loss.backward()
+    got.loss.backward()
+    model.export_reference(tmp_path / "export")
+    again, report = T5ForConditionalGeneration.from_pretrained(tmp_path / "export", output_loading_info=True)
+    assert not any(report.values()), report
+    assert again.config.scale_decoder_outputs is not bool(version)
+    assert_same_weights(again, reference)
+    model.save_pretrained(tmp_path / "native")
+    assert_same_weights(CtxT5ForConditionalGeneration.from_pretrained(tmp_path / "native"), model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.grad)
+    model.export_reference(tmp_path / "gradients")
+    exported = T5ForConditionalGeneration.from_pretrained(tmp_path / "gradients")
+    for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
+        assert_close(gradient, parameter.grad, name)
+
+
+def test_a_new_model_of_version_1_1_has_a_head_of_its_own() -> None:
+    """Which transformers ties. A model that is tied and not scaled, as its new ones are, can be had too."""
+    model = CtxT5ForConditionalGeneration(CtxT5Config(**SHAPE, **V1_1))
+    assert model.lm_head.weight is not model.get_input_embeddings().weight
+    states = model.base_model(input_ids=batch()["input_ids"], decoder_input_ids=batch()["input_ids"])
+    logits = model(input_ids=batch()["input_ids"], decoder_input_ids=batch()["input_ids"]).logits
+    assert_close(logits, states.last_hidden_state @ model.lm_head.weight.T)
+    tied = CtxT5ForConditionalGeneration(CtxT5Config(**SHAPE, scale_decoder_outputs=False))
+    assert tied.lm_head.weight is tied.get_input_embeddings().weight
+    assert tied.reference_config()["scale_decoder_outputs"] is False
+
+
+def test_the_encoder_alone(tmp_path: Path) -> None:
+    """Of a whole model and of the peer's encoder; packed, padded and several sequences in a row; its export opens."""
+    source, given = released(tmp_path / "released", V1_1), batch()
+    given.pop("labels")
+    encoder, report = CtxT5EncoderModel.from_pretrained(source, output_loading_info=True)
+    assert not any(report.values()), report
+    whole = CtxT5Model.from_pretrained(source).eval()
+    reference = T5EncoderModel.from_pretrained(source).eval()
+    mask = given["attention_mask"] == 1
+    expected = reference(**given).last_hidden_state[mask]
+    states = encoder.eval()(**given).last_hidden_state
+    assert_close(states[mask], expected)
+    assert_close(whole.encoder(**given).last_hidden_state, states)
+    encoder.export_reference(tmp_path / "export")
+    again, report = T5EncoderModel.from_pretrained(tmp_path / "export", output_loading_info=True)
+    assert not any(report.values()), report
+    assert_same_weights(again, reference)
+    encoder.save_pretrained(tmp_path / "native")
+    opened = AutoModelForTextEncoding.from_pretrained(tmp_path / "native", unpad=False)
+    assert_close(opened.eval()(**given).last_hidden_state[mask], expected)
+    rows = given["input_ids"][mask].split(given["attention_mask"].sum(1).tolist())
+    numbers = torch.cat([torch.full((len(row),), number + 1) for number, row in enumerate(rows)])
+    joined = encoder(input_ids=torch.cat(rows)[None], sequence_ids=numbers[None])
+    assert_close(joined.last_hidden_state[0], expected)
+    picked = encoder(**given, output_mask=mask & (torch.arange(mask.shape[1]) % 3 == 0)).last_hidden_state
+    assert_close(picked, states[mask & (torch.arange(mask.shape[1]) % 3 == 0)])
+
+
+def test_initial_weights_are_those_of_the_release() -> None:
+    """Standard deviations of mesh-tensorflow's T5, of every kind of weight; an untied head is such a map."""
+    torch.manual_seed(0)
+    fields = {"vocab_size": 500, "hidden_size": 64, "head_dim": 16, "intermediate_size": 128, "num_attention_heads": 8}
+    model = CtxT5ForConditionalGeneration(CtxT5Config(**fields, hidden_act="gated-gelu", tie_word_embeddings=False))
+    queries, keys, values = model.t5.decoder.layers[0].attention.qkv_proj.weight.chunk(3)
+    layer = model.t5.decoder.layers[1]
+    spreads = [
+        (queries, (64 * 16) ** -0.5),
+        (keys, 64**-0.5),
+        (values, 64**-0.5),
+        (layer.attention.out_proj.weight, 128**-0.5),
+        (layer.cross_attention.q_proj.weight, (64 * 16) ** -0.5),
+        (layer.cross_attention.kv_proj.weight, 64**-0.5),
+        (layer.feed_forward.gate_proj.weight, 64**-0.5),
+        (layer.feed_forward.up_proj.weight, 64**-0.5),
+        (layer.feed_forward.down_proj.weight, 128**-0.5),
+        (model.t5.encoder.word_embeddings.weight, 1.0),
+        (model.t5.encoder.position_bias.buckets.weight, 64**-0.5),
+        (model.lm_head.weight, 64**-0.5),
+    ]
+    for number, (weight, spread) in enumerate(spreads):
+        assert float(weight.detach().std() / spread) == pytest.approx(1, abs=4 / weight.numel() ** 0.5), number
+    assert all(float(norm.detach().std()) == 0 for name, norm in model.named_parameters() if "norm" in name)
+
+
+def test_half_precision_is_clamped_where_asked() -> None:
+    """The residual stream and the gated layers of a model whose weights are too large for fp16."""
+    outputs = {}
+    for clamp in (False, True):
+        torch.manual_seed(0)
+        config = CtxT5Config(**SHAPE, feed_forward_proj="gated-gelu", clamp_half_precision=clamp)
+        model = CtxT5ForConditionalGeneration(config).half().eval()
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, GatedFeedForward):
+                    module.down_proj.weight.mul_(3e4)
+            outputs[clamp] = model(**batch(), return_logits=True)
+    assert not outputs[False].logits.isfinite().all()
+    assert outputs[True].logits.isfinite().all()
+    assert outputs[True].loss.isfinite()
+
+
+def test_configurations() -> None:
+    config = CtxT5Config(d_model=512, num_heads=6, num_layers=8)  # the heads of version 1.1 do not divide the width
+    assert (config.decoder_layers, config.decoder_start_token_id, config.scale_decoder_outputs) == (8, 0, True)
+    assert CtxT5Config(pad_token_id=7).decoder_start_token_id == 7
+    assert (CtxT5Config(hidden_act="gated-gelu").activation, CtxT5Config(hidden_act="gelu").activation) == (
+        "gelu_new",
+        "gelu",
+    )
+    with pytest.raises(
+        StrictDataclassClassValidationError, match="relative_attention_num_buckets=6 must be a multiple of 4"
+    ):
+        CtxT5Config(relative_attention_num_buckets=6)
+    with pytest.raises(StrictDataclassClassValidationError, match="relative_attention_max_distance=16"):
+        CtxT5Config(relative_attention_max_distance=16)
+    with pytest.raises(CtxError, match=r"(?s)T5 has no position_ids.*leave position_ids out"):
+        CtxT5Model(CtxT5Config(**SHAPE))(torch.tensor([[4, 5]]), position_ids=torch.tensor([[0, 1]]))

@@ -1,0 +1,191 @@
+"""Span corruption against plain loops: counts, uniform masks, sentinels, rows, and the other variants."""
+
+from collections import Counter
+from math import comb
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numbered_text import word
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
+from hf_ctxmodels.objectives import SpanCorruption
+from hf_ctxmodels.objectives.common.spans import alternating_spans, noise_counts
+from hf_ctxmodels.objectives.span_corruption import longest_row
+
+WORDS = 2000
+FIRST = 3  # id of w0
+END = 1
+
+
+@pytest.fixture(scope="module")
+def words() -> CtxT5Tokenizer:
+    """Words w0 ... w1999 of one token each, whose ids are 3 ... 2002, then the sentinels."""
+    special = [(token, 0.0) for token in ("<pad>", "</s>", "<unk>")]
+    vocab = CtxT5Tokenizer.arrange([*special, *((f"▁{word(number)}", -1.0) for number in range(WORDS))])
+    return CtxT5Tokenizer(vocab=vocab, model_max_length=512)
+
+
+def feature(length: int, index: int = 0, epoch: int = 0) -> dict:
+    return {"input_ids": FIRST + np.arange(length), "example_index": index, "epoch": epoch}
+
+
+def split_by_hand(ids: list[int], noise: list[bool], sentinel: int) -> tuple[list[int], list[int]]:
+    """The input and the target, token by token: `noise_span_to_unique_sentinel` and its counterpart."""
+    sides: tuple[list[int], list[int]] = ([], [])
+    for side, hidden in enumerate((True, False)):
+        number, before = sentinel, None
+        for token, is_noise in zip(ids, noise, strict=True):
+            if is_noise is not hidden:
+                sides[side].append(token)
+            elif before is not hidden:
+                sides[side].append(number)
+                number -= 1
+            before = is_noise
+    return sides[0] + [END], sides[1] + [END]
+
+
+@settings(max_examples=60)
+@given(length=st.integers(2, 700), density=st.floats(0.01, 0.99), mean=st.floats(1, 20), seed=st.integers(0, 10**6))
+def test_masks_have_the_counts_of_the_release(length: int, density: float, mean: float, seed: int) -> None:
+    mask = alternating_spans(length, density, mean, np.random.default_rng(seed))
+    wanted = int(torch.round(torch.tensor(length, dtype=torch.float32) * torch.tensor(density, dtype=torch.float32)))
+    noise = min(max(wanted, 1), length - 1)
+    spans = int(torch.round(torch.tensor(noise, dtype=torch.float32) / torch.tensor(mean, dtype=torch.float32)))
+    starts = int((mask & ~np.append(False, mask[:-1])).sum())
+    assert (mask.sum(), starts) == (noise, min(max(spans, 1), noise, length - noise))
+    assert not mask[0]
+    assert mask[-1]
+
+
+def test_all_masks_are_equally_likely() -> None:
+    """Nine tokens, four of them noise in two spans: 3 x 4 masks."""
+    rng, drawn = np.random.default_rng(0), 12_000
+    assert noise_counts(9, 0.45, 2.0) == (4, 2)
+    counts = Counter(tuple(alternating_spans(9, 0.45, 2.0, rng).tolist()) for _ in range(drawn))
+    masks = comb(3, 1) * comb(4, 1)
+    assert len(counts) == masks
+    assert max(abs(count - drawn / masks) for count in counts.values()) < 5 * (drawn / masks) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("density", "mean", "row", "target"), [(0.15, 3.0, 568, 114), (0.15, 10.0, 591, 99), (0.5, 3.0, 766, 512)]
+)
+def test_lengths(words: CtxT5Tokenizer, density: float, mean: float, row: int, target: int) -> None:
+    """512 in and 114 out, as in the release, where 0.5 gives targets as long as the inputs at most."""
+    assert longest_row(512, density, mean) == row
+    if noise_counts(row, density, mean)[1] > 100:
+        with pytest.raises(CtxError, match=r"128 spans, but the tokenizer 100 sentinels"):
+            SpanCorruption(words, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
+        return
+    objective = SpanCorruption(words, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
+    assert objective.row_length == row
+    batch = objective.collate([feature(row, index) for index in range(4)])
+    assert batch["input_ids"].shape == (4, 512)
+    assert batch["labels"].shape == (4, target)
+    assert batch["attention_mask"].all()
+    assert (batch["labels"] != -100).all()
+
+
+STARTING_KEPT: list[dict] = [{}, {"noise_density": 0.4, "mean_span_length": 1.5}]
+
+
+@pytest.mark.parametrize("options", [*STARTING_KEPT, {"random_roll": True}, {"variant": "iid"}])
+def test_inputs_and_targets_are_those_of_the_loop(words: CtxT5Tokenizer, options: dict) -> None:
+    objective = SpanCorruption(words, max_length=64, seed=3, **options)
+    lengths = [1, 2, 5, 30, *[objective.row_length] * 20]
+    features = [feature(length, index, epoch=2) for index, length in enumerate(lengths)]
+    batch = objective.collate(features)
+    rolled = 0
+    for row, one in enumerate(features):
+        inputs = batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist()
+        targets = batch["labels"][row][batch["labels"][row] != -100].tolist()
+        kept = set(inputs)
+        noise = [token not in kept for token in one["input_ids"].tolist()]
+        sentinel = words.convert_tokens_to_ids("<extra_id_0>")
+        assert (inputs, targets) == split_by_hand(one["input_ids"].tolist(), noise, sentinel)
+        rolled += noise[0]
+        if options in STARTING_KEPT:
+            assert not noise[0]
+            assert noise[-1] or len(noise) == 1
+        assert objective.collate([one])["input_ids"][0].tolist() == inputs
+    assert words.convert_tokens_to_ids("<extra_id_0>") == len(words) - 1
+    assert bool(rolled) == (options not in STARTING_KEPT)
+    other = objective.collate([{**one, "epoch": 3} for one in features])
+    assert not torch.equal(batch["input_ids"][-1], other["input_ids"][-1])
+
+
+def test_denoising_and_prefixes(words: CtxT5Tokenizer) -> None:
+    length, first = 40, words.convert_tokens_to_ids("<extra_id_0>")
+    features = [feature(length, index) for index in range(300)]
+    batch = SpanCorruption(words, max_length=length + 1, seed=0, variant="denoise").collate(features)
+    row = torch.cat([torch.from_numpy(features[0]["input_ids"]), torch.tensor([END])])
+    assert (batch["labels"] == row).all()
+    hidden = batch["input_ids"] == first
+    assert torch.equal(batch["input_ids"][~hidden], batch["labels"][~hidden])
+    assert float(hidden.float().mean()) == pytest.approx(0.15, abs=0.015)
+
+    batch = SpanCorruption(words, max_length=length, seed=0, variant="prefix-lm").collate(features)
+    cuts = batch["attention_mask"].sum(1) - 1
+    for inputs, labels, cut in zip(batch["input_ids"], batch["labels"], cuts.tolist(), strict=True):
+        assert inputs[: cut + 1].tolist() == [*row[:cut].tolist(), END]
+        assert labels[labels != -100].tolist() == row[cut:].tolist()
+    assert (int(cuts.min()), int(cuts.max())) == (1, length - 1)
+
+
+def test_rows_are_joined_documents(words: CtxT5Tokenizer) -> None:
+    """128 documents at a time, without anything between them; a prefix LM has rows of one document."""
+    documents = [[word(number), word(number + 1000)] for number in range(130)]
+    text = [FIRST + number for pair in ((n, n + 1000) for n in range(130)) for number in pair]
+    objective = SpanCorruption(words, max_length=20, seed=0)
+    rows = [row["input_ids"].tolist() for row in objective.examples(documents)]
+    assert [token for row in rows for token in row] == text
+    size = objective.row_length
+    assert [len(row) for row in rows] == [size] * (256 // size) + [256 % size, 4]
+    assert objective.statistics["documents"] == 130
+    apart = SpanCorruption(words, max_length=20, seed=0, variant="prefix-lm").examples(documents)
+    assert [row["input_ids"].tolist() for row in apart] == [text[place : place + 2] for place in range(0, 260, 2)]
+
+
+@pytest.mark.parametrize(
+    ("variant", "share", "length"),
+    [("spans", 0.15, 3.04), ("iid", 0.15, 1.18), ("denoise", 0.15, 1.0), ("prefix-lm", 0.5, None)],
+)
+def test_realised_rates(words: CtxT5Tokenizer, variant: str, share: float, length: float | None) -> None:
+    objective = SpanCorruption(words, max_length=128, seed=0, variant=variant)
+    features = [feature(objective.row_length, index) for index in range(200)]
+    counts = Counter()
+    for start in range(0, 200, 8):
+        counts.update(objective.count(objective.collate(features[start : start + 8])))
+    rates = objective.rates(counts)
+    assert rates["noise_share"] == pytest.approx(share, rel=0.1)
+    if length is not None:
+        assert rates["span_length"] == pytest.approx(length, rel=0.03)
+    assert rates["target_fill"] == (1 if variant in ("spans", "denoise") else pytest.approx(0.75, abs=0.2))
+
+
+def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
+    with pytest.raises(CtxError, match=r"(?s)CtxBertTokenizer has no eos_token"):
+        SpanCorruption(tokenizer, max_length=64, seed=0)
+    plain = CtxT5Tokenizer(vocab=[(token, 0.0) for token in ("<pad>", "</s>", "<unk>", "▁a")])
+    with pytest.raises(CtxError, match=r"no sentinel <extra_id_0>"):
+        SpanCorruption(plain, max_length=64, seed=0)
+    objective = SpanCorruption(words, max_length=64, seed=0)
+    with pytest.raises(CtxError, match=r"(?s)holds the sentinel <extra_id_7>, at token 1.*take such strings out"):
+        list(objective.examples([["w1 <extra_id_7> w2"]]))
+    with pytest.raises(CtxError, match=r"A row has no token"):
+        objective.collate([feature(0)])
+    with pytest.raises(CtxError, match=r"example_index"):
+        objective.collate([{"input_ids": [5, 6, 7]}])
+    for options, reason in (
+        ({"max_length": 2}, "leaves no room"),
+        ({"noise_density": 1.0}, "is no share"),
+        ({"mean_span_length": 0.5}, "too small"),
+    ):
+        with pytest.raises(CtxError, match=reason):
+            SpanCorruption(words, **{"max_length": 64, "seed": 0, **options})
+    with pytest.raises(CtxError, match=r"has \d+ spans, but the tokenizer 100 sentinels"):
+        SpanCorruption(words, max_length=500, seed=0, variant="iid", noise_density=0.5).collate([feature(499)])
