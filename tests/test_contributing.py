@@ -72,7 +72,7 @@ def test_a_family_made_by_the_book_passes_the_common_suite(tmp_path: Path) -> No
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES]
     done = subprocess.run([*command, "tests/test_newt.py", "-k", CHOSEN], **options)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 13, done.stdout[-500:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 10, done.stdout[-500:]
 
 
 def test_files_and_functions_are_short() -> None:

@@ -20,7 +20,8 @@ from hf_ctxmodels.heads.seq2seq import DecoderInputs, ForConditionalGeneration
 from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import last_columns, until_last
-from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder, Source, refuse_segments
+from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder, refuse_segments
+from hf_ctxmodels.models._shared.transformer_stack import Source
 
 _OUTPUTS: dict[type, type] = {
     SequenceClassifierOutput: Seq2SeqSequenceClassifierOutput,

@@ -16,7 +16,8 @@ from hf_ctxmodels.models._shared.seq2seq_heads import (
     Seq2SeqHeadModel,
     TransformerForConditionalGeneration,
 )
-from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder, TransformerStack
+from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
+from hf_ctxmodels.models._shared.transformer_stack import TransformerStack
 from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
 from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION, BART_EXPORT
 

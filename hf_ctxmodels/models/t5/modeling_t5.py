@@ -29,7 +29,8 @@ from hf_ctxmodels.models._shared.seq2seq_heads import (
     Seq2SeqHeadModel,
     TransformerForConditionalGeneration,
 )
-from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder, TransformerStack
+from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
+from hf_ctxmodels.models._shared.transformer_stack import TransformerStack
 from hf_ctxmodels.models.t5.configuration_t5 import CtxT5Config
 from hf_ctxmodels.models.t5.conversion_t5 import export_table
 
