@@ -43,8 +43,8 @@ LAYERS_FAULTS = [
     Fault(
         "sequences of a row see each other on the padded path",
         "hf_ctxmodels/layers/attention/layouts.py",
-        "sequences=None if sequence_ids is None else _token_runs(sequence_ids),\n        ready_mask",
-        "sequences=None,\n        ready_mask",
+        "sequences=None if sequence_ids is None else _token_runs(sequence_ids),",
+        "sequences=None,",
         ("tests/layers/test_attention_masks.py",),
         "several_sequences",
     ),
