@@ -40,7 +40,7 @@ def translate(
 
     Args:
         model: A model of `AutoModelForSeq2SeqLM`.
-        tokenizer: Its tokenizer, with `decode_target`.
+        tokenizer: Its tokenizer, with `decode_target` if the target has a vocabulary of its own.
         texts: Texts in the source language.
         num_beams: Beams; 1 is greedy.
         max_new_tokens: Maximum length of a translation.
@@ -51,11 +51,14 @@ def translate(
     Raises:
         CtxError: The model does not translate, or not into this language, or a text has no words.
     """
-    if not hasattr(tokenizer, "decode_target") or not model.can_generate():
+    decode = getattr(tokenizer, "decode_target", None)
+    shared = getattr(model.config, "target_vocab_size", None) == getattr(model.config, "vocab_size", None)
+    if not (model.can_generate() and model.config.is_encoder_decoder and (decode or shared)):
         raise CtxError(
             f"{type(model).__name__} with {type(tokenizer).__name__} does not translate.",
             hint="use a translation model, with its tokenizer.",
         )
+    decode = partial(tokenizer.batch_decode, skip_special_tokens=True) if decode is None else decode
     languages = getattr(tokenizer, "languages", [])
     if language is not None and language not in languages:
         raise CtxError(
@@ -77,7 +80,7 @@ def translate(
             if language is not None:
                 batch["target_languages"] = torch.full((len(numbers),), languages.index(language), device=model.device)
             generated = generate(**batch, **options)
-            found |= dict(zip(numbers, tokenizer.decode_target(generated.tolist()), strict=True))
+            found |= dict(zip(numbers, decode(generated.tolist()), strict=True))
     return [found[number] for number in range(len(texts))]
 
 

@@ -120,7 +120,8 @@ def test_outputs_losses_and_gradients_of_heads(case: Case, seed: int, tmp_path: 
     ours.export_reference(tmp_path / "gradients")
     exported = case.reference_class.from_pretrained(tmp_path / "gradients")
     for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
-        assert_close(gradient, _gradient(parameter), f"gradient of {name}")
+        # a table of more segments than the reference's is exported whole
+        assert_close(gradient[: len(parameter)], _gradient(parameter), f"gradient of {name}")
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
