@@ -12,7 +12,7 @@ from zoo import CASES, Case, assert_close, make_batch, make_targets
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
-WRITERS = [case for case in CASES if case.writes and case.attends]
+WRITERS = [case for case in CASES if issubclass(case.model_class, TransformerForConditionalGeneration)]
 PEERED = [case for case in WRITERS if case.has_peer]
 OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0, "no_repeat_ngram_size": 1}
 CLASSIFIER = next(case for case in CASES if str(case) == "bart-AutoModelForSequenceClassification")

@@ -128,7 +128,8 @@ def _compare_head(case: Case, seed: int, tmp_path: Path) -> None:
     ours.export_reference(tmp_path / "gradients")
     exported = case.reference_class.from_pretrained(tmp_path / "gradients")
     for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
-        assert_close(gradient, _gradient(parameter), f"gradient of {name}")
+        # a table of more segments than the reference's is exported whole
+        assert_close(gradient[: len(parameter)], _gradient(parameter), f"gradient of {name}")
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
