@@ -242,7 +242,7 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
         if read is not None and labels is not None and read.shape[:2] != labels.shape:
             raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(read.shape[:2])}.")
         check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
-        return ids if read is not None else self._shifted(labels)  # type: ignore[arg-type]
+        return ids if read is not None else self.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[arg-type]
 
     def _check_languages(self, rows: int, languages: Tensor | None) -> None:
         if languages is None:
@@ -254,8 +254,11 @@ class ForConditionalGeneration(HeadModel, GenerationMixin):
             raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
         check_ids("target_languages", languages, self.config.num_languages, "num_languages")
 
-    def _shifted(self, labels: Tensor) -> Tensor:
-        """(batch, steps) labels shifted to the right."""
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """(batch, steps) labels shifted to the right, after `config.decoder_start_token_id`.
+
+        `DataCollatorForSeq2Seq` calls it, so that Trainer can smooth labels, which it then takes from the model.
+        """
         size = self.config.target_vocab_size
         ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
         # the loss raises for ids outside the vocabulary

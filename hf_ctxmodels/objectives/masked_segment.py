@@ -1,4 +1,4 @@
-"""Masked sequence-to-sequence pretraining (Song et al. 2019, "MASS", section 3.1): write the segment that was masked."""
+"""Masked sequence-to-sequence pretraining (Song et al. 2019, "MASS", section 3.1): write the masked segment."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,8 +27,8 @@ class DataCollatorForMaskedSegments(PaddingCollator):
     """Masks a segment of each row, or of each block of a row; the decoder is given the segments alone.
 
     A segment never holds a row's first token. Of its tokens 80% become the mask token, 10% a random token, and 10%
-    stay. Without `block` a row has one segment of round(share * length) tokens: of the rows, 20% have it behind the first
-    token, 20% at the end, and 60% at a uniform place. With `block` each block of so many tokens has one of
+    stay. Without `block` a row has one segment of round(share * length) tokens: of the rows, 20% have it behind the
+    first token, 20% at the end, and 60% at a uniform place. With `block` each block of so many tokens has one of
     int(share * tokens) at a uniform place.
 
     Each feature holds:

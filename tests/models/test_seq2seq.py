@@ -103,6 +103,7 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
     shifted = F.pad(labels[:, :-1], (1, 0), value=start)
     shifted = shifted.masked_fill(shifted == -100, pad)
+    assert torch.equal(model.prepare_decoder_input_ids_from_labels(labels), shifted)
     lengths: list[int] = []
     build = PackedLayout.build.__func__
 

@@ -270,18 +270,8 @@ def build_layout(
             "and a ready mask says already who sees whom.",
             hint="give one sequence in each row, or mask the sequences from each other yourself.",
         )
-    tokens = _tokens(padding, sequence_ids)
-    if tokens is not None and not is_traced(tokens):
-        check_row_lengths(tokens.sum(1))
-    layout = PaddedLayout(
-        batch_size,
-        length,
-        tokens,
-        sequences=None if sequence_ids is None else _token_runs(sequence_ids),
-        ready_mask=ready,
-        implementation=implementation,
-        attention_kwargs=attention_kwargs,
-    )
+    layout = _padded((batch_size, length), padding, sequence_ids, implementation, attention_kwargs)
+    layout = replace(layout, ready_mask=ready)
     return layout if past_key_values is None else _with_cache(layout, past_key_values, given.device)
 
 
@@ -299,19 +289,29 @@ def build_memory_layout(
     Raises:
         CtxError: A row of which nothing is seen.
     """
-    batch_size, length = memory.shape[:2]
+    shape = (memory.shape[0], memory.shape[1])
     if isinstance(layout, PackedLayout):
-        return PackedLayout.build(batch_size, length, attention_mask, sequence_ids, memory.device)
-    tokens = _tokens(attention_mask, sequence_ids)
+        return PackedLayout.build(*shape, attention_mask, sequence_ids, memory.device)
+    return _padded(shape, attention_mask, sequence_ids, layout.implementation, layout.attention_kwargs)
+
+
+def _padded(
+    shape: tuple[int, int],
+    padding: Tensor | None,
+    sequence_ids: Tensor | None,
+    implementation: str,
+    attention_kwargs: dict[str, Any],
+) -> PaddedLayout:
+    """The layout of a (batch, length) batch without a cache; raises CtxError for a row without any token."""
+    tokens = _tokens(padding, sequence_ids)
     if tokens is not None and not is_traced(tokens):
         check_row_lengths(tokens.sum(1))
     return PaddedLayout(
-        batch_size,
-        length,
+        *shape,
         tokens,
         sequences=None if sequence_ids is None else _token_runs(sequence_ids),
-        implementation=layout.implementation,
-        attention_kwargs=layout.attention_kwargs,
+        implementation=implementation,
+        attention_kwargs=attention_kwargs,
     )
 
 
