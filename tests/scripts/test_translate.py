@@ -15,7 +15,11 @@ from hf_ctxmodels.inference import score_translations, translate
 from hf_ctxmodels.registry import FAMILIES
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-TRANSLATING = [name for name, family in FAMILIES.items() if "AutoModelForSeq2SeqLM" in family.models]
+TRANSLATING = [
+    name
+    for name, family in FAMILIES.items()
+    if "AutoModelForSeq2SeqLM" in family.models and next(iter(family.objectives.values())).reads_translations
+]
 WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
 
 
