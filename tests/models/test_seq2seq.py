@@ -11,6 +11,7 @@ from zoo import CASES, Case, assert_close, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
+from hf_ctxmodels.models._shared.seq2seq_heads import TransformerForConditionalGeneration
 
 WRITERS = [case for case in CASES if issubclass(case.model_class, TransformerForConditionalGeneration)]
 PEERED = [case for case in WRITERS if case.has_peer]

@@ -25,6 +25,7 @@ class BucketedPositionBias(nn.Module):
         self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
     ) -> None:
         super().__init__()
+        self.num_buckets = num_buckets  # what wraps the table may not say it
         self.max_distance = max_distance
         self.bidirectional = bidirectional
         self.buckets = nn.Embedding(num_buckets, num_heads)
@@ -38,7 +39,7 @@ class BucketedPositionBias(nn.Module):
 
     def bucket(self, relative: Tensor) -> Tensor:
         """(...) positions of keys minus those of queries -> (...) numbers of buckets."""
-        size = self.buckets.num_embeddings // 2 if self.bidirectional else self.buckets.num_embeddings
+        size = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         distance = relative.abs() if self.bidirectional else (-relative).clamp(min=0)
         exact = size // 2
         growth = (size - exact) / math.log(self.max_distance / exact)

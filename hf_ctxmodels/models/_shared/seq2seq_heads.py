@@ -176,7 +176,7 @@ class EndTokenHead(SequenceHead):
         """
         tokens = token_mask(given, attention_mask)
         last = last_columns(given, tokens)
-        if given.is_floating_point() or self.config.eos_token_id is None:
+        if given.dim() == 3 or given.dtype is torch.bool or self.config.eos_token_id is None:  # the encoder checks ids
             return last
         ends = torch.isin(given, torch.tensor(self.config.eos_token_id, device=given.device)) & tokens
         return torch.where(ends.any(1), last_columns(given, ends), last)
