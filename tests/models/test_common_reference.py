@@ -20,6 +20,7 @@ from zoo import (
     assert_close,
     assert_same_outputs,
     assert_same_weights,
+    decoding_its_input,
     make_batch,
 )
 
@@ -115,6 +116,9 @@ class TestOpening:
         encoder_class = head.family.models["AutoModel"]
         encoder = encoder_class.from_pretrained(exports / str(head) / "reference").eval()
         reference = head.reference_model(seed=3).base_model
+        if encoder.config.is_encoder_decoder:  # which the peer's head may have without a base model
+            opened = Case(head.family, "AutoModel").reference_class.from_pretrained(exports / str(head) / "reference")
+            reference = decoding_its_input(opened).eval()
         batch = {name: tensor.flatten(0, -2) for name, tensor in make_batch(head).items()}
         batch.pop("decoder_input_ids", None)  # an encoder-decoder makes them of the input
         tokens = batch["attention_mask"] == 1
@@ -162,7 +166,8 @@ class TestExport:
         assert found["class"] == case.reference_class.__name__
         assert found["encoder"] == Case(case.family, "AutoModel").reference_class.__name__
         assert found["problems"] == {}
-        assert not [name for name in found["encoder_missing"] if "pooler" not in name]
+        absent = ("pooler",) if hasattr(case.model().base_model, "decoder") else ("pooler", "decoder.")
+        assert not [name for name in found["encoder_missing"] if not any(part in name for part in absent)]
         weights = load_file(exports / str(case) / "found.safetensors")
         expected = case.reference_model(seed=3).state_dict()
         assert weights.keys() == expected.keys()
@@ -228,4 +233,5 @@ def _assert_export_opens(case: Case, model: PreTrainedModel, folder: Path) -> No
     reference, report = case.reference_class.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     batch = make_batch(case)
+    reference = reference if case.writes else decoding_its_input(reference)
     assert_same_outputs(model(**batch), reference.eval()(**batch), batch["attention_mask"])

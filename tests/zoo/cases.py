@@ -301,6 +301,8 @@ class Case:
         name_of = self.config().reference_name
         reference = transformers.CONFIG_MAPPING[self.family.reference]
         known = _known_fields({name_of(name): value for name, value in values.items()}, reference)
+        if self.config().is_encoder_decoder:  # a token for generation, no field of the peer's
+            known["decoder_start_token_id"] = self.config().decoder_start_token_id
         return reference(**known)
 
     @property
@@ -311,7 +313,25 @@ class Case:
     def reference_model(self, seed: int = 0, **changes: Any) -> PreTrainedModel:
         """A random model of the peer in transformers, in evaluation mode."""
         torch.manual_seed(seed)
-        return randomised(self.reference_class(self.reference_config(**changes)), seed).eval()
+        model = randomised(self.reference_class(self.reference_config(**changes)), seed).eval()
+        return model if self.writes else decoding_its_input(model)
+
+
+def decoding_its_input(reference: PreTrainedModel) -> PreTrainedModel:
+    """A peer that, if it has a decoder, gives this the encoder's input, as our models do."""
+    if "decoder_input_ids" in inspect.signature(type(reference).forward).parameters:
+        reference.register_forward_pre_hook(_with_decoder_input, with_kwargs=True)
+    return reference
+
+
+def _with_decoder_input(model: PreTrainedModel, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The encoder's input, shifted by one token, with its padding as that of the decoder: T5's peer makes none of its
+    own, and the others pass no padding on."""
+    ids, mask = given["input_ids"], given.get("attention_mask")
+    shifted = ids.roll(1, 1)
+    first = 0 if mask is None or mask.dim() > 2 else mask.int().argmax(1)
+    shifted[torch.arange(len(ids)), first] = model.config.decoder_start_token_id
+    return args, {"decoder_input_ids": shifted, "decoder_attention_mask": mask, **given}
 
 
 def _characters(words: Tensor, width: int) -> Tensor:
