@@ -51,8 +51,13 @@ class ConditionalGenerationOutput(ModelOutput):
     encoder_attentions: tuple[Tensor, ...] | None = None
 
     @property
+    def hidden_states(self) -> tuple[Tensor, ...] | None:
+        """`decoder_hidden_states`, by the name that other heads have for their own."""
+        return self.decoder_hidden_states
+
+    @property
     def attentions(self) -> tuple[Tensor, ...] | None:
-        """`decoder_attentions`, by the name that other heads have for their own."""
+        """`decoder_attentions`, likewise."""
         return self.decoder_attentions
 
 

@@ -34,12 +34,15 @@ def test_hooks_see_padded_rows_and_gradients_reach_them() -> None:
         with inspecting(model):
             outputs = model(**batch, output_hidden_states=True, output_attentions=True)
             assert seen == [rows] * len(seen), f"{case}: {seen}"
-            for states in outputs.hidden_states:
-                assert states.shape[:-1] == rows, f"{case}: a hidden state is {tuple(states.shape)}"
+            decoder = "decoder_" if model.config.is_encoder_decoder else ""
+            recorded, attentions = (outputs[decoder + name] for name in ("hidden_states", "attentions"))
+            read = batch["decoder_input_ids"].shape if case.writes else rows
+            for states in recorded:
+                assert states.shape[:-1] == read, f"{case}: a hidden state is {tuple(states.shape)}"
                 states.retain_grad()
             (outputs.last_hidden_state.square().sum() if case.is_base else outputs.loss).backward()
-            assert all(states.grad.any() for states in outputs.hidden_states), f"{case}: no gradient"
-            assert outputs.attentions[0].shape[-2:] == (rows[1], rows[1])
+            assert all(states.grad.any() for states in recorded), f"{case}: no gradient"
+            assert attentions[0].shape[-2:] == (read[1], read[1])
             assert_close(objective(case, model, batch), expected, str(case))
         hook.remove()
         assert_close(objective(case, model, batch), expected, str(case))

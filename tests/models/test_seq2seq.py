@@ -134,10 +134,11 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _with_ends(ids: Tensor, *columns: list[int]) -> Tensor:
-    """The ids with end tokens (1) in these columns of each row, and nowhere else."""
-    ids = ids.masked_fill(ids == 1, 9)
+    """The ids with end tokens in these columns of each row, and nowhere else."""
+    end = CLASSIFIER.config().eos_token_id
+    ids = ids.masked_fill(ids == end, 9)
     for row, places in enumerate(columns):
-        ids[row, places] = 1
+        ids[row, places] = end
     return ids
 
 

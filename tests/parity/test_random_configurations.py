@@ -1,5 +1,6 @@
 """Equal to transformers over random small configurations: outputs, losses and gradients in single precision."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,8 @@ def assert_outputs_of_the_reference(case: Case, seed: int, reference: PreTrained
         where = f"of seed {seed}, masked: {masked}"
         assert_same_outputs(ours(**batch), reference(**batch), batch.get("attention_mask"), where=where)
     other = random_batch(case, seed, side="left" if case.padding_side == "right" else "right")
+    if "position_ids" in other and "position_ids" not in inspect.signature(reference.forward).parameters:
+        return  # it counts columns, and cannot be told otherwise
     expected, got = tensors_of(reference(**other)), tensors_of(ours(**other))
     if case.is_base:  # the reference pools a column that is padding here; ours pools a token
         expected = {"last_hidden_state": expected["last_hidden_state"]}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from zoo.cases import CHOICES, CLS, FIRST_WORD, PAD, TINY, Batch, Case
+from zoo.cases import CHOICES, CLS, FIRST_WORD, PAD, SEP, TINY, Batch, Case
 
 LENGTHS = (12, 7, 1, 9)
 STEPS = 6  # tokens of a text that is written; no length above
@@ -39,6 +39,8 @@ def make_batch(
         generator = torch.Generator().manual_seed(1000 * seed + row)
         words = torch.randint(FIRST_WORD, config.vocab_size, (length,), generator=generator)
         words[0] = CLS
+        if config.is_encoder_decoder and config.eos_token_id == SEP:
+            words[-1] = SEP  # where heads on a sequence read
         columns = slice(width - length, width) if side == "left" else slice(length)
         batch["input_ids"][row, columns] = words
         batch["attention_mask"][row, columns] = 1

@@ -1,5 +1,7 @@
 """The base configuration of Transformer encoder-decoders."""
 
+from typing import Any, ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.core.config import CtxTransformerConfig
@@ -26,7 +28,8 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
         initializer_range: Standard deviation of the normal initialisation.
         layer_norm_eps: Epsilon of every norm.
         decoder_start_token_id: Id of the token before a target's first.
-        tie_word_embeddings: Share the output layer, and the decoder's embeddings, with those of the encoder.
+        tie_word_embeddings: Share the output layer with the encoder's word embeddings.
+        share_word_embeddings: Share the decoder's word embeddings with the encoder's; None for `tie_word_embeddings`.
     """
 
     vocab_size: int = 50265
@@ -50,6 +53,14 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
     decoder_start_token_id: int | None = 2
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool = True
+    share_word_embeddings: bool | None = None
+
+    own_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.own_fields, "share_word_embeddings")
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.share_word_embeddings is None:  # settled now: adapters may untie the output layer later
+            self.share_word_embeddings = self.tie_word_embeddings
 
     def validate_decoder(self) -> None:
         """Check that there are layers, and that the heads divide the width (called at construction)."""
@@ -68,7 +79,7 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
     @property
     def shares_word_embeddings(self) -> bool:
         """Whether encoder and decoder have one table of word embeddings."""
-        return self.tie_word_embeddings
+        return bool(self.share_word_embeddings)
 
 
 def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, int]:

@@ -157,7 +157,7 @@ class EndTokenHead(SequenceHead):
             return HeadModel.encode(self, attention_mask=attention_mask, **kwargs)  # which says what is wrong
         given: Any = embeddings if ids is None else ids
         fits = isinstance(attention_mask, Tensor) and attention_mask.shape == given.shape[:2]
-        columns = self.read_columns(given, attention_mask if fits else None)
+        columns = self.read_columns(given, ids, attention_mask if fits else None)
         places = torch.arange(given.shape[1], device=given.device) == columns[:, None]
         recorded = self.config.recorded_outputs(kwargs)["output_hidden_states"]
         everywhere = is_traced(given) or (recorded is not None and recorded is not False)
@@ -167,16 +167,17 @@ class EndTokenHead(SequenceHead):
         outputs.pooler_output = states if output_mask is not None else states[torch.arange(len(columns)), columns]
         return outputs
 
-    def read_columns(self, given: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def read_columns(self, given: Tensor, ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
         """(batch,) column of the state that is read.
 
         Args:
-            given: (batch, length) ids or (batch, length, hidden) embeddings.
+            given: (batch, length, ...) the input.
+            ids: (batch, length), None with embeddings.
             attention_mask: (batch, length), 0 at padding, or None.
         """
         tokens = token_mask(given, attention_mask)
-        last = last_columns(given, tokens)
-        if given.dim() == 3 or given.dtype is torch.bool or self.config.eos_token_id is None:  # the encoder checks ids
+        last, known = last_columns(given, tokens), self.config.eos_token_id
+        if ids is None or known is None:
             return last
-        ends = torch.isin(given, torch.tensor(self.config.eos_token_id, device=given.device)) & tokens
+        ends = torch.stack([ids == end for end in ([known] if isinstance(known, int) else known)]).any(0) & tokens
         return torch.where(ends.any(1), last_columns(given, ends), last)

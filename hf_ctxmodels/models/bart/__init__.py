@@ -54,8 +54,8 @@ SPEC = FamilySpec(
             "decoder_attention_heads": 4,
             "decoder_ffn_dim": 48,
             "bos_token_id": 1,
-            "eos_token_id": 1,  # which every row of the suite begins with
-            "decoder_start_token_id": 2,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 3,
         },
         learning=Learning(config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
     ),

@@ -37,10 +37,16 @@ _LAYERS: list[WeightTransform] = [
         [Rearranged(lambda tensor, heads: tensor[0], lambda tensor, heads: tensor[None])],
     ),
 ]
-# One table of words; or one for the encoder and one for the decoder, beside which the reference's `shared` is unused.
+_TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "shared.weight")  # of the reference
+# One table of words for all; one for encoder and decoder, beside that of the output layer; one for each, beside which
+# the reference's `shared` is not used.
 BART_EXPORT: list[WeightTransform] = [*_LAYERS, WeightRenaming(r"shared\.", r"encoder\.word_embeddings\.")]
+BART_UNTIED_EXPORT: list[WeightTransform] = [
+    *_LAYERS,
+    WeightConverter([*_TABLES], "encoder.word_embeddings.weight", [FirstFound()]),
+]
 BART_CONVERSION: list[WeightTransform] = [
     *_LAYERS,
     WeightRenaming(r"decoder\.embed_tokens\.", r"decoder\.word_embeddings\."),
-    WeightConverter(["encoder.embed_tokens.weight", "shared.weight"], "encoder.word_embeddings.weight", [FirstFound()]),
+    WeightConverter([_TABLES[0], _TABLES[2]], "encoder.word_embeddings.weight", [FirstFound()]),
 ]

@@ -19,7 +19,7 @@ from hf_ctxmodels.models._shared.seq2seq_heads import (
 from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
 from hf_ctxmodels.models._shared.transformer_stack import TransformerStack
 from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
-from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION, BART_EXPORT
+from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION, BART_EXPORT, BART_UNTIED_EXPORT
 
 _FIRST_ROW = 2  # of the position table that is used: the released code counts from padding_idx + 1
 _NORM_EPS = 1e-5  # of the reference, which has no field for it
@@ -38,8 +38,10 @@ class CtxBartPreTrainedModel(CtxPreTrainedModel):
 
     @property
     def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
-        """The table for one shared table of words or several."""
-        return BART_EXPORT if self.config.shares_word_embeddings else BART_CONVERSION
+        """The table for the model's tables of words."""
+        if self.config.tie_word_embeddings:
+            return BART_EXPORT
+        return BART_UNTIED_EXPORT if self.config.shares_word_embeddings else BART_CONVERSION
 
     def reference_config(self) -> dict[str, Any]:
         """The reference class's configuration; raises CtxError for another epsilon than its own."""
