@@ -103,6 +103,11 @@ class WritingHead(HeadModel, GenerationMixin):
         check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
         return self._shifted(labels) if ids is None else ids  # type: ignore[arg-type]
 
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """(batch, steps) labels shifted to the right: transformers' collator asks for them where Trainer smooths
+        labels."""
+        return self._shifted(labels)
+
     def _shifted(self, labels: Tensor) -> Tensor:
         """(batch, steps) labels shifted to the right."""
         size = self.config.target_vocab_size
