@@ -1,13 +1,14 @@
 """UniLM and ERNIE-GEN as writers: one pass over source, target and queries equals a pass for every token, and
 `generate` equals a plain loop."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from zoo import PATHS, Case, assert_close, assert_same_gradients, gradients
 
 from hf_ctxmodels import CtxError
@@ -213,3 +214,26 @@ def test_what_is_refused(case: Case) -> None:
     cache = model(**batch, decoder_input_ids=torch.full((3, 5), 7), use_cache=True).past_key_values
     with pytest.raises(CtxError, match="give all tokens of the target"):
         model(**batch, decoder_input_ids=torch.full((3, 2), 7), past_key_values=cache)
+
+
+@each
+def test_seq2seq_trainer_evaluates_by_generation(case: Case, tmp_path: Path) -> None:
+    """With labels that Trainer smooths, from columns of sources and targets."""
+    tokenizer = case.family.tokenizer.train(["a cat sat", "dogs ran home"] * 4, vocab_size=60, min_frequency=1)
+    ids = {"query_token_id": tokenizer.mask_token_id, "decoder_start_token_id": tokenizer.cls_token_id}
+    ids |= {"eos_token_id": tokenizer.sep_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model = case.model(vocab_size=len(tokenizer), num_hidden_layers=1, initializer_range=0.1, **ids)
+    texts = [("a cat sat", "dogs ran"), ("sat", "home"), ("dogs ran home", "a cat"), ("cat dogs", "sat sat sat")]
+    rows = [{"input_ids": tokenizer(a).input_ids, "labels": tokenizer(b).input_ids[1:]} for a, b in texts]
+    options = {"max_steps": 60, "learning_rate": 1e-2, "predict_with_generate": True, "generation_max_length": 6}
+    options |= {"label_smoothing_factor": 0.1, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    trainer = Seq2SeqTrainer(
+        model,
+        Seq2SeqTrainingArguments(str(tmp_path), **options),
+        train_dataset=rows,
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+    )
+    trainer.train()
+    found = tokenizer.batch_decode(trainer.predict(rows).predictions.clip(0), skip_special_tokens=True)
+    assert found == [target for _, target in texts]
