@@ -61,6 +61,8 @@ def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
         loss.backward()
         for name, weight in adapted.named_parameters():
             unused = isinstance(base, WithLanguageModeling) and "lm_head" in name  # its loss is one of training only
+            # of these rows the first token is read, which sees itself alone
+            unused |= "decoder.position_bias" in name and case.auto_name == "AutoModelForSequenceClassification"
             if "lora_" in name and not unused:
                 rows = weight.grad.any(-1) if "qkv_proj.lora_B" in name else weight.grad.any()
                 assert rows.all(), f"{case}: no gradient for {name}"
