@@ -5,7 +5,7 @@ from fault import Fault
 SEQ2SEQ_FAULTS = [
     Fault(
         "the decoder of an encoder-decoder sees later tokens",
-        "hf_ctxmodels/models/_shared/transformer_seq2seq.py",
+        "hf_ctxmodels/models/_shared/transformer_stack.py",
         "return CAUSAL if self.is_decoder else BIDIRECTIONAL",
         "return BIDIRECTIONAL",
         ("tests/models/test_seq2seq.py",),
@@ -13,7 +13,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "the decoder attends to padding of the source",
-        "hf_ctxmodels/models/_shared/transformer_seq2seq.py",
+        "hf_ctxmodels/models/_shared/transformer_stack.py",
         "place = build_memory_layout(layout, source.states, source.attention_mask, source.sequence_ids)",
         "place = build_memory_layout(layout, source.states, None, source.sequence_ids)",
         ("tests/models/test_seq2seq.py",),

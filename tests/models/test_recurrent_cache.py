@@ -16,8 +16,11 @@ from hf_ctxmodels.heads import ForConditionalGeneration
 from hf_ctxmodels.models._shared.lstm_language_model import LSTMForCausalLM
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
-KINDS = (LSTMForCausalLM, ForConditionalGeneration)
-WRITERS = [case for case in HEADS if issubclass(case.model_class, KINDS) and not case.attends]
+WRITERS = [
+    case
+    for case in HEADS
+    if issubclass(case.model_class, LSTMForCausalLM | ForConditionalGeneration) and not case.attends
+]
 CARRIERS = [case for case in HEADS if getattr(case.model_class, "state_outputs", ()) == ("past_key_values",)]
 ROWS = torch.tensor([2, 0, 0, 1])  # what beam search may choose: a row twice, another order
 
