@@ -52,6 +52,10 @@ def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
     """The loss by labels, which skips positions, is that of all logits and of the merged weights, also reopened."""
     for case in (case for case in TRANSFORMERS if case.family.name == family):
         base, batch = case.model(), labelled(case)
+        if (
+            base.config.is_encoder_decoder
+        ):  # these rows begin with their end, which sees itself alone: read the last token
+            base.config.eos_token_id = None
         folder = tmp_path / str(case)
         base.save_pretrained(folder / "base")
         plain = objective(case, base, batch)

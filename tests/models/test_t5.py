@@ -16,10 +16,12 @@ from hf_ctxmodels import (
     CtxT5EncoderModel,
     CtxT5ForConditionalGeneration,
     CtxT5Model,
+    CtxT5Tokenizer,
     get_family,
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.feed_forward import GatedFeedForward
+from hf_ctxmodels.training.loading import new_config
 
 SHAPE = {"vocab_size": 61, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
 SHAPE |= {"num_heads": 3, "dropout_rate": 0.0, "decoder_start_token_id": 0}
@@ -179,6 +181,9 @@ def test_configurations() -> None:
         StrictDataclassClassValidationError, match="relative_attention_num_buckets=6 must be a multiple of 4"
     ):
         CtxT5Config(relative_attention_num_buckets=6)
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{number}", -1.0) for number in range(30))]
+    new = new_config(get_family("t5"), CtxT5Tokenizer(vocab=CtxT5Tokenizer.arrange(pieces)), "v1_1_tiny")
+    assert (new.vocab_size, new.eos_token_id, new.tie_word_embeddings) == (256, 1, False)  # of 133 tokens
     with pytest.raises(StrictDataclassClassValidationError, match="relative_attention_max_distance=16"):
         CtxT5Config(relative_attention_max_distance=16)
     with pytest.raises(CtxError, match=r"(?s)T5 has no position_ids.*leave position_ids out"):
