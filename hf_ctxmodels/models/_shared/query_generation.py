@@ -122,16 +122,15 @@ class QueryForConditionalGeneration(heads.WritingHead):
         source = (input_ids, attention_mask, token_type_ids, inputs_embeds)
         rest = (labels, num_items_in_batch, everywhere, logits_to_keep, recorded)
         check_tensors(attention_mask=attention_mask)
+        check_padding_mask(attention_mask)
         known = past_key_values is not None or hasattr(encoder_outputs, "keys_and_values")
         if masked_target_ids is None and (known or (use_cache and labels is None)):
             if not known:
                 encoder_outputs = self.get_encoder()(*source, **recorded)
-            check_padding_mask(attention_mask)
             rows = None if encoder_outputs is None else encoder_outputs.last_hidden_state.shape[0]
             given = Given(self.decoder_ids(rows, decoder_input_ids, labels), *rest)._replace(everywhere=True)
             return self.step(encoder_outputs, attention_mask, past_key_values, given, use_cache)
         shape = self.input_shape(input_ids, inputs_embeds)
-        check_padding_mask(attention_mask)
         if shape is not None and masked_target_ids is None:
             decoder_input_ids = self.decoder_ids(shape[0], decoder_input_ids, labels)
         words = read_source(self, input_ids, inputs_embeds, attention_mask, token_type_ids, self.source_type)
