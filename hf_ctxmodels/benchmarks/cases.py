@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.models._shared.transformer_decoder import Decoder
+from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
 from hf_ctxmodels.registry import FAMILIES
 
 NEW_TOKENS = 64  # generated for each prompt
@@ -101,7 +102,11 @@ DECODERS = [
     if issubclass(FAMILIES[name].models["AutoModel"], Decoder)
     and FAMILIES[name].models["AutoModelForCausalLM"].reference_model_type
 ]
-ENCODERS = [name for name in _PEERED if name not in DECODERS]
+ENCODERS = [
+    name
+    for name in _PEERED
+    if name not in DECODERS and not issubclass(FAMILIES[name].models["AutoModel"], EncoderDecoder)
+]
 
 # cases with their own shapes or figures; they replace common cases of the same name
 _FURTHER = [

@@ -34,7 +34,7 @@ def test_hooks_see_padded_rows_and_gradients_reach_them() -> None:
         with inspecting(model):
             outputs = model(**batch, output_hidden_states=True, output_attentions=True)
             assert seen == [rows] * len(seen), f"{case}: {seen}"
-            decoder = "decoder_" if model.config.is_encoder_decoder else ""
+            decoder = "decoder_" if "decoder_hidden_states" in outputs else ""
             recorded, attentions = (outputs[decoder + name] for name in ("hidden_states", "attentions"))
             read = batch["decoder_input_ids"].shape if case.writes else rows
             for states in recorded:

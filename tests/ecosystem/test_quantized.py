@@ -61,7 +61,8 @@ def test_every_map_acts(quantize: Callable[[PreTrainedModel], Any], tolerance: f
         for name, value in tensors_of(quantized(**batch)).items():
             error = float((value - expected[name]).norm() / expected[name].norm())
             assert error < tolerance, f"{case}: {name} is off by {error:.3f}"
-            assert maps == 0 or error > 0, f"{case}: {name} is as before"
+            is_of_map = maps and name != "encoder_last_hidden_state"  # a recurrent encoder has no linear map
+            assert error > 0 or not is_of_map, f"{case}: {name} is as before"
         for everywhere in (True, False):
             quantized.config.return_logits_with_labels = everywhere
             found = float(quantized(**targets).loss)

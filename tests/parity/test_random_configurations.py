@@ -147,7 +147,7 @@ def test_recorded_states_and_attention(case: Case, tmp_path: Any) -> None:
     batch = random_batch(case, 1)
     tokens = batch["attention_mask"].flatten(0, -2) == 1
     outputs = reference(**batch, output_hidden_states=True, output_attentions=True)
-    decoded = "decoder_" if ours.config.is_encoder_decoder else ""
+    decoded = "decoder_" if "decoder_hidden_states" in outputs else ""
     expected_states, expected_weights = (outputs[decoded + name] for name in ("hidden_states", "attentions"))
     states = ours(**batch, output_hidden_states=True).hidden_states
     ours.set_attn_implementation("eager")
