@@ -20,10 +20,12 @@ from torch import Tensor
 from torch.export import Dim
 from transformers import PreTrainedModel
 
+from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 
-CHECKED = tuple(FAMILIES)
+# the graph of an encoder-decoder has two lengths, and a decoder's input of its own
+CHECKED = tuple(name for name, spec in FAMILIES.items() if not issubclass(spec.models["AutoModel"], EncoderDecoder))
 HEADS = (
     "AutoModel",
     "AutoModelForSequenceClassification",

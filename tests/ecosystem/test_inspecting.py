@@ -12,10 +12,17 @@ from zoo import BASES, HEADS, Case, assert_close, make_batch, make_targets, obje
 
 from hf_ctxmodels import CtxBertModel, CtxBertTokenizer, CtxError, inspecting
 from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.models._shared.query_generation import QueryForConditionalGeneration
 from hf_ctxmodels.registry import FAMILIES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "explain.md"
-TRANSFORMERS = [case for case in [*BASES, *HEADS] if issubclass(case.family.config, CtxTransformerConfig)]
+# heads that write by query tokens have source, target and queries in one row, whatever the batch's shape
+TRANSFORMERS = [
+    case
+    for case in [*BASES, *HEADS]
+    if issubclass(case.family.config, CtxTransformerConfig)
+    and not issubclass(case.model_class, QueryForConditionalGeneration)
+]
 SETTINGS = ("unpad", "_attn_implementation", "return_logits_with_labels")
 
 

@@ -203,7 +203,7 @@ class TestAccumulation:
         for head in HEADS:
             batch, targets, _ = self._whole_and_quarters(head)
             model = head.model()
-            if getattr(model.config, "eos_token_id", None) == CLS:  # a head on the end token's state reads more than one
+            if getattr(model.config, "eos_token_id", None) == CLS:  # a head on its state would read one token alone
                 batch["input_ids"] = batch["input_ids"].masked_fill(batch["input_ids"] == CLS, FIRST_WORD)
             assert_every_parameter_learns(model, gradients(model, model(**batch, **targets).loss), where=str(head))
 

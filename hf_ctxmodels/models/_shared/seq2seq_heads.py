@@ -76,12 +76,12 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
         """The encoder, run once by `generate`."""
         return self.base_model.get_encoder()
 
-    def _prepare_encoder_decoder_kwargs_for_generation(
+    def _prepare_text_encoder_decoder_kwargs_for_generation(
         self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         """Run the encoder without the targets, which Seq2SeqTrainer passes to `generate`."""
         known = {name: value for name, value in model_kwargs.items() if name not in self.loss_targets}
-        return super()._prepare_encoder_decoder_kwargs_for_generation(inputs_tensor, known, *args, **kwargs)
+        return super()._prepare_text_encoder_decoder_kwargs_for_generation(inputs_tensor, known, *args, **kwargs)
 
     @property
     def prediction(self) -> nn.Linear:  # type: ignore[override]
