@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from zoo import CHOICES, STEPS, TINY, Batch, Case, make_batch, make_targets
 
+from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
 from hf_ctxmodels.spec import Target
 
 BATCH_LENGTHS = (7, 7, 5, 7)  # tokens of the rows; language models, whose labels the mixins put at all, have full rows
@@ -37,6 +38,8 @@ class ModelTester:
         for name in ("hidden_size", "num_attention_heads", "vocab_size"):
             if hasattr(config, name):
                 setattr(self, name, getattr(config, name))
+        if issubclass(case.family.models["AutoModel"], EncoderDecoder):  # the mixins give both sides one mask
+            self.decoder_seq_length = self.seq_length
 
     def get_config(self) -> PreTrainedConfig:
         """A configuration. The mixins expect one vocabulary, and hidden states of one width."""
@@ -50,7 +53,10 @@ class ModelTester:
         """A configuration and a batch without targets."""
         full = self.case.model_class.can_generate()
         single = Case(self.case.family, "AutoModel") if self.case.has_choices else self.case
-        return self.get_config(), make_batch(single, [self.seq_length] * self.batch_size if full else BATCH_LENGTHS)
+        batch = make_batch(single, [self.seq_length] * self.batch_size if full else BATCH_LENGTHS)
+        if "decoder_input_ids" in batch:
+            batch["decoder_input_ids"] = batch["decoder_input_ids"].repeat(1, 2)[:, : self.decoder_seq_length]
+        return self.get_config(), batch
 
     def prepare_for_class(self, batch: dict[str, Any], with_targets: bool) -> dict[str, Any]:
         """A copy of a batch, repeated for every choice, with targets where they are asked for. The class of a row is 0,

@@ -42,8 +42,8 @@ class ClampedBlock(TransformerBlock):
         return within_half_precision(super()._add(norm, states, output))
 
 
-class DroppedNorm(RMSNorm):
-    """The norm of a stack's output, with dropout after it."""
+class DroppedRMSNorm(RMSNorm):
+    """The norm of a stack's output, with dropout after it. By "RMSNorm" in the name transformers initialises it."""
 
     def __init__(self, width: int, *, eps: float, dropout: float) -> None:
         super().__init__(width, eps=eps)
@@ -98,7 +98,7 @@ class T5Stack(TransformerStack):
 
     def build_final_norm(self, config: CtxT5Config) -> nn.Module:
         """Create the norm of the last layer's output."""
-        return DroppedNorm(config.hidden_size, eps=config.layer_norm_eps, dropout=config.hidden_dropout_prob)
+        return DroppedRMSNorm(config.hidden_size, eps=config.layer_norm_eps, dropout=config.hidden_dropout_prob)
 
     def mask(self) -> MaskSpec:
         """Causal in a decoder; with the bias by distance."""
