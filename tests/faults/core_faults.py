@@ -88,7 +88,7 @@ CORE_FAULTS = [
         "save_original_format: bool = False, **kwargs",
         "save_original_format: bool = True, **kwargs",
         ("tests/models/test_common.py",),
-        "[bert- and TestSaving",
+        "[bert and TestSaving",
     ),
     Fault(
         "queries and keys of a checkpoint change places",
