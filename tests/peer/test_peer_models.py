@@ -4,7 +4,7 @@ from typing import Any
 from unittest import TestCase
 
 from suite import NoGenerationTests, add_our_classes, peer_module
-from tester import ModelTester, model_classes
+from tester import ModelTester, has_attending_decoder, model_classes
 from zoo import BASES, CASES, Case
 
 COMMON = peer_module("test_modeling_common")
@@ -39,7 +39,7 @@ def _model_test(case: Case) -> type[TestCase]:
             "case": case,
             "all_model_classes": model_classes(case),
             "has_attentions": case.attends,
-            "is_encoder_decoder": case.writes,
+            "is_encoder_decoder": case.writes or has_attending_decoder(case),
             "__module__": __name__,
         },
     )

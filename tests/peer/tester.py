@@ -38,7 +38,7 @@ class ModelTester:
         for name in ("hidden_size", "num_attention_heads", "vocab_size"):
             if hasattr(config, name):
                 setattr(self, name, getattr(config, name))
-        if issubclass(case.family.models["AutoModel"], EncoderDecoder):  # the mixins give both sides one mask
+        if has_attending_decoder(case):  # the mixins give both sides one mask
             self.decoder_seq_length = self.seq_length
 
     def get_config(self) -> PreTrainedConfig:
@@ -71,6 +71,11 @@ class ModelTester:
         targets = make_targets(self.case, batch)
         rows = [name for name in targets if self.case.targets[name] is Target.ROW_CLASS]
         return batch | targets | {name: torch.zeros_like(targets[name]) for name in rows}
+
+
+def has_attending_decoder(case: Case) -> bool:
+    """Whether the model has a Transformer's encoder and decoder."""
+    return isinstance(case.model().base_model, EncoderDecoder)
 
 
 def model_classes(case: Case) -> tuple[type[PreTrainedModel], ...]:
