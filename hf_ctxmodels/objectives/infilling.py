@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import RowPadder
 from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
 from hf_ctxmodels.objectives.common.segments import (
     DOCUMENTS_PER_BATCH,

@@ -11,11 +11,11 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.language_tags import split_tag
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.causal_lm import DataCollatorForRunningText
 from hf_ctxmodels.objectives.common.features import padded_columns
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import RowPadder
 from hf_ctxmodels.objectives.common.segments import SENTENCES_PER_CALL, document_batches
 
 Sentence = tuple[int, np.ndarray]

@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator
 from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, corrupt
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
-from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.segments import RowTemplate, document_batches
 from hf_ctxmodels.objectives.language_streams import LanguageReader
 

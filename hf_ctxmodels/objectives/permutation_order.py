@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, check_at_least
 from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids, padded_columns
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
-from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget
 
 SEEN_BY_ALL = -1

@@ -13,11 +13,11 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 

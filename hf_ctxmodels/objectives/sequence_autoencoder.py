@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.rates import target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 

@@ -13,10 +13,10 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.common.masking import IGNORED, TokenMasker, corrupt, count_selected, masking_rates
-from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.rates import count_targets
 from hf_ctxmodels.objectives.common.segments import NO_WORD, RowTemplate, document_batches, tokenize_documents
 from hf_ctxmodels.objectives.common.skipgrams import SkipgramRule

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.data.seeding import Stream, generator, row_keys
-from hf_ctxmodels.objectives.common.padding import RowPadder
 
 
 def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:

@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.common.masking import IGNORED
-from hf_ctxmodels.objectives.common.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, tokenized_batches
 from hf_ctxmodels.objectives.static.counting import CooccurrenceCounter
 
