@@ -14,9 +14,9 @@ from zoo import (
     TINY,
     Batch,
     Case,
+    all_in_one,
     assert_same_outputs,
     by_path,
-    each_forward,
     make_batch,
     make_targets,
 )
@@ -49,6 +49,7 @@ def replaced(tensor: Tensor, place: Any, value: float) -> Tensor:
 
 
 class TestInput:
+    @all_in_one(NETWORKS, "base")
     def test_ids(self, base: Case) -> None:
         """Out of range, of another type or another number of dimensions, no tensor, none, or empty."""
         batch, model, limit = make_batch(base), base.model(), base.model_class.id_limit
@@ -69,7 +70,7 @@ class TestInput:
             characters = [TINY["max_characters_per_token"]] * len(base.id_axes)
             assert_refused(model, {"input_ids": torch.zeros(*shape, *characters, dtype=torch.long)}, "empty")
 
-    @pytest.mark.parametrize("base", [base for base in NETWORKS if base.takes_embeddings], ids=str)
+    @all_in_one([base for base in NETWORKS if base.takes_embeddings], "base")
     def test_embeddings(self, base: Case) -> None:
         """Beside ids, or of another type or width."""
         batch, model = make_batch(base), base.model()
@@ -86,6 +87,7 @@ class TestInput:
             parts = ("inputs_embeds", str(tuple(wrong.shape)), f"width {embeddings.shape[-1]}")
             assert_refused(model, batch | {"inputs_embeds": wrong}, *parts)
 
+    @all_in_one(NETWORKS, "base")
     def test_attention_mask(self, base: Case) -> None:
         """Additive, read inverted, or saying nothing; of another shape; no tensor; or with a row without tokens."""
         batch, model = make_batch(base, side="right"), base.model()
@@ -106,6 +108,7 @@ class TestInput:
         for each in by_path(base).values():
             assert_refused(each, batch | {"attention_mask": replaced(mask, 1, 0)}, "Row 1", "attention_mask")
 
+    @all_in_one(NETWORKS, "base")
     def test_sequence_ids_and_output_mask(self, base: Case) -> None:
         """Of other values, another type or another shape."""
         batch, model = make_batch(base, side="right"), base.model()
@@ -123,6 +126,7 @@ class TestInput:
             other = torch.ones(2, mask.shape[1], dtype=dtype)
             assert_refused(model, batch | {name: other}, name, "(2, 12)", "(4, 12)")
 
+    @all_in_one(NETWORKS, "base")
     def test_segments_positions_and_lengths(self, base: Case) -> None:
         """Out of range or of another shape; the longest text passes."""
         batch, model = make_batch(base, side="left"), base.model()
@@ -142,7 +146,7 @@ class TestInput:
             assert_refused(model, too_long, str(base.longest + 1), limit, "truncat")
         model(**make_batch(base, (base.longest,)))
 
-    @pytest.mark.parametrize("case", [case for case in HEADS if case.writes], ids=str)
+    @all_in_one([case for case in HEADS if case.writes])
     def test_what_is_read_beside_the_encoder_s_output(self, case: Case) -> None:
         """`generate` encodes by itself; the head reads the mask once more."""
         batch, model = make_batch(case), case.model()
@@ -153,7 +157,7 @@ class TestInput:
         assert_refused(model, batch | {"decoder_input_ids": ids.float()}, "decoder_input_ids is torch.float32")
         assert_refused(model, batch | {"decoder_input_ids": ids.tolist()}, "decoder_input_ids is a list")
 
-    @each_forward
+    @all_in_one(REPRESENTATIVES, "head")
     def test_heads_refuse_what_their_encoder_refuses(self, head: Case) -> None:
         model = head.model()
         assert_refused(model, {}, "input_ids", "inputs_embeds")
@@ -168,7 +172,7 @@ class TestInput:
 
 
 class TestTargets:
-    @each_forward
+    @all_in_one(REPRESENTATIVES, "head")
     def test_label_out_of_range_or_of_another_batch(self, head: Case) -> None:
         batch = make_batch(head)
         targets, model = make_targets(head, batch), head.model()
@@ -183,7 +187,7 @@ class TestTargets:
                 spoiled[tuple((spoiled != -100).nonzero()[0])] = bad
                 assert_refused(model, batch | targets | {name: spoiled}, name, str(bad), "outside [0, ")
 
-    @each_forward
+    @all_in_one(REPRESENTATIVES, "head")
     def test_targets_of_another_type(self, head: Case) -> None:
         """What is no tensor, and what are no integers; int32 says what int64 says."""
         batch = make_batch(head)
@@ -199,7 +203,7 @@ class TestTargets:
         narrow = {name: tensor.int() for name, tensor in (batch | targets).items()}
         assert_same_outputs(model(**narrow), model(**batch, **targets))
 
-    @pytest.mark.parametrize("case", SPAN_HEADS, ids=str)
+    @all_in_one(SPAN_HEADS)
     def test_span_outside_the_window_or_on_padding(self, case: Case) -> None:
         """Outside, the answer is not in the window, and is ignored; on padding, it is an error."""
         batch, model = make_batch(case), case.model()
@@ -214,7 +218,7 @@ class TestTargets:
         wrong = {"end_positions": replaced(targets["end_positions"], 2, padding)}
         assert_refused(model, batch | targets | wrong, "end_positions[2]", "padding")
 
-    @pytest.mark.parametrize("case", VOCABULARY_HEADS, ids=str)
+    @all_in_one(VOCABULARY_HEADS)
     def test_vocabulary_label_on_padding(self, case: Case) -> None:
         batch = make_batch(case)
         targets = make_targets(case, batch)
@@ -222,7 +226,7 @@ class TestTargets:
         for unpad in (True, False):
             assert_refused(case.model(unpad=unpad), batch | targets, "1 of the labels", "padding", "[2, 5]")
 
-    @pytest.mark.parametrize("case", CHOICE_HEADS, ids=str)
+    @all_in_one(CHOICE_HEADS)
     def test_choices_need_three_dimensions(self, case: Case) -> None:
         batch = {name: tensor[:, 0] for name, tensor in make_batch(case).items()}
         assert_refused(case.model(), batch, "(batch, choices, length)", "(4, 12)")

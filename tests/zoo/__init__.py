@@ -44,6 +44,7 @@ from zoo.matrix import (
     REPRESENTATIVES,
     TIED_HEADS,
     TOKEN_HEADS,
+    all_in_one,
     each_forward,
     of_each_family,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "Batch",
     "Case",
     "LowRank",
+    "all_in_one",
     "assert_close",
     "assert_every_parameter_learns",
     "assert_same_gradients",

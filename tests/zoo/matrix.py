@@ -1,6 +1,8 @@
 """The test matrix: every family and Auto class in the registry, and the selections that the suites run on."""
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,6 +64,25 @@ def of_each_family(cases: list[Case]) -> pytest.MarkDecorator:
     for case in cases:
         families.setdefault(case.family.name, []).append(case)
     return pytest.mark.parametrize("cases", families.values(), ids=families.keys())
+
+
+def all_in_one(cases: list[Case], name: str = "case") -> Callable[[Callable], Callable]:
+    """Make a quick test one item, with a subtest for each of `cases`, which it takes as the argument `name`."""
+
+    def decorate(test: Callable) -> Callable:
+        @functools.wraps(test)
+        def run(*args: Any, subtests: pytest.Subtests, **fixtures: Any) -> None:
+            for case in cases:
+                with subtests.test(msg=str(case)):
+                    test(*args, **fixtures, **{name: case})
+
+        parameters = dict(inspect.signature(test).parameters)
+        place = parameters.pop(name)
+        parameters["subtests"] = place.replace(name="subtests", annotation=pytest.Subtests)
+        run.__signature__ = inspect.Signature([*parameters.values()])
+        return run
+
+    return decorate
 
 
 CASES = _cases()
