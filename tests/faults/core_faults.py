@@ -33,7 +33,7 @@ CORE_FAULTS = [
         "rows - self.first_position",
         "rows",
         ("tests/models/test_roberta.py", "tests/models/test_common_errors.py"),
-        "test_roberta or (lengths and roberta)",
+        "test_roberta or positions_and_lengths",
     ),
     Fault(
         "an argument that nothing reads is ignored",
@@ -41,7 +41,7 @@ CORE_FAULTS = [
         "if isinstance(value, Tensor) and name not in _OF_FLASH_KERNELS:",
         "if name == value:",
         ("tests/models/test_common_errors.py",),
-        "test_sequence_ids_and_output_mask and bert",
+        "test_sequence_ids_and_output_mask",
     ),
     Fault(
         "positions of a later sequence begin one too low",
@@ -57,7 +57,7 @@ CORE_FAULTS = [
         "if int(low) >= 0 and int(high) < limit:",
         "if int(low) >= 0 and int(high) <= limit:",
         ("tests/models/test_common_errors.py",),
-        "[bert-",
+        "test_ids",
     ),
     Fault(
         "truth values pass as ids and targets",
@@ -65,7 +65,7 @@ CORE_FAULTS = [
         "if ids is not None and ids.dtype not in _ID_TYPES:",
         "if ids is not None and ids.is_floating_point():",
         ("tests/models/test_common_errors.py",),
-        "targets_of_another_type and bert",
+        "targets_of_another_type",
     ),
     Fault(
         "embeddings that autocast leaves as they are pass",
@@ -73,7 +73,7 @@ CORE_FAULTS = [
         "torch.is_autocast_enabled(embeddings.device.type) and not wide",
         "torch.is_autocast_enabled(embeddings.device.type)",
         ("tests/models/test_common_errors.py",),
-        "test_embeddings and bert",
+        "test_embeddings",
     ),
     Fault(
         "fixed vectors are trained once they are opened",
