@@ -154,12 +154,21 @@ class SourceTarget(Objective):
     @property
     def config_fields(self) -> dict[str, Any]:
         """The tokens that the head needs."""
-        return writing_fields(self.tokenizer, self.query_token_id)
+        return self.head_fields(self.tokenizer)
 
-    @property
-    def query_token_id(self) -> int:
+    @classmethod
+    def head_fields(cls, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """`config_fields` for a tokenizer.
+
+        Raises:
+            CtxError: It lacks a token that the head needs.
+        """
+        return writing_fields(tokenizer, cls.query_token(tokenizer))
+
+    @staticmethod
+    def query_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
         """The token that predicts."""
-        return int(self.tokenizer.mask_token_id)
+        return tokenizer.mask_token_id
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids, target_ids and, if whole words are selected, target_word_ids.

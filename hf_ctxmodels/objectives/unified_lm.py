@@ -180,13 +180,23 @@ def cut_in_two(piece: Piece, rng: np.random.Generator) -> tuple[Piece, Piece]:
     return Piece(piece.document, piece.start, place), Piece(piece.document, place, piece.stop)
 
 
-def writing_fields(tokenizer: PreTrainedTokenizerBase, query: int) -> dict[str, Any]:
+def writing_fields(tokenizer: PreTrainedTokenizerBase, query: int | None) -> dict[str, Any]:
     """Fields of the configuration of an encoder that writes.
 
     Args:
         tokenizer: Its separator ends a target, its first token is the first of `decoder_input_ids`.
         query: Id of the token that predicts.
+
+    Raises:
+        CtxError: One of these tokens is None.
     """
+    needed = {"mask": query, "first ([CLS])": tokenizer.cls_token_id, "separator ([SEP])": tokenizer.sep_token_id}
+    lacking = [name for name, number in needed.items() if number is None]
+    if lacking:
+        raise CtxError(
+            f"{type(tokenizer).__name__} has no {' and no '.join(lacking)} token, by which a target is written.",
+            hint="use the family's tokenizer, or set them: tokenizer.add_special_tokens({'mask_token': ...}).",
+        )
     return {
         "query_token_id": query,
         "decoder_start_token_id": tokenizer.cls_token_id,

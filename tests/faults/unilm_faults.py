@@ -75,4 +75,28 @@ UNILM_FAULTS = [
         ("tests/objectives/test_unified_lm.py",),
         "noisy",
     ),
+    Fault(
+        "targets begin with the decoder's first input",
+        "hf_ctxmodels/data/tasks/seq2seq.py",
+        "return ids[1:] if ids[:1] == [self._start] else ids",
+        "return ids",
+        ("tests/scripts/test_finetune_writing.py",),
+        "batches or plain",
+    ),
+    Fault(
+        "fine-tuning takes the same masks in every epoch",
+        "hf_ctxmodels/training/writing.py",
+        '{**feature, "target_ids": feature["labels"]}',
+        '{**feature, "target_ids": feature["labels"], "epoch": 0}',
+        ("tests/scripts/test_finetune_writing.py",),
+        "batches",
+    ),
+    Fault(
+        "a span of a target of fine-tuning is drawn as another target's",
+        "hf_ctxmodels/objectives/infilling.py",
+        'words = feature_word_ids({"word_ids": feature.get("target_word_ids")})[:-1]',
+        'words = np.arange(len(feature["target_ids"]) - 1)',
+        ("tests/objectives/test_unified_lm.py",),
+        "noisy",
+    ),
 ]
