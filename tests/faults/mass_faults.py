@@ -43,4 +43,28 @@ MASS_FAULTS = [
         ("tests/objectives/test_masked_segment.py",),
         "languages",
     ),
+    Fault(
+        "pieces of a segment begin with the row's first token",
+        "hf_ctxmodels/objectives/masked_segment.py",
+        "return 1 + np.flatnonzero(chosen)",
+        "return np.flatnonzero(chosen)",
+        ("tests/objectives/test_masked_segment.py",),
+        "pieces",
+    ),
+    Fault(
+        "the decoder of a translation is given masked targets as labels",
+        "hf_ctxmodels/objectives/masked_translation.py",
+        '"labels": steps.pad(labels, IGNORED),',
+        '"labels": steps.pad([np.append(self.given(each)[1:], 1) for each in features], IGNORED),',
+        ("tests/objectives/test_masked_segment.py",),
+        "masked_translation",
+    ),
+    Fault(
+        "the decoder's start is masked",
+        "hf_ctxmodels/objectives/masked_translation.py",
+        "self.target_rule.select(np.arange(len(ids)) > 0, None, rng)",
+        "self.target_rule.select(np.arange(len(ids)) >= 0, None, rng)",
+        ("tests/objectives/test_masked_segment.py",),
+        "masked_translation",
+    ),
 ]
