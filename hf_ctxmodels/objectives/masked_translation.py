@@ -1,11 +1,12 @@
 """MASS's pretraining on sentence pairs: translate a masked source, from an input of the decoder that is masked too."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
@@ -112,6 +113,10 @@ class MaskedTranslation(MaskedSegment):
     Options: ClassVar[type] = MaskedTranslationOptions
     Collator = DataCollatorForMaskedTranslation
     collate: DataCollatorForMaskedTranslation
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        self.baseline = replace(self.baseline, column="target_ids")
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and target_ids, and language and target_language with several languages.
