@@ -60,6 +60,22 @@ MASS_FAULTS = [
         "masked_translation",
     ),
     Fault(
+        "a converted MASS attends by the maps of another language",
+        "hf_ctxmodels/models/mass/conversion_mass.py",
+        "if int(first or second) == numbers[language]:",
+        "if int(first or second) != numbers[language]:",
+        ("tests/parity/test_mass_files.py",),
+        "translation",
+    ),
+    Fault(
+        "positions of a converted MASS begin with the row of padding",
+        "hf_ctxmodels/models/mass/conversion_mass.py",
+        "native[name] = native[name][special.pad + 1 :]",
+        "native[name] = native[name][: -special.pad - 1]",
+        ("tests/parity/test_mass_files.py",),
+        "summaries",
+    ),
+    Fault(
         "the decoder's start is masked",
         "hf_ctxmodels/objectives/masked_translation.py",
         "self.target_rule.select(np.arange(len(ids)) > 0, None, rng)",
