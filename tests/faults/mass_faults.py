@@ -22,8 +22,8 @@ MASS_FAULTS = [
     Fault(
         "a segment's positions are those of its targets",
         "hf_ctxmodels/objectives/masked_segment.py",
-        "steps.pad([each - 1 for each in places], 0)",
-        "steps.pad(places, 0)",
+        "steps.pad([row.places - 1 for row in rows], 0)",
+        "steps.pad([row.places for row in rows], 0)",
         ("tests/objectives/test_masked_segment.py",),
         "decoder_is_given",
     ),
