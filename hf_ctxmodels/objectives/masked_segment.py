@@ -219,11 +219,18 @@ class MaskedSegment(Objective):
     auto_class = "AutoModelForSeq2SeqLM"
     Options: ClassVar[type] = MaskedSegmentOptions
     Collator: ClassVar[type[DataCollatorForMaskedSegments]] = DataCollatorForMaskedSegments
+    what_is_left_out: ClassVar[str] = "texts are too short"
     collate: DataCollatorForMaskedSegments
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         check_at_least(3, min_length=self.options.min_length)
+        if max_length < self.options.min_length:
+            raise CtxError(
+                f"Rows have at most max_length={max_length} tokens, and those of fewer than "
+                f"min_length={self.options.min_length} are left out.",
+                hint="raise max_length, or lower min_length.",
+            )
         self.template = RowTemplate(tokenizer, segments=1)
         self.room = self.template.room(max_length)
         self.reader = LanguageReader(tokenizer, self.options.language)
@@ -239,7 +246,8 @@ class MaskedSegment(Objective):
         return {"n_langs": max(1, len(names)), "decoder_start_token_id": start, **known}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids, and language with several languages."""
+        """Rows with input_ids, and language with several languages; raises CtxError if all texts are left out."""
+        some = False
         for batch in document_batches(documents):
             for document in self.reader.read(batch):
                 self.statistics.update(
@@ -250,7 +258,17 @@ class MaskedSegment(Objective):
                         self.statistics["left_out"] += 1
                         continue
                     row: Example = {"input_ids": self.template.fill(ids)}
+                    some = True
                     yield row | ({"language": language} if self.reader.is_multilingual else {})
+        if not some:
+            raise self.nothing_left()
+
+    def nothing_left(self) -> CtxError:
+        """The error for text of which no row is left."""
+        return CtxError(
+            f"No row is left: all {self.statistics['left_out']:,} {self.what_is_left_out}.",
+            hint=f"raise max_length={self.max_length}, lower min_length={self.options.min_length}, or give other text.",
+        )
 
     def _texts(self, document: list[tuple[int, np.ndarray]]) -> Iterator[tuple[int, np.ndarray]]:
         """The language and (tokens,) ids of each row's text."""

@@ -112,6 +112,7 @@ class MaskedTranslation(MaskedSegment):
     reads_language_tags = True
     Options: ClassVar[type] = MaskedTranslationOptions
     Collator = DataCollatorForMaskedTranslation
+    what_is_left_out = "pairs have a side that is empty, too short or too long"
     collate: DataCollatorForMaskedTranslation
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
@@ -122,8 +123,9 @@ class MaskedTranslation(MaskedSegment):
         """Rows with input_ids and target_ids, and language and target_language with several languages.
 
         Raises:
-            CtxError: A document is not a text with its translation, or a side has no language.
+            CtxError: A document is not a text with its translation, a side has no language, or all pairs are left out.
         """
+        some = False
         for batch in document_batches(documents):
             if not all(isinstance(document, TranslatedText) for document in batch):
                 raise CtxError(
@@ -142,7 +144,10 @@ class MaskedTranslation(MaskedSegment):
                 self.statistics.update(sentences=1, tokens=len(ids), target_tokens=len(target))
                 row: Example = {"input_ids": sides[0], "target_ids": sides[1]}
                 named = {"language": language, "target_language": written}
+                some = True
                 yield row | (named if self.reader.is_multilingual else {})
+        if not some:
+            raise self.nothing_left()
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""

@@ -190,13 +190,14 @@ def writing_fields(tokenizer: PreTrainedTokenizerBase, query: int | None) -> dic
     Raises:
         CtxError: One of these tokens is None.
     """
-    needed = {"mask": query, "first ([CLS])": tokenizer.cls_token_id, "separator ([SEP])": tokenizer.sep_token_id}
-    lacking = [name for name, number in needed.items() if number is None]
-    if lacking:
-        raise CtxError(
-            f"{type(tokenizer).__name__} has no {' and no '.join(lacking)} token, by which a target is written.",
-            hint="use the family's tokenizer, or set them: tokenizer.add_special_tokens({'mask_token': ...}).",
-        )
+    needed = {"mask_token": query, "cls_token": tokenizer.cls_token_id, "sep_token": tokenizer.sep_token_id}
+    for name, number in needed.items():
+        if number is None:
+            raise CtxError(
+                f"{type(tokenizer).__name__} has no {name}: each token of a target is predicted by a mask token, after "
+                "a first token ([CLS]) and up to a separator ([SEP]).",
+                hint=f"use the family's tokenizer; or set it, tokenizer.{name} = ..., to a token of the vocabulary.",
+            )
     return {
         "query_token_id": query,
         "decoder_start_token_id": tokenizer.cls_token_id,

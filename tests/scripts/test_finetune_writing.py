@@ -2,8 +2,10 @@
 
 import json
 import random
+import re
 import runpy
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,85 @@ def test_plain_targets_and_options_that_are_refused():
             CtxError, match=r"(?s)limit of 51[12] tokens, which.*--max_length 460 --max_target_length 64"
         ):
             prepared(family, PAIRS, max_length=460, max_target_length=64)
+
+
+TEXTS = [["red cat sees one big dog", "one red cat", "red dog"], ["one dog sees"]]
+TOKENS = ("mask_token", "pad_token", "sep_token", "cls_token", "eos_token")
+NEEDED = {
+    "t5": {"pad_token", "eos_token"},
+    "bart": {"mask_token", "pad_token"},
+    "mass": {"mask_token", "pad_token"},
+    "unilm": {"mask_token", "pad_token", "sep_token", "cls_token"},
+    "ernie_gen": {"mask_token", "pad_token", "sep_token", "cls_token"},
+}
+
+
+def test_tokenizers_without_a_needed_token_are_refused(subtests):
+    """By the objectives that write, and by fine-tuning; whatever else they lack does not matter."""
+    for name, needed in NEEDED.items():
+        family = FAMILIES[name]
+        kinds = [each for each in family.objectives.values() if each.auto_class != "AutoModelForMaskedLM"]
+        for token in TOKENS:
+            with subtests.test(family=name, token=token):
+                tokenizer = tokenizer_of(family)
+                if getattr(tokenizer, token) is None:
+                    assert token not in needed
+                    continue
+                setattr(tokenizer, token, None)
+                for kind in kinds:
+                    pairs = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
+                    say = "padding token|mask token" if token in ("mask_token", "pad_token") else token
+                    with pytest.raises(CtxError, match=say) if token in needed else nullcontext():
+                        objective = kind(
+                            tokenizer, max_length=30, seed=0, **{"min_length": 3} if name == "mass" else {}
+                        )
+                        rows = EpochIndexed(list(objective.examples(pairs if kind.reads_translations else TEXTS)))
+                        assert objective.config_fields
+                        objective.collate([rows[0, 0], rows[0, 1]])
+        if name in VARIANTS:
+            for token in needed - {"pad_token"}:
+                tokenizer = tokenizer_of(family)
+                setattr(tokenizer, token, None)
+                with pytest.raises(CtxError, match=token.replace("_", "[_ ]")):
+                    training_targets(prepared(family, PAIRS)[0], family.config(), tokenizer, seed=0)
+
+
+def test_texts_that_would_teach_wrong_ends_are_refused(subtests):
+    """Ends and predicting tokens in targets, empty sides, and objectives of which no row is left."""
+    for family in (FAMILIES[name] for name in NEEDED):
+        with subtests.test(family=family.name):
+            task, _, tokenizer = prepared(family, PAIRS) if family in OWN else plainly(family)
+            end = tokenizer.convert_ids_to_tokens(min(task._ends))
+            for target, says in (
+                (f"rot {end} katze", f"holds {re.escape(end)}, at which the model stops"),
+                ("", "The target has no token of text"),
+                (20 * "rot ", "1 of 1 targets have more than 10 tokens"),
+            ):
+                with pytest.raises(CtxError, match=f"(?s){says}.*a:1"):
+                    task.encode([SourceTarget("red cat", target, "a:1")], tokenizer)
+    for family, query in ((FAMILIES["unilm"], "[MASK]"), (FAMILIES["ernie_gen"], "[ATTN]")):
+        task, _, tokenizer = prepared(family, PAIRS)
+        objective = family.writing.objective(tokenizer, max_length=30, seed=0)
+        with pytest.raises(CtxError, match=rf"holds {re.escape(query)}"):
+            task.encode([SourceTarget("red cat", f"rot {query}", "a:1")], tokenizer)
+        for wrong in (query, "[SEP]"):
+            with pytest.raises(CtxError, match=rf"A target holds {re.escape(wrong)}, .*'rot "):
+                list(objective.examples([TranslatedText(["red cat", f"rot {wrong} katze"])]))
+        with pytest.raises(CtxError, match=r"(?s)No pair is left.*empty side.*--translations"):
+            list(objective.examples([TranslatedText(["red cat", " "])]))
+    tokenizer = tokenizer_of(FAMILIES["mass"])
+    masked, translated = (kind(tokenizer, max_length=9, seed=0) for kind in FAMILIES["mass"].objectives.values())
+    for objective, documents in ((masked, [["red"]]), (translated, [TranslatedText(["red cat", 9 * "rot "])])):
+        with pytest.raises(CtxError, match=r"all 1 .* too short.*\n.*raise max_length=9"):
+            list(objective.examples(documents))
+    with pytest.raises(CtxError, match=r"at most max_length=3 tokens.*min_length=5"):
+        type(masked)(tokenizer, max_length=3, seed=0)
+
+
+def plainly(family: FamilySpec) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
+    """A task, a configuration and a tokenizer of a family that trains on the targets as they are."""
+    tokenizer = tokenizer_of(family)
+    task = Seq2Seq(TaskArguments(max_length=20, max_target_length=10, metrics="exact_match"))
+    config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id)
+    task.configure(config, PAIRS, PAIRS)
+    return task, config, tokenizer

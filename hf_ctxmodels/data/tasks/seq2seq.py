@@ -108,6 +108,7 @@ class Seq2Seq(Task[SourceTarget]):
                 hint="use an encoder-decoder; or set it by --config_options eos_token_id=NUMBER.",
             )
         self._ends = {ends} if isinstance(ends, int) else set(ends)
+        self._query = getattr(config, "query_token_id", None)
         self._start = getattr(config, "decoder_start_token_id", None)
 
     def _check_positions(self, config: PreTrainedConfig) -> None:
@@ -137,8 +138,9 @@ class Seq2Seq(Task[SourceTarget]):
         sources = self._sources([example.source for example in examples], tokenizer)
         targets = self._targets([example.target for example in examples], tokenizer)
         self._check(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
-        specials = len(self._begun(tokenizer(text_target="")["input_ids"]))
-        self._check(examples, "target", targets, self.arguments.max_target_length, specials)
+        nothing = self._begun(tokenizer(text_target="")["input_ids"])
+        self._check(examples, "target", targets, self.arguments.max_target_length, len(nothing))
+        self._check_reserved(examples, targets, sum(each in self._ends for each in nothing), tokenizer)
         features: list[Feature] = [
             {"input_ids": source, "labels": target, **more} for source, target in zip(sources, targets, strict=True)
         ]
@@ -193,6 +195,21 @@ class Seq2Seq(Task[SourceTarget]):
                 hint=f"raise --{flag}, or "
                 + ("cut the ends of sources: --cut_sources." if side == "source" else "remove the lines."),
             )
+
+    def _check_reserved(
+        self, examples: Sequence[SourceTarget], rows: list[list[int]], ends: int, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Raise CtxError for a target whose text holds an end, where a model would stop, or the token that predicts."""
+        for example, row in zip(examples, rows, strict=True):
+            found = [each for each in row if each in self._ends]
+            if self._query in row or len(found) > ends:
+                token = self._query if self._query in row else found[0]
+                raise CtxError(
+                    f"The text of the target holds {tokenizer.convert_ids_to_tokens(token)}, at which the model stops, "
+                    f"or by which it predicts: {example.target[:60]!r}.",
+                    location=example.where,
+                    hint="take such strings out of the text.",
+                )
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """See `Task.collator`; raises CtxError for a tokenizer without a padding token."""
