@@ -143,7 +143,7 @@ class MaskedTranslation(MaskedSegment):
                     continue
                 self.statistics.update(sentences=1, tokens=len(ids), target_tokens=len(target))
                 row: Example = {"input_ids": sides[0], "target_ids": sides[1]}
-                named = {"language": language, "target_language": written}
+                named: Example = {"language": language, "target_language": written}
                 some = True
                 yield row | (named if self.reader.is_multilingual else {})
         if not some:

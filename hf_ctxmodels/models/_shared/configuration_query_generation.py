@@ -64,7 +64,7 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
     @property
     def longest_source_and_target(self) -> int:
         """Most tokens of a source and of its target, the end included: both have positions in one row."""
-        return self.max_sequence_length - int(self.reads_start)
+        return self.max_position_embeddings - int(self.reads_start)
 
     @property
     def target_vocab_size(self) -> int:

@@ -115,7 +115,7 @@ def translation_of(
     if params.get("asm"):
         raise CtxError("The model has an adaptive softmax, which is not supported.", location=location)
     numbers = dict(params.get("lang2id") or {})
-    native = {}
+    native: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
         weights = {name.removeprefix("module."): value for name, value in checkpoint[side].items()}
         weights = _of_language(weights, numbers, language, location)
@@ -159,7 +159,8 @@ def summaries_of(
     Raises:
         CtxError: A weight is missing or unknown.
     """
-    weights, native = checkpoint["model"], {}
+    weights: Mapping[str, Tensor] = checkpoint["model"]
+    native: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
         own = {name[8:]: value for name, value in weights.items() if name.startswith(f"{side}.")}
         own.pop("version", None)
@@ -235,7 +236,7 @@ def _of_language(
         if match is None:
             found[name] = value
             continue
-        if language not in numbers:
+        if language is None or language not in numbers:
             raise CtxError(
                 "The decoder attends to the source by maps of its own for each language, of which a model here has "
                 "one: " + ("none is named." if language is None else f"there is no {language!r}."),
@@ -250,7 +251,7 @@ def _of_language(
 
 def _split_cross_attention(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights with queries, keys and values of the cross-attention apart, which old releases of fairseq join."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, value in weights.items():
         layer, joined, kind = name.partition(".encoder_attn.in_proj_")
         if joined and not len(value) % 3:
