@@ -78,7 +78,7 @@ UNILM_FAULTS = [
     Fault(
         "targets begin with the decoder's first input",
         "hf_ctxmodels/data/tasks/seq2seq.py",
-        "return ids[1:] if ids[:1] == [self._start] else ids",
+        "return ids[1:] if len(ids) > 1 and ids[0] == self._start else ids",
         "return ids",
         ("tests/scripts/test_finetune_writing.py",),
         "batches or plain",

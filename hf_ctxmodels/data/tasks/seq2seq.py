@@ -150,7 +150,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     def _begun(self, ids: list[int]) -> list[int]:
         """A target without the decoder's first input."""
-        return ids[1:] if ids[:1] == [self._start] else ids
+        return ids[1:] if len(ids) > 1 and ids[0] == self._start else ids
 
     def _add_words(self, features: list[Feature], texts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
         """Add `target_word_ids` to features."""
