@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.io.converted import check_output, save_converted
-from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_codes, read_encoder
+from hf_ctxmodels.models._shared.fastbpe_files import read_codes
+from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

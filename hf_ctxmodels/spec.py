@@ -11,6 +11,7 @@ from transformers.core_model_loading import WeightTransform
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.stub import Stub
 from hf_ctxmodels.objectives import Objective
+from hf_ctxmodels.objectives.source_target import SourceTarget
 
 
 class PublishedCount(NamedTuple):
@@ -90,6 +91,19 @@ class Traits:
 
 
 @dataclass(frozen=True)
+class Writing:
+    """How a family is fine-tuned on sources and targets, if it does not train on the targets as they are.
+
+    Attributes:
+        objective: What makes the batches of training.
+        label_smoothing: As in the released commands; the default of `--label_smoothing`.
+    """
+
+    objective: type[SourceTarget]
+    label_smoothing: float
+
+
+@dataclass(frozen=True)
 class FamilySpec:
     """A family of models.
 
@@ -102,6 +116,7 @@ class FamilySpec:
         sizes: Name -> configuration fields, among them "tiny" for tests and "base", the paper's.
         published: Name of a published model -> parameter counts.
         objectives: Name -> objective; the first is the family's own.
+        writing: How `finetune --task seq2seq` trains it; None for plain `labels`.
         conversion: Weight conversion from the reference layout to the native layout.
         peers: Auto class name -> peer of the reference's class, if it is not the class in `models`.
         parent: Name of the only family that this one's modules may import.
@@ -116,6 +131,7 @@ class FamilySpec:
     sizes: dict[str, dict[str, Any]]
     published: dict[str, PublishedCount]
     objectives: dict[str, type[Objective]] = field(default_factory=dict)
+    writing: Writing | None = None
     conversion: list[WeightTransform] = field(default_factory=list)
     peers: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
     parent: str | None = None

@@ -44,6 +44,7 @@ from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.writing import set_head_tokens, training_smoothing, training_targets
 
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
 COMPARED_ELSEWHERE = ("family", "config", "config_options", "model", "tokenizer", "predictions_file")
@@ -281,21 +282,23 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
     config, tokenizer = open_parts(arguments, task)
     check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
     prepare_for_tasks(tokenizer, task_arguments.max_length)
+    set_head_tokens(task, config, tokenizer)
     task.configure(config, training, validation)
     accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
     say(
         f"tokenizing {len(training):,} training and {len(validation):,} validation examples",
         accelerator.is_main_process,
     )
+    train_collate = training_targets(task, config, tokenizer, loop_arguments.seed, accelerator.is_main_process)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
     require_whole_models(task, accelerator)
 
     model = open_model(arguments, task, config, tokenizer)
     count_loss_targets(model, task.targets)
-    smooth_labels(model, task_arguments.label_smoothing)
+    smooth_labels(model, training_smoothing(task, config))
     collate = task.collator(tokenizer)
-    examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, collate, model, tokenizer)
+    examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
     result = train(
         model,

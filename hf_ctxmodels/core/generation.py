@@ -65,6 +65,11 @@ def longest_input(config: PreTrainedConfig) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
+def longest_pair(config: PreTrainedConfig) -> int | None:
+    """The largest number of tokens of a source and its target together; None where each has positions of its own."""
+    return getattr(config, "longest_source_and_target", None)
+
+
 def written_texts(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Iterable[int]]) -> list[str]:
     """Texts of ids as `generate` returns them, and of labels: -100 and special tokens are left out."""
     rows = [[int(each) for each in row if int(each) >= 0] for row in sequences]

@@ -24,6 +24,7 @@ from hf_ctxmodels.objectives.infilling import (
 from hf_ctxmodels.objectives.language_streams import DataCollatorForLanguageStreams, StreamCausalLM
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM
 from hf_ctxmodels.objectives.masked_segment import DataCollatorForMaskedSegments, MaskedSegment
+from hf_ctxmodels.objectives.masked_translation import DataCollatorForMaskedTranslation, MaskedTranslation
 from hf_ctxmodels.objectives.news_fields import DataCollatorForNewsFields, NewsFieldsLM
 from hf_ctxmodels.objectives.next_sentence import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
 from hf_ctxmodels.objectives.permutation_lm import PermutationLM

@@ -191,9 +191,9 @@ class Denoising(Objective):
                 hint="use a tokenizer with an eos_token.",
             )
         self._end = int(end)
-        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <s> and </s> are targets
         names = collator_options(DataCollatorForDenoising, self.options)
         self.collate = DataCollatorForDenoising(tokenizer, seed=seed, **names)
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <s> and </s> are targets
         self.template = self.collate.template
         self.room = self.template.room(max_length)
 

@@ -32,32 +32,30 @@ FRAGMENTS = ((0.4, 1, 4), (0.6, 4, 32))
 """Lengths of fragments: probability, shortest and longest, of each of two uniform distributions."""
 
 
-def query_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of [ATTN], or of the mask token where the vocabulary has no [ATTN]."""
-    found = tokenizer.get_vocab().get("[ATTN]", tokenizer.mask_token_id)
-    return int(found)
-
-
 @dataclass
 class DataCollatorForNoisyTargets(DataCollatorForSourceTarget):
     """Shifts targets to the right, and replaces tokens that the model reads.
 
     Features are those of `DataCollatorForSourceTarget`. Returns: input_ids, attention_mask (batch, width);
     decoder_input_ids (batch, steps), `[CLS]` and the target without its end, of which each token is replaced with
-    probability `noise_probability`; labels (batch, steps), the target, -100 at padding.
+    probability `noise_probability`; labels (batch, steps), the target, -100 at padding. With `max_span` also span_ids
+    (batch, steps), numbers of the target's spans: 1 to `max_span` words each, its end alone.
 
     Args:
         noise_probability: Probability of each token of the target to be replaced.
         noise: `random` replaces by a uniformly random id of the vocabulary, `token` by `[NOISE]`.
+        max_span: Most words of a span, for which features need `target_word_ids`; 0 for no spans.
     """
 
     given = "decoder_input_ids"
 
     noise_probability: float = 0.5
     noise: str = "random"
+    max_span: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least(0, max_span=self.max_span)
         if not 0 <= self.noise_probability <= 1:
             raise CtxError(f"noise_probability={self.noise_probability} is not a probability.", hint="use 0 to 1.")
         if self.noise not in ("random", "token"):
@@ -65,6 +63,33 @@ class DataCollatorForNoisyTargets(DataCollatorForSourceTarget):
         self.noise_id = self.tokenizer.get_vocab().get("[NOISE]")
         if self.noise == "token" and self.noise_id is None:
             raise CtxError("The vocabulary has no [NOISE].", hint="use noise=random, or a tokenizer of ERNIE-GEN.")
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        batch = super().torch_call(features)
+        if self.max_span:
+            rows = [self.target_spans(feature) for feature in features]
+            batch["span_ids"] = RowPadder([len(row) for row in rows], "right").pad(rows, -1)
+        return batch
+
+    def target_spans(self, feature: Mapping[str, Any]) -> np.ndarray:
+        """(steps,) numbers of a target's spans."""
+        words = feature_word_ids({"word_ids": feature.get("target_word_ids")})[:-1]
+        rng = feature_generator(feature, self.seed, self.static, Stream.ORDER)
+        return self.spans(words, np.ones(len(words), dtype=bool), rng)
+
+    def spans(self, words: np.ndarray, taken: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(targets,) numbers of the spans, which do not cross the ends of fragments; the last is that of the end."""
+        places = np.flatnonzero(taken)
+        new_fragment = np.diff(places, prepend=-2) != 1
+        new_word = new_fragment | (np.diff(words[places], prepend=-2) != 0)
+        numbers, number, left = [], -1, 0
+        for fragment, word in zip(new_fragment.tolist(), new_word.tolist()):
+            if fragment or (word and not left):
+                number, left = number + 1, int(rng.integers(1, self.max_span, endpoint=True))
+            left -= word
+            numbers.append(number)
+        return np.array([*numbers, number + 1], dtype=np.int64)
 
     def corrupted(
         self, ids: np.ndarray, feature: Mapping[str, Any], rng: np.random.Generator
@@ -83,6 +108,7 @@ class NoiseOptions(SourceTargetOptions):
 
     noise_probability: float = flag(0.5, "Probability of a token of the target that is read to be replaced.")
     noise: Literal["random", "token"] = flag("random", "`random`: any token of the vocabulary; `token`: [NOISE].")
+    max_span: int = flag(0, "Targets are predicted by spans of up to so many words as well; 0: word by word alone.")
     static: bool = flag(False, "The same noise in every epoch instead of a new one.")
 
 
@@ -91,10 +117,10 @@ class NoisyTargets:
 
     tokenizer: PreTrainedTokenizerBase
 
-    @property
-    def query_token_id(self) -> int:
-        """The token that predicts."""
-        return query_token(self.tokenizer)
+    @staticmethod
+    def query_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+        """The id of [ATTN], or of the mask token where the vocabulary has no [ATTN]."""
+        return tokenizer.get_vocab().get("[ATTN]", tokenizer.mask_token_id)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
@@ -114,7 +140,8 @@ class NoisySequenceToSequence(NoisyTargets, SourceTarget):
     """ERNIE-GEN's fine-tuning: predict every token of the target; of those before it that are read, half are random.
 
     The model learns to go on after mistakes, as it has to when it reads what it wrote itself. Labels stay as they are.
-    Sources and targets are made as `SourceTarget` says.
+    With `max_span` each token is predicted from those before its span as well, as in `Infilling`; the released code
+    does not. Sources and targets are made as `SourceTarget` says.
 
     | document | source | read | predicted |
     |---|---|---|---|
@@ -132,6 +159,11 @@ class NoisySequenceToSequence(NoisyTargets, SourceTarget):
     Collator = DataCollatorForNoisyTargets
     collate: DataCollatorForNoisyTargets
 
+    @property
+    def with_words(self) -> bool:
+        """See `SourceTarget`; spans are of whole words."""
+        return self.options.max_span > 0
+
 
 @dataclass
 class DataCollatorForInfilling(DataCollatorForNoisyTargets):
@@ -142,8 +174,8 @@ class DataCollatorForInfilling(DataCollatorForNoisyTargets):
         word_ids: (tokens,) numbers of the words.
         example_index, epoch: Integers that seed the draws.
 
-    Returns: what `DataCollatorForNoisyTargets` returns, of the rest of the text as the source; and span_ids (batch,
-    steps), numbers of the target's spans: 1 to `max_span` words each, which end at a fragment's end, its `[SEP]` alone.
+    Returns: what `DataCollatorForNoisyTargets` returns, of the rest of the text as the source. Spans end at a
+    fragment's end.
 
     Args:
         target_share: Share of a text's tokens that are the target, less where no further fragment fits.
@@ -163,18 +195,18 @@ class DataCollatorForInfilling(DataCollatorForNoisyTargets):
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
-        rows, spans = [], []
+        rows = []
         for feature in features:
             rng = feature_generator(feature, self.seed, self.static, Stream.ORDER)
             ids, words = np.asarray(feature["text_ids"]), feature_word_ids(feature)
             taken = self.fragments(len(ids), rng)
-            numbers = self.spans(words, taken, rng)
-            rows.append({**feature, "input_ids": self.template.fill(ids[~taken])})
-            rows[-1]["target_ids"] = np.append(ids[taken], np.int32(self.tokenizer.sep_token_id))
-            spans.append(numbers)
-        batch = super().torch_call(rows)
-        batch["span_ids"] = RowPadder([len(row) for row in spans], "right").pad(spans, -1)
-        return batch
+            row = {**feature, "input_ids": self.template.fill(ids[~taken]), "span_ids": self.spans(words, taken, rng)}
+            rows.append({**row, "target_ids": np.append(ids[taken], np.int32(self.tokenizer.sep_token_id))})
+        return super().torch_call(rows)
+
+    def target_spans(self, feature: Mapping[str, Any]) -> np.ndarray:
+        """See `DataCollatorForNoisyTargets.target_spans`."""
+        return feature["span_ids"]
 
     def fragments(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """(length,) bool, True in fragments; some of a text of two tokens or more are, and some are not."""
@@ -186,19 +218,6 @@ class DataCollatorForInfilling(DataCollatorForNoisyTargets):
         taken = np.zeros(length, dtype=bool)
         taken[units.in_spans(place_spans(units, lengths, budget, rng))] = True
         return taken
-
-    def spans(self, words: np.ndarray, taken: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """(targets,) numbers of the spans, which do not cross the ends of fragments; the last is that of the end."""
-        places = np.flatnonzero(taken)
-        new_fragment = np.diff(places, prepend=-2) != 1
-        new_word = new_fragment | (np.diff(words[places], prepend=-2) != 0)
-        numbers, number, left = [], -1, 0
-        for fragment, word in zip(new_fragment.tolist(), new_word.tolist()):
-            if fragment or (word and not left):
-                number, left = number + 1, int(rng.integers(1, self.max_span, endpoint=True))
-            left -= word
-            numbers.append(number)
-        return np.array([*numbers, number + 1], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -250,7 +269,7 @@ class Infilling(NoisyTargets, Objective):
     @property
     def config_fields(self) -> dict[str, Any]:
         """The tokens that the head needs."""
-        return writing_fields(self.tokenizer, self.query_token_id)
+        return writing_fields(self.tokenizer, self.query_token(self.tokenizer))
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with text_ids and word_ids."""

@@ -1,8 +1,8 @@
 """Masked sequence-to-sequence pretraining (Song et al. 2019, "MASS", section 3.1): write the masked segment."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +22,30 @@ from hf_ctxmodels.objectives.language_streams import LanguageReader
 _AT_START, _AT_END = 0.2, 0.2  # shares of the rows whose segment is there; the others' may be anywhere
 
 
+class MaskedRow(NamedTuple):
+    """A row and its segments.
+
+    Attributes:
+        ids: (tokens,) as they are.
+        places: Columns of the segments' tokens, ascending.
+        corrupted: (tokens,) with masked segments.
+    """
+
+    ids: np.ndarray
+    places: np.ndarray
+    corrupted: np.ndarray
+
+
 @dataclass
 class DataCollatorForMaskedSegments(PaddingCollator):
     """Masks a segment of each row, or of each block of a row; the decoder is given the segments alone.
 
     A segment never holds a row's first token. Of its tokens 80% become the mask token, 10% a random token, and 10%
     stay. Without `block` a row has one segment of round(share * length) tokens: of the rows, 20% have it after the
-    first token, 20% at the end, and 60% at a uniform place. With `block` each block of so many tokens has one of
-    int(share * tokens) at a uniform place.
+    first token, 20% at the end, and 60% at a uniform place. `lambda_span` cuts it into pieces of so many tokens, the
+    last one of the rest, which lie among the row's other tokens in random order; 20% of the rows then have the first
+    piece after the first token, 20% the last one at the end. With `block` each block of so many tokens has one segment
+    of int(share * tokens) at a uniform place.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
@@ -49,6 +65,7 @@ class DataCollatorForMaskedSegments(PaddingCollator):
         share: Share of a row or block in its segment.
         mask_share, random_share: Shares of a segment's tokens; the rest is kept.
         block: Tokens of a block; None for one segment in a row.
+        lambda_span: Tokens of a piece of a row's segment; None for one piece.
         hide_masked: Hide the segments from cross-attention.
         static: The same masks in every epoch.
         seed: Seed of the masks.
@@ -61,6 +78,7 @@ class DataCollatorForMaskedSegments(PaddingCollator):
     mask_share: float = 0.8
     random_share: float = 0.1
     block: int | None = None
+    lambda_span: int | None = None
     hide_masked: bool = True
     static: bool = False
     seed: int = 0
@@ -69,6 +87,12 @@ class DataCollatorForMaskedSegments(PaddingCollator):
         super().__post_init__()
         self.rule = MaskingRule(self.share, self.mask_share, self.random_share)
         check_at_least(2, **({} if self.block is None else {"block": self.block}))
+        check_at_least(1, **({} if self.lambda_span is None else {"lambda_span": self.lambda_span}))
+        if self.block is not None and self.lambda_span is not None:
+            raise CtxError(
+                f"block={self.block} and lambda_span={self.lambda_span} exclude each other.",
+                hint="a block has one segment of one piece: give lambda_span without block.",
+            )
         if self.tokenizer.mask_token_id is None:
             raise CtxError(f"{type(self.tokenizer).__name__} has no mask token.", hint="use one that has.")
         self.non_special = NonSpecialTokens(self.tokenizer)
@@ -77,6 +101,8 @@ class DataCollatorForMaskedSegments(PaddingCollator):
         """Columns of the tokens in the segments of a row of `length` tokens, ascending."""
         if self.block is None:
             size = min(round(self.share * length), length - 1)
+            if self.lambda_span is not None and size > self.lambda_span:
+                return self.pieces(length, size, rng)
             draw, last = rng.random(), length - size
             start = 1 if draw < _AT_START else last if draw < _AT_START + _AT_END else int(rng.integers(1, last + 1))
             return np.arange(start, start + size)
@@ -88,50 +114,88 @@ class DataCollatorForMaskedSegments(PaddingCollator):
             parts.append(np.arange(start, start + size))
         return np.concatenate(parts)
 
-    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
-        """Collate features; see the class for what they hold and what is returned."""
-        rows = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
-        places, sources = [], []
-        for feature, ids in zip(features, rows, strict=True):
-            check_token_ids(ids, len(self.non_special.table))
-            rng = feature_generator(feature, self.seed, self.static)
-            places.append(self.segments(len(ids), rng))
-            mask = int(self.tokenizer.mask_token_id)
-            sources.append(corrupt(ids, places[-1], self.rule, mask, self.non_special.ids, rng)[0])
-        pad = int(self.tokenizer.pad_token_id)
-        padder = RowPadder([len(ids) for ids in rows], self.tokenizer.padding_side)
-        steps = RowPadder([len(each) for each in places], "right")
-        pairs = list(zip(rows, places, strict=True))
+    def pieces(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
+        """Columns of a segment of `size` tokens in several pieces, see the class."""
+        assert self.lambda_span is not None
+        full, rest = divmod(size, self.lambda_span)
+        parts = [self.lambda_span] * full + [rest] * (rest > 0)
+        first, last, draw = 0, len(parts), rng.random()
+        if draw < _AT_START:
+            first = 1
+        elif draw < _AT_START + _AT_END:
+            last -= 1
+        between = rng.permutation([*parts[first:last], *[0] * (length - 1 - size)])  # 0 is a token that is kept
+        runs = np.concatenate([parts[:first], between, parts[last:]]).astype(np.int64)
+        chosen = np.repeat(runs > 0, np.maximum(runs, 1))
+        return 1 + np.flatnonzero(chosen)
+
+    def masked(self, feature: Mapping[str, Any]) -> MaskedRow:
+        """The row of a feature, masked."""
+        ids = np.asarray(feature["input_ids"]).astype(np.int64)
+        check_token_ids(ids, len(self.non_special.table))
+        rng = feature_generator(feature, self.seed, self.static)
+        places, mask = self.segments(len(ids), rng), int(self.tokenizer.mask_token_id)
+        return MaskedRow(ids, places, corrupt(ids, places, self.rule, mask, self.non_special.ids, rng)[0])
+
+    def read(self, rows: Sequence[MaskedRow]) -> Batch:
+        """What the encoder is given of rows, and what cross-attention sees."""
+        padder = RowPadder([len(row.ids) for row in rows], self.tokenizer.padding_side)
         batch = {
-            "input_ids": padder.pad(sources, pad),
+            "input_ids": padder.pad([row.corrupted for row in rows], int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
-            "labels": steps.pad([ids[each] for ids, each in pairs], IGNORED),
-            "decoder_input_ids": steps.pad([ids[each - 1] for ids, each in pairs], pad),
-            "decoder_position_ids": steps.pad([each - 1 for each in places], 0),
         }
         if self.hide_masked:
-            seen = [np.isin(np.arange(len(ids)), each, invert=True).astype(np.int64) for ids, each in pairs]
+            seen = [np.isin(np.arange(len(row.ids)), row.places, invert=True).astype(np.int64) for row in rows]
             batch["cross_attention_mask"] = padder.pad(seen, 0)
-        if "language" in features[0]:
-            languages = torch.tensor([int(feature["language"]) for feature in features])[:, None]
-            batch["langs"] = languages.expand(-1, batch["input_ids"].shape[1]).clone()
-            batch["decoder_langs"] = languages.expand(-1, batch["labels"].shape[1]).clone()
         return batch
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        rows = [self.masked(feature) for feature in features]
+        steps = RowPadder([len(row.places) for row in rows], "right")
+        given = [row.ids[row.places - 1] for row in rows]
+        batch = self.read(rows) | {
+            "labels": steps.pad([row.ids[row.places] for row in rows], IGNORED),
+            "decoder_input_ids": steps.pad(given, int(self.tokenizer.pad_token_id)),
+            "decoder_position_ids": steps.pad([row.places - 1 for row in rows], 0),
+        }
+        return batch | languages_of(features, batch, "language", "language")
+
+
+def languages_of(
+    features: Sequence[Mapping[str, Any]], batch: Mapping[str, torch.Tensor], source: str, target: str
+) -> Batch:
+    """`langs` and `decoder_langs` of a batch, by the names of the features' languages; nothing if they hold none."""
+    if source not in features[0]:
+        return {}
+    shapes = {"langs": (source, "input_ids"), "decoder_langs": (target, "labels")}
+    return {
+        column: torch.tensor([[int(feature[name])] * batch[beside].shape[1] for feature in features])
+        for column, (name, beside) in shapes.items()
+    }
 
 
 @dataclass(frozen=True)
-class MaskedSegmentOptions:
-    """Options of `MaskedSegment`; see its collator. The defaults are those of the translation model."""
+class SegmentOptions:
+    """Options of all objectives that mask segments; see the collator. The defaults are those of the translation
+    model."""
 
     share: float = flag(0.5, "Share of a row, or of a block, in the masked segment.")
     mask_share: float = flag(0.8, "Share of the segment's tokens replaced by the mask token.")
     random_share: float = flag(0.1, "Share of the segment's tokens replaced by a random one; the rest is kept.")
     block: int | None = flag(None, "One segment in each block of so many tokens; None: one in each row.")
+    lambda_span: int | None = flag(None, "Cut a row's segment into pieces of so many tokens; None: one piece.")
     hide_masked: bool = flag(True, "Hide the segment from cross-attention.")
-    by_sentence: bool = flag(True, "Each sentence is a row; False: as many sentences of a document as fit.")
     min_length: int = flag(5, "Rows of fewer tokens, special ones included, are left out.")
     language: str = flag("", "Name of the language of texts without a tag.")
     static: bool = flag(False, "The same masks in every epoch instead of new ones.")
+
+
+@dataclass(frozen=True)
+class MaskedSegmentOptions(SegmentOptions):
+    """Options of `MaskedSegment`."""
+
+    by_sentence: bool = flag(True, "Each sentence is a row; False: as many sentences of a document as fit.")
 
 
 class MaskedSegment(Objective):
@@ -146,7 +210,7 @@ class MaskedSegment(Objective):
     | `a b c d e f` | `</s> a b _ _ _ f </s>` | `c d e`, given `b c d` at their positions |
 
     References: Song et al. 2019 (arXiv 1905.02450), section 3.1, and the released code.
-    Related: `Denoising` writes the whole text.
+    Related: `MaskedTranslation` is for texts with translations; `Denoising` writes the whole text.
 
     Example:
         >>> MaskedSegment(tokenizer, max_length=512, seed=0, share=0.15, block=64, hide_masked=False, by_sentence=False)
@@ -154,16 +218,23 @@ class MaskedSegment(Objective):
 
     auto_class = "AutoModelForSeq2SeqLM"
     Options: ClassVar[type] = MaskedSegmentOptions
+    Collator: ClassVar[type[DataCollatorForMaskedSegments]] = DataCollatorForMaskedSegments
+    what_is_left_out: ClassVar[str] = "texts are too short"
     collate: DataCollatorForMaskedSegments
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
         check_at_least(3, min_length=self.options.min_length)
+        if max_length < self.options.min_length:
+            raise CtxError(
+                f"Rows have at most max_length={max_length} tokens, and those of fewer than "
+                f"min_length={self.options.min_length} are left out.",
+                hint="raise max_length, or lower min_length.",
+            )
         self.template = RowTemplate(tokenizer, segments=1)
         self.room = self.template.room(max_length)
         self.reader = LanguageReader(tokenizer, self.options.language)
-        kind = DataCollatorForMaskedSegments
-        self.collate = kind(tokenizer, seed=seed, **collator_options(kind, self.options))
+        self.collate = self.Collator(tokenizer, seed=seed, **collator_options(self.Collator, self.options))
         self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])
 
     @property
@@ -175,7 +246,8 @@ class MaskedSegment(Objective):
         return {"n_langs": max(1, len(names)), "decoder_start_token_id": start, **known}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids, and language with several languages."""
+        """Rows with input_ids, and language with several languages; raises CtxError if all texts are left out."""
+        some = False
         for batch in document_batches(documents):
             for document in self.reader.read(batch):
                 self.statistics.update(
@@ -186,7 +258,17 @@ class MaskedSegment(Objective):
                         self.statistics["left_out"] += 1
                         continue
                     row: Example = {"input_ids": self.template.fill(ids)}
+                    some = True
                     yield row | ({"language": language} if self.reader.is_multilingual else {})
+        if not some:
+            raise self.nothing_left()
+
+    def nothing_left(self) -> CtxError:
+        """The error for text of which no row is left."""
+        return CtxError(
+            f"No row is left: all {self.statistics['left_out']:,} {self.what_is_left_out}.",
+            hint=f"raise max_length={self.max_length}, lower min_length={self.options.min_length}, or give other text.",
+        )
 
     def _texts(self, document: list[tuple[int, np.ndarray]]) -> Iterator[tuple[int, np.ndarray]]:
         """The language and (tokens,) ids of each row's text."""

@@ -137,6 +137,7 @@ class SourceTarget(Objective):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        self.head_fields(tokenizer)  # checks the tokens
         self.template = RowTemplate(tokenizer, segments=1)
         longest = self.options.max_target_length
         self.longest = max_length // 2 if longest is None else longest
@@ -154,20 +155,32 @@ class SourceTarget(Objective):
     @property
     def config_fields(self) -> dict[str, Any]:
         """The tokens that the head needs."""
-        return writing_fields(self.tokenizer, self.query_token_id)
+        return self.head_fields(self.tokenizer)
 
-    @property
-    def query_token_id(self) -> int:
+    @classmethod
+    def head_fields(cls, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """`config_fields` for a tokenizer.
+
+        Raises:
+            CtxError: It lacks a token that the head needs.
+        """
+        return writing_fields(tokenizer, cls.query_token(tokenizer))
+
+    @staticmethod
+    def query_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
         """The token that predicts."""
-        return int(self.tokenizer.mask_token_id)
+        return tokenizer.mask_token_id
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids, target_ids and, if whole words are selected, target_word_ids.
 
         Raises:
-            CtxError: A document is not a source with its target.
+            CtxError: A document is not a source with its target, a target holds a token that ends or predicts one, or
+                all pairs have an empty side.
         """
+        before = self.statistics["sentences"]
         end = np.array([self.tokenizer.sep_token_id], dtype=np.int32)
+        reserved = np.array([self.tokenizer.sep_token_id, self.query_token(self.tokenizer)])
         for batch in document_batches(documents):
             if not all(isinstance(document, TranslatedText) for document in batch):
                 raise CtxError(
@@ -178,7 +191,13 @@ class SourceTarget(Objective):
             sources = tokenize_documents(self.tokenizer, sides[0], False)
             targets = tokenize_documents(self.tokenizer, sides[1], self.with_words)
             self.statistics["documents"] += len(batch)
-            for source, target in zip(sources, targets, strict=True):
+            for document, source, target in zip(batch, sources, targets, strict=True):
+                if (found := np.isin(target.ids, reserved)).any():
+                    token = self.tokenizer.convert_ids_to_tokens(int(target.ids[found][0]))
+                    raise CtxError(
+                        f"A target holds {token}, which ends targets or predicts them: {document[1][:60]!r}.",
+                        hint="take such strings out of the text.",
+                    )
                 if not len(source.ids) or not len(target.ids):
                     self.statistics["left_out"] += 1
                     continue
@@ -190,6 +209,12 @@ class SourceTarget(Objective):
                 if target.word_ids is not None:
                     row["target_word_ids"] = np.append(target.word_ids[: len(ids)], np.int32(NO_WORD))
                 yield row
+        if self.statistics["sentences"] == before:
+            raise CtxError(
+                "No pair is left: all have an empty side.",
+                location="--dataset --translations",
+                hint="give files of which a line is a source, and the same line of the other its target.",
+            )
 
 
 @dataclass(frozen=True)

@@ -180,13 +180,24 @@ def cut_in_two(piece: Piece, rng: np.random.Generator) -> tuple[Piece, Piece]:
     return Piece(piece.document, piece.start, place), Piece(piece.document, place, piece.stop)
 
 
-def writing_fields(tokenizer: PreTrainedTokenizerBase, query: int) -> dict[str, Any]:
+def writing_fields(tokenizer: PreTrainedTokenizerBase, query: int | None) -> dict[str, Any]:
     """Fields of the configuration of an encoder that writes.
 
     Args:
         tokenizer: Its separator ends a target, its first token is the first of `decoder_input_ids`.
         query: Id of the token that predicts.
+
+    Raises:
+        CtxError: One of these tokens is None.
     """
+    needed = {"mask_token": query, "cls_token": tokenizer.cls_token_id, "sep_token": tokenizer.sep_token_id}
+    for name, number in needed.items():
+        if number is None:
+            raise CtxError(
+                f"{type(tokenizer).__name__} has no {name}: each token of a target is predicted by a mask token, after "
+                "a first token ([CLS]) and up to a separator ([SEP]).",
+                hint=f"use the family's tokenizer; or set it, tokenizer.{name} = ..., to a token of the vocabulary.",
+            )
     return {
         "query_token_id": query,
         "decoder_start_token_id": tokenizer.cls_token_id,

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
 
 
@@ -18,7 +19,7 @@ def smooth_labels(model: PreTrainedModel, smoothing: float) -> None:
 
     The target distribution has 1 - smoothing at the label, and `smoothing` spread evenly over the whole vocabulary. The
     loss is the sum over targets divided by their number, or by `num_items_in_batch`, so it is exact under gradient
-    accumulation and on several processes.
+    accumulation and on several processes. A head that smooths by itself, by `config.label_smoothing`, is told to.
 
     Args:
         model: An encoder-decoder whose loss is one cross-entropy over `labels`; one of transformers after
@@ -34,6 +35,9 @@ def smooth_labels(model: PreTrainedModel, smoothing: float) -> None:
             location=f"--label_smoothing {smoothing}",
             hint="use 0.1, for example.",
         )
+    if isinstance(model, CtxPreTrainedModel) and hasattr(model.config, "label_smoothing"):
+        model.config.label_smoothing = smoothing
+        return
     if not smoothing:
         return
     if tuple(getattr(model, "loss_targets", ("labels",))) != ("labels",):

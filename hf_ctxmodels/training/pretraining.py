@@ -174,7 +174,9 @@ def make_objective(
     return name, kind(tokenizer, max_length=arguments.max_length, seed=seed, **options)
 
 
-def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any]:
+def parse_options(
+    objective: type[Objective], texts: list[str], location: str = "--objective_options"
+) -> dict[str, Any]:
     """`["mlm_probability=0.2"]` as `{"mlm_probability": 0.2}`, with the types of the objective's `Options`.
 
     Raises:
@@ -187,7 +189,7 @@ def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any
             explained = "".join(f"\n    {name}: {text}" for name, text in known.items())
             raise CtxError(
                 f"{objective.__name__} has no option {key!r}." if value else f"{key!r} is not key=value.",
-                location="--objective_options",
+                location=location,
                 hint=f"use key=value with one of:{explained}",
             )
     parser = HfArgumentParser(objective.Options, exit_on_error=False)
@@ -195,7 +197,7 @@ def parse_options(objective: type[Objective], texts: list[str]) -> dict[str, Any
         flags = [part for key, value in pairs.items() for part in (f"--{key}", value)]
         (options,) = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
     except Exception as error:
-        raise CtxError(f"{error}.", location="--objective_options", hint="give a value of that type.") from error
+        raise CtxError(f"{error}.", location=location, hint="give a value of that type.") from error
     return {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name in pairs}
 
 

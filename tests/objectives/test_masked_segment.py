@@ -9,7 +9,8 @@ from numbered_text import numbered_documents
 
 from hf_ctxmodels import CtxBertTokenizer, CtxError, CtxMassConfig, CtxMassForConditionalGeneration, CtxMassTokenizer
 from hf_ctxmodels.data import ExampleSet
-from hf_ctxmodels.objectives import DataCollatorForMaskedSegments, MaskedSegment
+from hf_ctxmodels.data.documents import TranslatedText
+from hf_ctxmodels.objectives import DataCollatorForMaskedSegments, MaskedSegment, MaskedTranslation
 
 DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [1], [40] * 3, [4] * 12])
 
@@ -99,6 +100,111 @@ def test_realised_rates(tokenizer: CtxBertTokenizer) -> None:
     assert min(firsts) == 0
 
 
+def pieces_by_loops(length: int, share: float, span: int, rng: np.random.Generator) -> list[int]:
+    """Columns, from a list of piece lengths and zeros for kept tokens, which is unfolded token by token."""
+    size, pieces = min(round(share * length), length - 1), []
+    kept = [0] * (length - 1 - size)
+    while size > 0:
+        pieces.append(min(span, size))
+        size -= span
+    draw = rng.random()
+    if draw < 0.2:
+        order = [pieces[0], *rng.permutation([*pieces[1:], *kept])]
+    elif draw < 0.4:
+        order = [*rng.permutation([*pieces[:-1], *kept]), pieces[-1]]
+    else:
+        order = [*rng.permutation([*pieces, *kept])]
+    columns, place = [], 1
+    for piece in order:
+        columns += range(place, place + int(piece))
+        place += max(int(piece), 1)
+    assert place == length
+    return columns
+
+
+def test_a_segment_in_pieces(tokenizer: CtxBertTokenizer) -> None:
+    """The released loop; shares of tokens, of pieces at both ends and of single columns; one piece is a segment."""
+    for share, span, length in ((0.5, 4, 41), (0.5, 1, 12), (1.0, 3, 9), (0.3, 2, 20), (0.9, 5, 7)):
+        collator = DataCollatorForMaskedSegments(tokenizer, share=share, lambda_span=span)
+        found = []
+        for seed in range(300):
+            places = collator.segments(length, np.random.default_rng(seed)).tolist()
+            assert places == pieces_by_loops(length, share, span, np.random.default_rng(seed))
+            found.append(np.isin(np.arange(length), places))
+        chosen = np.array(found)
+        assert (chosen.sum(1) == min(round(share * length), length - 1)).all()
+        assert not chosen[:, 0].any(), "the first token is never masked"
+    collator, rng = DataCollatorForMaskedSegments(tokenizer, lambda_span=2), np.random.default_rng(0)
+    masks = np.array([np.bincount(collator.segments(40, rng), minlength=40) for _ in range(4000)])
+    rate = 9 / 29  # of what is shuffled, 10 pieces of 2 and 19 tokens, a piece is at the begin in 10 of 29
+    assert masks[:, 1].mean() == pytest.approx(0.2 + 0.2 * rate + 0.6 * 10 / 29, abs=0.025)
+    assert masks[:, 39].mean() == pytest.approx(0.2 + 0.2 * rate + 0.6 * 10 / 29, abs=0.025)
+    whole, one = (DataCollatorForMaskedSegments(tokenizer, lambda_span=span) for span in (None, 10000))
+    for seed in range(50):
+        assert np.array_equal(*(each.segments(30, np.random.default_rng(seed)) for each in (whole, one)))
+    objective = MaskedSegment(tokenizer, max_length=50, seed=0, lambda_span=2)
+    rows = ExampleSet.build(objective.examples(DOCUMENTS))
+    batch = objective.collate([rows[number] for number in range(len(rows))])
+    for number in range(len(rows)):
+        clean = rows[number]["input_ids"]
+        steps = batch["labels"][number] != -100
+        places = batch["decoder_position_ids"][number][steps] + 1
+        assert batch["labels"][number][steps].tolist() == clean[places].tolist()
+        assert batch["decoder_input_ids"][number][steps].tolist() == clean[places - 1].tolist()
+    assert objective.rates(objective.count(batch))["segment"] == pytest.approx(0.5, abs=0.03)
+
+
+def test_masked_translation(subtests) -> None:
+    """What the encoder and the decoder are given of pairs in two languages, the rates, and that the model takes it."""
+    pairs = [
+        TranslatedText(["<en> wa wb wc wd we", "<de> wf wg wh wi"]),
+        TranslatedText(["<de> wi wj", "<en> wa wb wc"]),
+    ]
+    tokenizer = CtxMassTokenizer.train([text for pair in pairs for text in pair] * 2, vocab_size=90)
+    end = tokenizer.eos_token_id
+    documents = [*pairs * 60, TranslatedText(["<de> wi", "<en> "]), TranslatedText(["<de> wi", "<en>" + 20 * " wa"])]
+    for options in ({}, {"target_share": 0.5, "share": 0.3, "lambda_span": 1}, {"target_share": 0.0}):
+        with subtests.test(**options):
+            objective = MaskedTranslation(tokenizer, max_length=16, seed=1, **options)
+            rows = ExampleSet.build(objective.examples(documents))
+            assert len(rows) == 120
+            assert objective.statistics["left_out"] == 2
+            batch = objective.collate([rows[3, number] for number in range(120)])
+            again = objective.collate([rows[3, number] for number in (1, 0)])
+            assert ("cross_attention_mask" in batch) == objective.options.hide_masked
+            changed, given, expected = 0, 0, objective.options.target_share
+            for number, (source, target) in enumerate(pairs * 60):
+                ids = tokenizer(source.split(" ", 1)[1]).input_ids
+                labels = tokenizer(target.split(" ", 1)[1]).input_ids[1:]
+                read = batch["decoder_input_ids"][number]
+                assert batch["labels"][number].tolist() == labels + [-100] * (len(read) - len(labels))
+                assert read[0] == end == objective.config_fields["decoder_start_token_id"]
+                same = (read[1 : len(labels)] == torch.tensor(labels[:-1])).tolist()
+                changed, given = changed + same.count(False), given + len(same)
+                assert same.count(False) <= max(1, round(expected * len(same)))
+                numbers = [tokenizer.language_id(text[1:3]) for text in (source, target)]
+                assert batch["langs"][number].unique().tolist() == numbers[:1]
+                assert batch["decoder_langs"][number].unique().tolist() == numbers[1:]
+                kept = batch["input_ids"][number, : len(ids)] == torch.tensor(ids)
+                assert kept[0]
+                assert kept.sum() >= len(ids) - round(objective.options.share * len(ids))
+            assert torch.equal(again["input_ids"][1][:7], batch["input_ids"][0][:7]), "a row's masks are its own"
+            rates = objective.rates(objective.count(batch))
+            assert rates["given_changed"] == pytest.approx(changed / given)
+            budgets = [round(expected * length) or 1 for length in (4, 3)] if expected else [0, 0]
+            assert rates["given_masks"] == pytest.approx(0.8 * sum(budgets) / 7, abs=0.04)
+            assert (rates["given_changed"] == 0) == (expected == 0)
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_attention_heads": 4, "decoder_attention_heads": 4, "initializer_range": 0.2}
+    config = CtxMassConfig(vocab_size=len(tokenizer), **size, **objective.config_fields)
+    loss = CtxMassForConditionalGeneration(config)(**batch).loss
+    assert torch.isfinite(loss)
+    with pytest.raises(CtxError, match=r"(?s)no translation.*--translations FILE.*masked-segment"):
+        list(objective.examples([["<en> wa wb"]]))
+    with pytest.raises(CtxError, match=r"(?s)no tag of its language.*language=NAME"):
+        list(objective.examples([TranslatedText(["wa wb", "<en> wa"])]))
+
+
 def test_languages() -> None:
     """Each row has one, of its text and of its segment; rows of several sentences end where the language changes."""
     texts = ["<de> wa wb wc wd", "<en> we wf wg wh", "<en> wi wj wa wc"]
@@ -160,8 +266,15 @@ def test_the_decoder_sees_no_masked_state_and_no_later_token(tokenizer: CtxBertT
 
 
 def test_what_cannot_be_right(tokenizer: CtxBertTokenizer) -> None:
-    for options, message in (({"share": 0.0}, "out of range"), ({"block": 1}, "block=1 is too small")):
+    for options, message in (
+        ({"share": 0.0}, "out of range"),
+        ({"block": 1}, "block=1 is too small"),
+        ({"lambda_span": 0}, "lambda_span=0 is too small"),
+        ({"lambda_span": 3, "block": 64}, "exclude each other"),
+    ):
         with pytest.raises(CtxError, match=message):
             DataCollatorForMaskedSegments(tokenizer, **options)
     with pytest.raises(CtxError, match="min_length=2 is too small"):
         MaskedSegment(tokenizer, max_length=9, seed=0, min_length=2)
+    with pytest.raises(CtxError, match=r"target_share=1.5 is no share"):
+        MaskedTranslation(tokenizer, max_length=9, seed=0, target_share=1.5)

@@ -160,6 +160,19 @@ def test_noisy_targets(tokenizer):
     clean = NoisySequenceToSequence(tokenizer, max_length=40, seed=1, noise_probability=0.0)
     batch = clean.collate(features(rows))
     assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
+    assert "span_ids" not in batch
+    whole = NoisySequenceToSequence(tokenizer, max_length=40, seed=1, max_span=2)
+    rows = list(whole.examples([TranslatedText(["wa wb", "wcxaxb wdxa we wfxc wg"])] * 50))
+    words, sizes = [0, 0, 0, 1, 1, 2, 3, 3, 4, 5], Counter()
+    for spans in whole.collate(features(rows))["span_ids"].tolist():
+        members = {span: {word for word, own in zip(words, spans, strict=True) if own == span} for span in spans}
+        assert sum(map(len, members.values())) == 6, "a word is in one span"
+        assert members[spans[-1]] == {5}, "the end is a span of its own"
+        assert spans == sorted(spans)
+        sizes.update(map(len, members.values()))
+    assert sizes.keys() == {1, 2}
+    with pytest.raises(CtxError, match="max_span=-1 is too small"):
+        NoisySequenceToSequence(tokenizer, max_length=40, seed=1, max_span=-1)
     with pytest.raises(CtxError, match=r"no \[NOISE\]"):
         NoisySequenceToSequence(tokenizer, max_length=40, seed=1, noise="token")
     with pytest.raises(CtxError, match="no target"):

@@ -24,6 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, script: str, flags: str) -> int:
         ("conversion/cove.py", "--weights w --vectors v --output {out}", "config.json"),
         ("conversion/elmo.py", "--options o --weights w --output {out}", "model.safetensors"),
         ("conversion/gpt.py", "--folder f --output {out}", "config.json"),
+        ("conversion/mass.py", "--checkpoint c --codes c --output {out}", "config.json"),
         ("conversion/grover.py", "--checkpoint c --vocabulary v --merges m --output {out}", "config.json"),
         ("conversion/infersent.py", "--weights w --vectors v --output {out}", "tokenizer.json"),
         ("conversion/laser.py", "--encoder e --codes c --output {out}", "config.json"),

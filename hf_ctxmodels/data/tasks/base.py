@@ -74,12 +74,22 @@ class TaskArguments:
     target_language: str | None = flag(
         None, "seq2seq only: mark of the language that is written, such as `<de>`, where the model writes several."
     )
-    label_smoothing: float = flag(
-        0.0, "seq2seq only: share of the target probability that is spread over all tokens in training."
+    label_smoothing: float | None = flag(
+        None,
+        "seq2seq only: share of the target probability that is spread over all tokens in training. Default: as the "
+        "family was fine-tuned, see its card; else 0.",
     )
     num_beams: int = flag(1, "seq2seq only: width of the beam search by which predictions are written; 1 is greedy.")
     metrics: str = flag(
         "rouge,bleu,exact_match", "seq2seq only: what predictions are scored by, the main metric first."
+    )
+    plain_targets: bool = flag(
+        False,
+        "seq2seq only: train on the targets as they are, each token from those before it, also where the family's "
+        "paper masks them or adds noise.",
+    )
+    target_options: list[str] = flag(
+        (), "seq2seq only: options of such masks or noise, as key=value; an unknown key lists them."
     )
 
 

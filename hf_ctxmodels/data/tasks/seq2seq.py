@@ -8,7 +8,13 @@ import numpy as np
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation import language_number, longest_input, target_fields, written_texts
+from hf_ctxmodels.core.generation import (
+    language_number,
+    longest_input,
+    longest_pair,
+    target_fields,
+    written_texts,
+)
 from hf_ctxmodels.data.padding import SourceTargetCollator
 from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.data.tasks.base import (
@@ -39,7 +45,8 @@ class Seq2Seq(Task[SourceTarget]):
 
     Files are tables with a column of sources (`--text_columns`, by default `source`) and one of targets
     (`--label_column`, by default `target`). A source over `max_length` tokens is an error, or cut at its end with
-    `cut_sources`; a target over `max_target_length` is an error, since a cut one would teach a wrong end.
+    `cut_sources`; a target over `max_target_length` is an error, since a cut one would teach a wrong end. A target that
+    the tokenizer begins with the decoder's first input is without it, since the decoder begins with it anyway.
 
     The baseline is the source itself or its first sentence, whichever has the better main metric.
     """
@@ -47,6 +54,8 @@ class Seq2Seq(Task[SourceTarget]):
     name: ClassVar[str] = "seq2seq"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
     generates: ClassVar[bool] = True
+    with_target_words: bool = False
+    """Whether features hold `target_word_ids`, (tokens,) the number of each target token's word, -1 for others."""
     _BASELINES: ClassVar = {
         "the source itself": lambda source: source,
         "the first sentence of the source": lambda source: split_sentences(source)[0],
@@ -81,7 +90,7 @@ class Seq2Seq(Task[SourceTarget]):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]
     ) -> None:
-        """Note by which tokens the model ends a text.
+        """Note by which tokens the model begins and ends a text.
 
         Raises:
             CtxError: The model has no head for the task or no such token, or fewer positions than the longest texts.
@@ -91,14 +100,7 @@ class Seq2Seq(Task[SourceTarget]):
                 f"{type(config).__name__} cannot be opened with {self.auto_class}: no head writes targets.",
                 hint="use an encoder-decoder.",
             )
-        limit = longest_input(config)
-        for name in ("max_length", "max_target_length"):
-            if limit is not None and getattr(self.arguments, name) > limit:
-                raise CtxError(
-                    f"Texts of {getattr(self.arguments, name)} tokens are over the model's limit of {limit} positions.",
-                    location=f"--{name} {getattr(self.arguments, name)}",
-                    hint=f"use --{name} {limit} or less.",
-                )
+        self._check_positions(config)
         ends = config.eos_token_id
         if ends is None:
             raise CtxError(
@@ -106,6 +108,27 @@ class Seq2Seq(Task[SourceTarget]):
                 hint="use an encoder-decoder; or set it by --config_options eos_token_id=NUMBER.",
             )
         self._ends = {ends} if isinstance(ends, int) else set(ends)
+        self._query = getattr(config, "query_token_id", None)
+        self._start = getattr(config, "decoder_start_token_id", None)
+
+    def _check_positions(self, config: PreTrainedConfig) -> None:
+        """Raise CtxError if the model has fewer positions than the longest texts."""
+        limit, shared = longest_input(config), longest_pair(config)
+        source, target = self.arguments.max_length, self.arguments.max_target_length
+        for name, length in (("max_length", source), ("max_target_length", target)):
+            if limit is not None and length > limit:
+                raise CtxError(
+                    f"Texts of {length} tokens are over the model's limit of {limit} positions.",
+                    location=f"--{name} {length}",
+                    hint=f"use --{name} {limit} or less.",
+                )
+        if shared is not None and source + target > shared:
+            raise CtxError(
+                f"Sources of {source} and targets of {target} tokens are over the model's limit of {shared} tokens, "
+                "which a source and its target share.",
+                location=f"--max_length {source} --max_target_length {target}",
+                hint=f"lower one of them, to a sum of {shared} or less.",
+            )
 
     def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """See `Task.encode`; origins are example indices."""
@@ -115,12 +138,26 @@ class Seq2Seq(Task[SourceTarget]):
         sources = self._sources([example.source for example in examples], tokenizer)
         targets = self._targets([example.target for example in examples], tokenizer)
         self._check(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
-        specials = len(tokenizer(text_target="")["input_ids"])
-        self._check(examples, "target", targets, self.arguments.max_target_length, specials)
+        nothing = self._begun(tokenizer(text_target="")["input_ids"])
+        self._check(examples, "target", targets, self.arguments.max_target_length, len(nothing))
+        self._check_reserved(examples, targets, sum(each in self._ends for each in nothing), tokenizer)
         features: list[Feature] = [
             {"input_ids": source, "labels": target, **more} for source, target in zip(sources, targets, strict=True)
         ]
+        if self.with_target_words:
+            self._add_words(features, [example.target for example in examples], tokenizer)
         return Encoded(features, list(range(len(features))))
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """A target without the decoder's first input."""
+        return ids[1:] if len(ids) > 1 and ids[0] == self._start else ids
+
+    def _add_words(self, features: list[Feature], texts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
+        """Add `target_word_ids` to features."""
+        encoded = tokenizer(text_target=texts, verbose=False)
+        for number, feature in enumerate(features):
+            words = [-1 if word is None else word for word in encoded.word_ids(number)]
+            feature["target_word_ids"] = np.array(words[len(words) - len(feature["labels"]) :])
 
     def _sources(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
         cut = {"truncation": True, "max_length": self.arguments.max_length} if self.arguments.cut_sources else {}
@@ -128,7 +165,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     def _targets(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
         """The targets' ids; raises CtxError unless each holds a token at which the model stops."""
-        targets = tokenizer(text_target=texts, verbose=False)["input_ids"]
+        targets = [self._begun(ids) for ids in tokenizer(text_target=texts, verbose=False)["input_ids"]]
         if not self._ends & set(targets[0]):
             raise CtxError(
                 f"{type(tokenizer).__name__} ends targets without a token at which the model stops writing: "
@@ -158,6 +195,21 @@ class Seq2Seq(Task[SourceTarget]):
                 hint=f"raise --{flag}, or "
                 + ("cut the ends of sources: --cut_sources." if side == "source" else "remove the lines."),
             )
+
+    def _check_reserved(
+        self, examples: Sequence[SourceTarget], rows: list[list[int]], ends: int, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Raise CtxError for a target whose text holds an end, where a model would stop, or the token that predicts."""
+        for example, row in zip(examples, rows, strict=True):
+            found = [each for each in row if each in self._ends]
+            if self._query in row or len(found) > ends:
+                token = self._query if self._query in row else found[0]
+                raise CtxError(
+                    f"The text of the target holds {tokenizer.convert_ids_to_tokens(token)}, at which the model stops, "
+                    f"or by which it predicts: {example.target[:60]!r}.",
+                    location=example.where,
+                    hint="take such strings out of the text.",
+                )
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """See `Task.collator`; raises CtxError for a tokenizer without a padding token."""

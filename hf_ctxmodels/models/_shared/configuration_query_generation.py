@@ -34,6 +34,9 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
     copied_segments: ClassVar[tuple[int, ...]]
     """BERT's segments, of which the embeddings of those after them begin as copies."""
 
+    reads_start: ClassVar[bool] = False
+    """Whether the first of `decoder_input_ids` is read, as a token of the target; else it only holds the place."""
+
     own_fields: ClassVar[tuple[str, ...]] = (
         *CtxEncoderConfig.own_fields,
         *("query_token_id", "decoder_start_token_id", "eos_token_id"),
@@ -57,6 +60,11 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
         if fields.get("type_vocab_size") == PAIR_SEGMENTS:
             fields = {**fields, "type_vocab_size": PAIR_SEGMENTS + len(cls.copied_segments)}
         return fields, unused
+
+    @property
+    def longest_source_and_target(self) -> int:
+        """Most tokens of a source and of its target, the end included: both have positions in one row."""
+        return self.max_position_embeddings - int(self.reads_start)
 
     @property
     def target_vocab_size(self) -> int:

@@ -64,13 +64,10 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
     Attributes:
         source_type: Segment of the source; None for that of `token_type_ids`.
         target_type: Segment of the target and of query tokens.
-        reads_start: Whether the first of `decoder_input_ids` is read, as a token of the target; else it only holds the
-            place.
     """
 
     source_type: ClassVar[int | None] = None
     target_type: ClassVar[int]
-    reads_start: ClassVar[bool] = False
     mlm_head: Any
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
@@ -277,4 +274,4 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
 
     def _read_target(self, ids: Tensor) -> tuple[Tensor, int]:
         """(batch, ...) tokens of the target that are read, and how many of them the first step depends on."""
-        return (ids, 1) if self.reads_start else (ids[:, 1:], 0)
+        return (ids, 1) if self.config.reads_start else (ids[:, 1:], 0)

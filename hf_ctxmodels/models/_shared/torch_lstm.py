@@ -1,12 +1,13 @@
 """Conversion of the weights of a bidirectional `torch.nn.LSTM` to native names and shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.serialization import safe_globals
 
 from hf_ctxmodels.core.errors import CtxError, boundary
 
@@ -15,14 +16,18 @@ _DIRECTIONS = ("", "_reverse")
 _SPECIAL = 2  # zero vectors of padding and unknown words
 
 
-def read_torch_file(file: str | Path) -> Any:
+def read_torch_file(file: str | Path, allowed: Sequence[type] = ()) -> Any:
     """The content of a pickle of tensors and plain values.
+
+    Args:
+        file: Its path.
+        allowed: Further types of values that run no code when they are read.
 
     Raises:
         CtxError: It cannot be read, or holds other objects.
     """
     hint = "give the released file, or a state dict: torch.save(model.state_dict(), ...)."
-    with boundary("Cannot read the weights", location=str(file), hint=hint):
+    with boundary("Cannot read the weights", location=str(file), hint=hint), safe_globals([*allowed]):
         return torch.load(file, map_location="cpu", weights_only=True)
 
 

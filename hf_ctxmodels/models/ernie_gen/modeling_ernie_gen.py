@@ -42,4 +42,3 @@ class CtxErnieGenForConditionalGeneration(
 
     masked_lm_class = CtxErnieGenForMaskedLM
     target_type = TARGET_SEGMENT
-    reads_start = True

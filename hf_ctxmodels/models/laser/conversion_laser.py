@@ -7,14 +7,12 @@ from typing import Any
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.models._shared.fastbpe_files import own_name
 from hf_ctxmodels.models._shared.torch_lstm import convert_layers, layer_fields, read_torch_file
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
-from hf_ctxmodels.tokenizers.subwords import END_OF_WORD, SPECIAL_TOKENS
-
-_CONTINUES = "@@"  # suffix of a subword within a word
+from hf_ctxmodels.tokenizers.subwords import SPECIAL_TOKENS
 
 
 def read_encoder(file: str | Path) -> dict[str, Any]:
@@ -30,17 +28,6 @@ def read_encoder(file: str | Path) -> dict[str, Any]:
     return dict(found)
 
 
-def read_codes(file: str | Path) -> list[tuple[str, str]]:
-    """The merges of a file of lines with two subwords and a count; raises CtxError for other lines."""
-    merges = []
-    for number, line in enumerate(read_lines(Path(file)), start=1):
-        parts = line.split()
-        if len(parts) not in (2, 3):
-            raise CtxError(f"Not two subwords and a count: {line.strip()!r}.", location=f"{file}, line {number}")
-        merges.append((parts[0], parts[1]))
-    return merges
-
-
 def vocabulary_of(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, int]:
     """The dictionary's subwords under the tokenizer's names, followed by subwords that occur only in merges.
 
@@ -49,19 +36,13 @@ def vocabulary_of(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str
     """
     if missing := [token for token in SPECIAL_TOKENS if token not in dictionary]:
         raise CtxError(f"The dictionary lacks {', '.join(missing)}.")
-    vocab = {_own_name(token): int(number) for token, number in dictionary.items()}
+    vocab = {token if token in SPECIAL_TOKENS else own_name(token): int(number) for token, number in dictionary.items()}
     if sorted(vocab.values()) != list(range(len(dictionary))):
         raise CtxError("The dictionary's numbers are not 0, 1, 2, ..., one for each subword.")
     for first, second in merges:
         for part in (first, second, first + second):
             vocab.setdefault(part, len(vocab))
     return vocab
-
-
-def _own_name(token: str) -> str:
-    if token in SPECIAL_TOKENS:
-        return token
-    return token.removesuffix(_CONTINUES) if token.endswith(_CONTINUES) else token + END_OF_WORD
 
 
 def laser_of_encoder(

@@ -6,7 +6,7 @@ from hf_ctxmodels.models._shared.configuration_seq2seq import seq2seq_size
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration, CtxMassModel
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
-from hf_ctxmodels.objectives import MaskedSegment
+from hf_ctxmodels.objectives import MaskedSegment, MaskedTranslation
 from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
 
 # The model for summaries, with BERT's uncased vocabulary; the LayerNorms are those of its library.
@@ -48,7 +48,7 @@ SPEC = FamilySpec(
         "AutoModelForPreTraining": CtxMassForConditionalGeneration,
         "AutoModelForSeq2SeqLM": CtxMassForConditionalGeneration,
     },
-    objectives={"masked-segment": MaskedSegment},
+    objectives={"masked-segment": MaskedSegment, "masked-translation": MaskedTranslation},
     sizes=SIZES,
     published=PUBLISHED,
     parent="xlm",

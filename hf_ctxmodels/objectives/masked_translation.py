@@ -1,0 +1,168 @@
+"""MASS's pretraining on sentence pairs: translate a masked source, from an input of the decoder that is masked too."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.documents import TranslatedText
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import RowPadder
+from hf_ctxmodels.data.seeding import Stream
+from hf_ctxmodels.objectives.base import Batch
+from hf_ctxmodels.objectives.common.features import feature_generator
+from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, corrupt
+from hf_ctxmodels.objectives.common.segments import document_batches
+from hf_ctxmodels.objectives.masked_segment import (
+    DataCollatorForMaskedSegments,
+    MaskedSegment,
+    SegmentOptions,
+    languages_of,
+)
+
+
+@dataclass
+class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegments):
+    """Masks the segment of each source, as `DataCollatorForMaskedSegments` does, and single tokens that the decoder is
+    given of its target; every token of the target is predicted.
+
+    Of a target's tokens round(target_share * tokens) are selected, at least one. Of these 80% become the mask token,
+    10% a random token, and 10% stay. The decoder's first input is never selected.
+
+    Each feature holds:
+        input_ids: (tokens,) of the source, with special tokens.
+        target_ids: (tokens,) of the target, with special tokens, one of them at its begin.
+        example_index, epoch: Integers that seed the masks.
+        language, target_language: Optional, the numbers of both languages.
+
+    Returns: input_ids, attention_mask, cross_attention_mask and langs as there; labels, decoder_input_ids (batch,
+        steps) the target without its first token, and without its last one, in part masked; decoder_langs.
+
+    Args: those of `DataCollatorForMaskedSegments`, and
+        target_share: Share of the tokens of the decoder's input; 0 for none.
+    """
+
+    hide_masked: bool = False
+    target_share: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.target_share <= 1:
+            raise CtxError(f"target_share={self.target_share} is no share.", hint="use 0 to 1.")
+        share = self.target_share or 1.0  # a rule selects something
+        self.target_rule = MaskingRule(share, self.mask_share, self.random_share)
+
+    def given(self, feature: Mapping[str, Any]) -> np.ndarray:
+        """(steps,) the decoder's input."""
+        ids = np.asarray(feature["target_ids"]).astype(np.int64)[:-1]
+        if not self.target_share:
+            return ids
+        rng = feature_generator(feature, self.seed, self.static, Stream.ORDER)
+        chosen = self.target_rule.select(np.arange(len(ids)) > 0, None, rng)
+        mask = int(self.tokenizer.mask_token_id)
+        return corrupt(ids, chosen, self.target_rule, mask, self.non_special.ids, rng)[0]
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        labels = [np.asarray(feature["target_ids"]).astype(np.int64)[1:] for feature in features]
+        steps = RowPadder([len(row) for row in labels], "right")
+        batch = self.read([self.masked(feature) for feature in features]) | {
+            "labels": steps.pad(labels, IGNORED),
+            "decoder_input_ids": steps.pad([self.given(each) for each in features], int(self.tokenizer.pad_token_id)),
+        }
+        return batch | languages_of(features, batch, "language", "target_language")
+
+
+@dataclass(frozen=True)
+class MaskedTranslationOptions(SegmentOptions):
+    """Options of `MaskedTranslation`; see its collator."""
+
+    target_share: float = flag(0.3, "Share of the tokens given to the decoder that are masked; 0 for none.")
+    hide_masked: bool = flag(False, "Hide the segment from cross-attention.")
+    min_length: int = flag(3, "Pairs of which a side has fewer tokens, special ones included, are left out.")
+
+
+class MaskedTranslation(MaskedSegment):
+    """MASS's supervised pretraining: write the translation of a masked text, while the words before each are in part
+    masked too, so that the decoder has to look at the source.
+
+    A row is a text and its translation (`--translations`). The text's language is that of its tag or the option
+    `language`, the translation's that of its tag (`--language_tags`). A pair with a side longer than `max_length` is
+    left out and counted.
+
+    | document | source | given to the decoder | targets |
+    |---|---|---|---|
+    | `a b c d` and `A B C` | `</s> a _ _ d </s>` | `</s> A _ C` | `A B C </s>` |
+
+    References: Song et al. 2019 (arXiv 1905.02450), and the released code for supervised translation, of which it is
+    taken that tokens given to the decoder are corrupted, 80/10/10. The shares, that a source is masked as in
+    `MaskedSegment`, and that cross-attention sees all of it, are choices made here.
+    Related: `MaskedSegment` is for single texts; `TranslationLM` is for encoders.
+
+    Example:
+        >>> MaskedTranslation(tokenizer, max_length=100, seed=0, language="en", lambda_span=1)
+    """
+
+    reads_translations = True
+    reads_language_tags = True
+    Options: ClassVar[type] = MaskedTranslationOptions
+    Collator = DataCollatorForMaskedTranslation
+    what_is_left_out = "pairs have a side that is empty, too short or too long"
+    collate: DataCollatorForMaskedTranslation
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        self.baseline = replace(self.baseline, column="target_ids")
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows with input_ids and target_ids, and language and target_language with several languages.
+
+        Raises:
+            CtxError: A document is not a text with its translation, a side has no language, or all pairs are left out.
+        """
+        some = False
+        for batch in document_batches(documents):
+            if not all(isinstance(document, TranslatedText) for document in batch):
+                raise CtxError(
+                    "A document has no translation.",
+                    hint="give a file of them: --translations FILE, line by line the translation of --dataset; for "
+                    "text without one, --objective masked-segment.",
+                )
+            for (language, ids), (written, target) in self.reader.read(batch):
+                sides = [self.template.fill(ids), self.template.fill(target)]
+                lengths = [len(side) for side in sides]
+                empty = not len(ids) or not len(target)
+                self.statistics["documents"] += 1
+                if empty or min(lengths) < self.options.min_length or max(lengths) > self.max_length:
+                    self.statistics["left_out"] += 1
+                    continue
+                self.statistics.update(sentences=1, tokens=len(ids), target_tokens=len(target))
+                row: Example = {"input_ids": sides[0], "target_ids": sides[1]}
+                named: Example = {"language": language, "target_language": written}
+                some = True
+                yield row | (named if self.reader.is_multilingual else {})
+        if not some:
+            raise self.nothing_left()
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """See `Objective.count`."""
+        given, labels = batch["decoder_input_ids"][:, 1:], batch["labels"]
+        known, hidden = labels[:, 1:] != IGNORED, given == int(self.tokenizer.mask_token_id)
+        counts = {"given": known, "changed": known & (given != labels[:, :-1]), "hidden": hidden}
+        return {**super().count(batch), **{name: int(where.sum()) for name, where in counts.items()}}
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`; of sources the share of mask tokens, of the tokens given to the decoder that of mask
+        tokens and of changed ones."""
+        return {
+            "fill": counts["tokens"] / max(1, counts["positions"]),
+            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
+            "source_masks": counts["masks"] / max(1, counts["tokens"]),
+            "given_masks": counts["hidden"] / max(1, counts["given"]),
+            "given_changed": counts["changed"] / max(1, counts["given"]),
+        }

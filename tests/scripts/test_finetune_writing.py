@@ -1,0 +1,249 @@
+"""finetune --task seq2seq for every family that writes, on targets as its paper makes them; their batches."""
+
+import json
+import random
+import re
+import runpy
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.documents import TranslatedText
+from hf_ctxmodels.data.tasks import TaskArguments
+from hf_ctxmodels.data.tasks.seq2seq import Seq2Seq, SourceTarget
+from hf_ctxmodels.inference import generate_texts
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
+from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.label_smoothing import smooth_labels
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.writing import set_head_tokens, training_smoothing, training_targets
+
+ROOT = Path(__file__).parents[2]
+WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}
+WRITING = [family for family in FAMILIES.values() if "AutoModelForSeq2SeqLM" in family.models]
+OWN = [family for family in WRITING if family.writing is not None]
+SIZES = ["hidden_size=32", "num_hidden_layers=2", "hidden_dropout_prob=0", "attention_probs_dropout_prob=0"]
+SIZES += ["num_attention_heads=2", "intermediate_size=128", "max_position_embeddings=16", "initializer_range=0.1"]
+
+
+def tokenizer_of(family: FamilySpec) -> PreTrainedTokenizerBase:
+    """One of both sides' words."""
+    texts = [f"{source}\t{target}" for source, target in WORDS.items()]
+    if hasattr(family.tokenizer, "target_start"):
+        return family.tokenizer.train(texts * 3, 60, min_count=1, min_target_count=1)
+    if any(each.reads_language_tags for each in [*family.objectives.values()][:1]):
+        return family.tokenizer.train([f"{source}\t<de> {target}" for source, target in WORDS.items()] * 3, 60)
+    return family.tokenizer.train([text.replace("\t", " ") for text in texts] * 3, vocab_size=300)
+
+
+def flags_of(family: FamilySpec, folder: Path) -> list[Any]:
+    """Those of a small new model."""
+    known = family.config.__dataclass_fields__
+    sizes = [size for size in SIZES if size.partition("=")[0] in known]
+    sizes += [f"{name}={size}" for name, size in (("decoder_layers", 2), ("embedding_size", 16)) if name in known]
+    sizes += ["decoder_attention_heads=2", "decoder_ffn_dim=128"] * ("decoder_ffn_dim" in known)
+    sizes += ["n_langs=1"] * ("n_langs" in known)
+    return ["--family", family.name, "--tokenizer", folder, "--config_options", *sizes]
+
+
+def write_pairs(folder: Path) -> list[Any]:
+    rng = random.Random(0)
+    for name, size in (("train", 400), ("dev", 20)):
+        texts = [rng.choices(list(WORDS), k=rng.randint(1, 3)) for _ in range(size)]
+        rows = [{"source": " ".join(text), "target": " ".join(map(WORDS.get, text))} for text in texts]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return ["--train_file", folder / "train.jsonl", "--validation_file", folder / "dev.jsonl"]
+
+
+def finetune(monkeypatch: pytest.MonkeyPatch, *flags: Any) -> int:
+    monkeypatch.setattr(sys, "argv", ["finetune.py", "--task", "seq2seq", *map(str, flags)])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ROOT / "scripts" / "finetune.py"), run_name="__main__")
+    return stopped.value.code
+
+
+def test_every_family_learns_to_write(subtests, tmp_path, monkeypatch, capsys):
+    """From files to texts, those that `generate` writes; the families that train on targets of their own learn more."""
+    files = write_pairs(tmp_path)
+    lengths = ["--max_length", 7, "--max_target_length", 6, "--num_beams", 2, "--metrics", "exact_match"]
+    loop = ["--learning_rate", "5e-3", "--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0]
+    for family in WRITING:
+        with subtests.test(family=family.name):
+            folder, out, predicted = (tmp_path / f"{family.name}{name}" for name in ("", "_out", ".jsonl"))
+            tokenizer_of(family).save_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            language = ["--target_language", "<de>"] if getattr(tokenizer, "languages", None) else []
+            steps = ["--max_steps", 100 if family in OWN else 40, "--output_dir", out, "--predictions_file", predicted]
+            code = finetune(monkeypatch, *flags_of(family, folder), *files, *lengths, *loop, *language, *steps)
+            shown = capsys.readouterr()
+            assert code == 0, shown.err
+            assert ("targets of training are those of" in shown.err) == (family in OWN)
+            rows = [json.loads(line) for line in predicted.read_text().splitlines()]
+            texts, model = [row["prediction"] for row in rows], AutoModelForSeq2SeqLM.from_pretrained(out)
+            options = {"num_beams": 2, "max_new_tokens": 6, **({"language": "<de>"} if language else {})}
+            assert generate_texts(model, tokenizer, [row["source"] for row in rows], **options) == texts
+            assert sum(map(bool, texts)) > 10, "the first token written is the end"
+            if family in OWN:
+                assert model.config.label_smoothing == family.writing.label_smoothing
+                right = sum(" ".join(map(WORDS.get, row["source"].split())) == row["prediction"] for row in rows)
+                assert right / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
+
+
+def prepared(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
+    """A task, a configuration and a tokenizer that fit."""
+    tokenizer = tokenizer_of(family)
+    task = Seq2Seq(TaskArguments(**{"max_length": 20, "max_target_length": 10, "metrics": "exact_match", **arguments}))
+    config = family.config(vocab_size=len(tokenizer), pad_token_id=0)
+    set_head_tokens(task, config, tokenizer)
+    task.configure(config, pairs, pairs)
+    return task, config, tokenizer
+
+
+PAIRS = [SourceTarget("one red cat sees", "ein rot katze sieht", "a:1"), SourceTarget("big dog", "gross hund", "a:2")]
+VARIANTS = {
+    "unilm": ([], ["mlm_probability=0.4", "mask_share=0.5"], ["whole_word=true", "static=true"]),
+    "ernie_gen": ([], ["noise_probability=0.7", "noise=token"], ["max_span=2", "noise_probability=0.05"]),
+}
+
+
+def test_batches_are_those_of_pretrain(subtests):
+    """What `pretrain` makes of the same pairs by the same objective, seed, epoch and example."""
+    assert VARIANTS.keys() == {family.name for family in OWN}
+    for family in OWN:
+        for texts in VARIANTS[family.name]:
+            with subtests.test(family=family.name, options=texts):
+                task, config, tokenizer = prepared(family, PAIRS, target_options=texts)
+                collate = training_targets(task, config, tokenizer, seed=7)
+                features = EpochIndexed(task.encode(PAIRS, tokenizer).features)
+                found = [collate([features[epoch, index] for index in (1, 0)]) for epoch in (0, 1)]
+                pairs = dict(text.split("=") for text in texts)
+                options = {name: value if name == "noise" else json.loads(value) for name, value in pairs.items()}
+                objective = family.writing.objective(tokenizer, max_length=30, seed=7, max_target_length=10, **options)
+                documents = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
+                rows = EpochIndexed(list(objective.examples(documents)))
+                for epoch, batch in enumerate(found):
+                    wanted = objective.collate([rows[epoch, index] for index in (1, 0)])
+                    assert batch.keys() == wanted.keys()
+                    assert all(torch.equal(batch[name], wanted[name]) for name in wanted), (epoch, batch, wanted)
+                same = all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+                assert same == ("static=true" in texts), "another epoch has other masks"
+
+
+def test_plain_targets_and_options_that_are_refused():
+    for family in OWN:
+        task, config, tokenizer = prepared(family, PAIRS, plain_targets=True)
+        batch = training_targets(task, config, tokenizer, seed=7)(task.encode(PAIRS, tokenizer).features)
+        assert batch.keys() == {"input_ids", "attention_mask", "labels"}
+        own = [*tokenizer(PAIRS[1].target).input_ids[1:]]
+        assert batch["labels"][1, : len(own)].tolist() == own
+        assert training_smoothing(task, config) == 0
+        for given, expected in ((None, 0.1), (0.0, 0.0), (0.3, 0.3)):
+            task, config, tokenizer = prepared(family, PAIRS, label_smoothing=given)
+            assert training_smoothing(task, config) == expected
+        config.label_smoothing, task.arguments.label_smoothing = 0.2, None
+        assert training_smoothing(task, config) == 0.2, "the configuration's own"
+        model = AutoModelForSeq2SeqLM.from_config(family.config(**family.sizes["tiny"], vocab_size=70))
+        smooth_labels(model, 0.3)
+        assert model.config.label_smoothing == 0.3, "the head smooths, all its terms"
+        for options, says in (
+            ({"target_options": ["share=1"]}, r"(?s)has no option 'share'.*--target_options.*max_target_length"),
+            ({"target_options": ["static=maybe"]}, "(?s)maybe.*--target_options"),
+            ({"target_options": ["max_target_length=3"]}, r"by --max_target_length"),
+            ({"target_options": ["static=true"], "plain_targets": True}, "(?s)trained on plain targets.*or --plain_t"),
+        ):
+            task, config, tokenizer = prepared(family, PAIRS, **options)
+            with pytest.raises(CtxError, match=says):
+                training_targets(task, config, tokenizer, seed=0)
+        with pytest.raises(
+            CtxError, match=r"(?s)limit of 51[12] tokens, which.*--max_length 460 --max_target_length 64"
+        ):
+            prepared(family, PAIRS, max_length=460, max_target_length=64)
+
+
+TEXTS = [["red cat sees one big dog", "one red cat", "red dog"], ["one dog sees"]]
+TOKENS = ("mask_token", "pad_token", "sep_token", "cls_token", "eos_token")
+NEEDED = {
+    "t5": {"pad_token", "eos_token"},
+    "bart": {"mask_token", "pad_token"},
+    "mass": {"mask_token", "pad_token"},
+    "unilm": {"mask_token", "pad_token", "sep_token", "cls_token"},
+    "ernie_gen": {"mask_token", "pad_token", "sep_token", "cls_token"},
+}
+
+
+def test_tokenizers_without_a_needed_token_are_refused(subtests):
+    """By the objectives that write, and by fine-tuning; whatever else they lack does not matter."""
+    for name, needed in NEEDED.items():
+        family = FAMILIES[name]
+        kinds = [each for each in family.objectives.values() if each.auto_class != "AutoModelForMaskedLM"]
+        for token in TOKENS:
+            with subtests.test(family=name, token=token):
+                tokenizer = tokenizer_of(family)
+                if getattr(tokenizer, token) is None:
+                    assert token not in needed
+                    continue
+                setattr(tokenizer, token, None)
+                for kind in kinds:
+                    pairs = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
+                    say = "padding token|mask token" if token in ("mask_token", "pad_token") else token
+                    with pytest.raises(CtxError, match=say) if token in needed else nullcontext():
+                        objective = kind(
+                            tokenizer, max_length=30, seed=0, **{"min_length": 3} if name == "mass" else {}
+                        )
+                        rows = EpochIndexed(list(objective.examples(pairs if kind.reads_translations else TEXTS)))
+                        assert objective.config_fields
+                        objective.collate([rows[0, 0], rows[0, 1]])
+        if name in VARIANTS:
+            for token in needed - {"pad_token"}:
+                tokenizer = tokenizer_of(family)
+                setattr(tokenizer, token, None)
+                with pytest.raises(CtxError, match=token.replace("_", "[_ ]")):
+                    training_targets(prepared(family, PAIRS)[0], family.config(), tokenizer, seed=0)
+
+
+def test_texts_that_would_teach_wrong_ends_are_refused(subtests):
+    """Ends and predicting tokens in targets, empty sides, and objectives of which no row is left."""
+    for family in (FAMILIES[name] for name in NEEDED):
+        with subtests.test(family=family.name):
+            task, _, tokenizer = prepared(family, PAIRS) if family in OWN else plainly(family)
+            end = tokenizer.convert_ids_to_tokens(min(task._ends))
+            for target, says in (
+                (f"rot {end} katze", f"holds {re.escape(end)}, at which the model stops"),
+                ("", "The target has no token of text"),
+                (20 * "rot ", "1 of 1 targets have more than 10 tokens"),
+            ):
+                with pytest.raises(CtxError, match=f"(?s){says}.*a:1"):
+                    task.encode([SourceTarget("red cat", target, "a:1")], tokenizer)
+    for family, query in ((FAMILIES["unilm"], "[MASK]"), (FAMILIES["ernie_gen"], "[ATTN]")):
+        task, _, tokenizer = prepared(family, PAIRS)
+        objective = family.writing.objective(tokenizer, max_length=30, seed=0)
+        with pytest.raises(CtxError, match=rf"holds {re.escape(query)}"):
+            task.encode([SourceTarget("red cat", f"rot {query}", "a:1")], tokenizer)
+        for wrong in (query, "[SEP]"):
+            with pytest.raises(CtxError, match=rf"A target holds {re.escape(wrong)}, .*'rot "):
+                list(objective.examples([TranslatedText(["red cat", f"rot {wrong} katze"])]))
+        with pytest.raises(CtxError, match=r"(?s)No pair is left.*empty side.*--translations"):
+            list(objective.examples([TranslatedText(["red cat", " "])]))
+    tokenizer = tokenizer_of(FAMILIES["mass"])
+    masked, translated = (kind(tokenizer, max_length=9, seed=0) for kind in FAMILIES["mass"].objectives.values())
+    for objective, documents in ((masked, [["red"]]), (translated, [TranslatedText(["red cat", 9 * "rot "])])):
+        with pytest.raises(CtxError, match=r"all 1 .* too short.*\n.*raise max_length=9"):
+            list(objective.examples(documents))
+    with pytest.raises(CtxError, match=r"at most max_length=3 tokens.*min_length=5"):
+        type(masked)(tokenizer, max_length=3, seed=0)
+
+
+def plainly(family: FamilySpec) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
+    """A task, a configuration and a tokenizer of a family that trains on the targets as they are."""
+    tokenizer = tokenizer_of(family)
+    task = Seq2Seq(TaskArguments(max_length=20, max_target_length=10, metrics="exact_match"))
+    config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id)
+    task.configure(config, PAIRS, PAIRS)
+    return task, config, tokenizer
