@@ -295,7 +295,7 @@ class ReweightedMixture(EpochMixture):
 
     @classmethod
     def annealed(cls, parts: Sequence[Any], step_size: int, epochs: int) -> "ReweightedMixture":
-        """alpha = 1 - 0.8 (e - 1) / (E - 1) in epoch e of E (Stickland & Murray 2019, arXiv 1902.02671, section 3.3)."""
+        """alpha = 1 - 0.8 (e - 1) / (E - 1) in epoch e of E (Stickland & Murray 2019, arXiv 1902.02671)."""
         return cls(parts, step_size, [round(1 - 0.8 * epoch / max(epochs - 1, 1), 12) for epoch in range(epochs)])
 
     @classmethod
