@@ -327,9 +327,9 @@ def main() -> None:
         FinetuneArguments, TaskArguments, FinetuneLoopArguments, SeveralTasksArguments, description=__doc__
     )
     if several.tasks is not None:
-        return report(
-            finetune_tasks(several, task_arguments, loop_arguments, start_of(arguments, open_parts, open_model))
-        )
+        start = start_of(arguments, open_parts, open_model)
+        report(finetune_tasks(several, task_arguments, loop_arguments, start))
+        return
     predictions = arguments.predictions_file
     if predictions is not None:
         check_new_file(

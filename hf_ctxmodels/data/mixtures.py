@@ -243,6 +243,7 @@ class EpochMixture(Mixture):
         super().__init__(parts)
         self.step_size = step_size
         self.steps = np.array([-(-len(part) // step_size) for part in parts])
+        self._latest: tuple[tuple[int, int], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return int(self.steps.sum()) * self.step_size
@@ -257,8 +258,14 @@ class EpochMixture(Mixture):
         parts = np.empty(len(draws), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            parts[here] = self.order(epoch, seed)[places[here]]
+            parts[here] = self._kept_order(epoch, seed)[places[here]]
         return parts
+
+    def _kept_order(self, epoch: int, seed: int) -> np.ndarray:
+        """`order`, computed once for all batches of an epoch."""
+        if self._latest is None or self._latest[0] != (epoch, seed):
+            self._latest = ((epoch, seed), self.order(epoch, seed))
+        return self._latest[1]
 
 
 class ShuffledMixture(EpochMixture):

@@ -41,6 +41,7 @@ class ListedTask:
         head_dropout: Dropout before its head; None for the model's.
         answer_steps: Steps of an answer network for pairs (`heads.answer_network`); 0 for a linear classifier.
         answer_dropout: Rate at which training leaves out steps of the answer network; None for the model's.
+        metric: Its main metric, of which the mean over the tasks is taken; None for the first of its kind.
         where: Its place in the file.
         arguments: Columns and length.
     """
@@ -53,6 +54,7 @@ class ListedTask:
     head_dropout: float | None = None
     answer_steps: int = 0
     answer_dropout: float | None = None
+    metric: str | None = None
     where: str = ""
     arguments: TaskArguments = field(default_factory=TaskArguments)
 

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -13,7 +12,6 @@ from safetensors import safe_open
 from torch import nn
 
 from hf_ctxmodels.core.outputs import writing
-from hf_ctxmodels.data.tasks import Task
 from hf_ctxmodels.training.checkpoint.directory import checkpoints, temporary_path
 from hf_ctxmodels.training.checkpoint.optimizer_state import whole_weights
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
@@ -65,37 +63,31 @@ class BestModel:
 
 class TasksEvaluation:
     """Evaluation for the training loop: every task's metrics as `eval_<task>_<metric>`, and `eval_mean`, the mean of
-    their main metrics (those in percent divided by 100).
+    their main metrics.
 
     Args:
         evaluations: Task -> its evaluation, whose features are `batches.named`.
-        tasks: Task -> the task.
+        main: Task -> the name of its main metric and its largest value, 1 or 100.
         best: Keeps the best model; None keeps none.
     """
 
     def __init__(
         self,
         evaluations: Mapping[str, TaskEvaluation],
-        tasks: Mapping[str, Task[Any]],
+        main: Mapping[str, tuple[str, float]],
         best: BestModel | None = None,
     ) -> None:
-        self._evaluations, self._tasks, self._best = dict(evaluations), dict(tasks), best
+        self._evaluations, self._main, self._best = dict(evaluations), dict(main), best
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Predict and score; must be called by every process, with the same result for all."""
         results: dict[str, float] = {}
-        main: list[float] = []
         for name, evaluation in self._evaluations.items():
             scores = evaluation(model, accelerator)
-            results |= {metric.replace("eval_", f"eval_{name}_", 1): value for metric, value in scores.items()}
-            main.append(main_value(self._tasks[name], {metric: scores[metric] for metric in list(scores)[1:]}))
+            results |= {f"eval_{name}_{metric.removeprefix('eval_')}": value for metric, value in scores.items()}
         losses = [results[f"eval_{name}_loss"] for name in self._evaluations]
+        main = [results[f"eval_{name}_{metric}"] / most for name, (metric, most) in self._main.items()]
         results = {"eval_loss": mean(losses), MEAN: mean(main), **results}
         if self._best is not None:
             self._best.offer(results, model, accelerator)
         return results
-
-
-def main_value(task: Task[Any], scores: Mapping[str, float]) -> float:
-    """The main metric of a task's scores, at most 1."""
-    return next(iter(scores.values())) / (100 if task.in_percent else 1)

@@ -16,7 +16,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.screen import next_commands, say
 from hf_ctxmodels.data.sources import describe_content
 from hf_ctxmodels.data.tasks import Encoded, Task, TaskArguments
-from hf_ctxmodels.data.tasks.task_list import ListedTask, TaskList, read_task_list
+from hf_ctxmodels.data.tasks.task_list import ListedTask, read_task_list
 from hf_ctxmodels.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.multitask.configuration import check_task_name, task_entry
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit
@@ -25,7 +25,7 @@ from hf_ctxmodels.training.checkpoint.directory import publish_files, temporary_
 from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.multitask.batches import TaskCollator, mean, mixture_of, named
-from hf_ctxmodels.training.multitask.evaluation import MEAN, BestModel, TasksEvaluation, main_value
+from hf_ctxmodels.training.multitask.evaluation import MEAN, BestModel, TasksEvaluation
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
 from hf_ctxmodels.training.recipe import find_packaged
 
@@ -148,7 +148,20 @@ class TaskRun:
         except CtxError as error:
             raise _of_task(self.listed, error) from error
         self.baseline = self.task.score(self.validation, self.task.baseline(self.training, self.validation))
+        metric = self.main[0]
+        if metric not in self.baseline:
+            raise CtxError(
+                f"The task {self.listed.name} has no metric {metric!r}.",
+                location=self.listed.where,
+                hint=f"use one of {', '.join(self.baseline)}.",
+            )
+        self.baseline = {metric: self.baseline[metric], **self.baseline}
         return parts[0], parts[1]
+
+    @property
+    def main(self) -> tuple[str, float]:
+        """The main metric and its largest value; after `encode`."""
+        return self.listed.metric or next(iter(self.baseline)), 100.0 if self.task.in_percent else 1.0
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -179,12 +192,11 @@ class TunedTasks:
     """What a run over several tasks gave.
 
     Attributes:
+        runs: Task -> its part.
         metrics: Of the model that was saved.
     """
 
-    listed: TaskList
     runs: dict[str, TaskRun]
-    model: CtxMultiTaskModel
     accelerator: Accelerator
     result: TrainingResult
     metrics: dict[str, float]
@@ -208,16 +220,17 @@ class TunedTasks:
     @property
     def mean_baseline(self) -> float:
         """The mean of the main metrics of the baselines."""
-        return mean(main_value(run.task, run.baseline) for run in self.runs.values())
+        return mean(run.baseline[run.main[0]] / run.main[1] for run in self.runs.values())
 
     def table(self) -> str:
         """The metrics of every task beside what its baseline gets, the main one first, and the mean of those."""
-        rows = [f"{'task':<16}{'metric':<24}{'model':>10}{'baseline':>10}"]
+        width = max(16, *(len(name) + 2 for name in self.runs))
+        rows = [f"{'task':<{width}}{'metric':<24}{'model':>10}{'baseline':>10}"]
         for name, run in self.runs.items():
             for place, (metric, value) in enumerate(run.baseline.items()):
                 shown = self.metrics[f"eval_{name}_{metric}"]
-                rows.append(f"{name if not place else '':<16}{metric:<24}{shown:>10.4f}{value:>10.4f}")
-        mains = f"{'mean':<16}{'main metrics':<24}{self.metrics[MEAN]:>10.4f}{self.mean_baseline:>10.4f}"
+                rows.append(f"{name if not place else '':<{width}}{metric:<24}{shown:>10.4f}{value:>10.4f}")
+        mains = f"{'mean':<{width}}{'main metrics':<24}{self.metrics[MEAN]:>10.4f}{self.mean_baseline:>10.4f}"
         return "\n".join([*rows, mains])
 
 
@@ -261,7 +274,7 @@ def finetune_tasks(
         loop,
         accelerator,
         tokenizer=tokenizer,
-        evaluate=TasksEvaluation(evaluations, {name: run.task for name, run in runs.items()}, best),
+        evaluate=TasksEvaluation(evaluations, {name: run.main for name, run in runs.items()}, best),
         identity={
             "tasks": [run.identity for run in runs.values()],
             "sampling": listed.sampling,
@@ -271,7 +284,7 @@ def finetune_tasks(
     )
     if best is not None and best.metrics:
         _publish(best, model, tokenizer, accelerator, loop.output_dir)
-    return TunedTasks(listed, runs, model, accelerator, result, best.metrics if best is not None else result.metrics)
+    return TunedTasks(runs, accelerator, result, best.metrics if best is not None else result.metrics)
 
 
 def _new_model(
@@ -310,7 +323,6 @@ def _publish(
         tokenizer.save_pretrained(temporary)
         publish_files(temporary, Path(output_dir))
     accelerator.wait_for_everyone()
-    accelerator.unwrap_model(model).load_state_dict(best.weights())
 
 
 def report(tuned: TunedTasks) -> None:
