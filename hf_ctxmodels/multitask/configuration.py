@@ -70,16 +70,16 @@ class CtxMultiTaskConfig(CtxConfig):
             self.encoder = CtxBertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2)
         if isinstance(self.encoder, Mapping):
             self.encoder = get_family(str(self.encoder.get("model_type"))).config.from_dict(dict(self.encoder))
-        get_family(self.encoder)
         self.tasks = deepcopy(self.tasks or {})
+        self._check_tasks()
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(self.encoder, name))
         super().__post_init__(**kwargs)
         self.is_encoder_decoder = self.encoder.is_encoder_decoder
 
-    def validate_tasks(self) -> None:
-        """Check names, heads and fields of the tasks (called at construction)."""
+    def _check_tasks(self) -> None:
+        """Check names, heads and fields of the tasks."""
         family = get_family(self.encoder)
         for name, task in (self.tasks or {}).items():
             where = f"tasks[{name!r}]"

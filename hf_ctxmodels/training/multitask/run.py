@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accelerate import Accelerator
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.config import CtxConfig
@@ -138,7 +139,13 @@ class TaskRun:
         try:
             self.config.validate()
             self.task.configure(self.config, self.training, self.validation)
-        except ValueError as error:  # a CtxError, too
+        except StrictDataclassError as error:
+            raise CtxError(
+                f"The task {self.listed.name}: {error.__cause__}",
+                location=self.listed.where,
+                hint="leave out the option.",
+            ) from error
+        except CtxError as error:
             raise _of_task(self.listed, error) from error
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoded, Encoded]:
@@ -179,12 +186,10 @@ class TaskRun:
         return self.training, self.validation
 
 
-def _of_task(listed: ListedTask, error: ValueError) -> CtxError:
-    """An error with the name of the task."""
-    what, location, hint = getattr(error, "what", str(error)), getattr(error, "location", None), None
-    if isinstance(error, CtxError):
-        hint = error.hint
-    return CtxError(f"The task {listed.name}: {what}", location=location or listed.where, hint=hint)
+def _of_task(listed: ListedTask, error: CtxError) -> CtxError:
+    """The error with the name of the task and its place in the list."""
+    location = f"{error.location}; {listed.where}" if error.location else listed.where
+    return CtxError(f"The task {listed.name}: {error.what}", location=location, hint=error.hint)
 
 
 @dataclass(frozen=True)
