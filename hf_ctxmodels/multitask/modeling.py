@@ -46,8 +46,18 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             # found by the head as its own, and no part of its parameters and weights
             del head._modules[head.base_model_prefix]
             head.__dict__[head.base_model_prefix] = self.encoder
+            head.all_tied_weights_keys = {}
         self.loss_targets = tuple(dict.fromkeys(name for head in heads.values() for name in head.loss_targets))
         self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Weight of a head -> that of the encoder which it is tied to, as an output layer to the word embeddings."""
+        return {
+            f"heads.{task}.{name}": f"encoder.{tied.removeprefix(f'{head.base_model_prefix}.')}"
+            for task, head in self.heads.items()
+            if getattr(head.config, "tie_word_embeddings", False)
+            for name, tied in (head._tied_weights_keys or {}).items()
+        }
 
     def head(self, task: str) -> Any:
         """The head of a task, on the shared encoder.
