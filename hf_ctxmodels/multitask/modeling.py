@@ -85,8 +85,8 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             kwargs: Other arguments of its head: further inputs, targets, `num_items_in_batch`.
 
         Returns:
-            The head's output. In training its loss is multiplied by the task's weight, and stands for logs in a field
-            of the task's name too; in evaluation it is that of the plain model.
+            The head's output. In training its loss is multiplied by the task's weight; in evaluation it is that of
+            the plain model.
 
         Raises:
             CtxError: There is no such task, or the head refuses the arguments.
@@ -97,7 +97,6 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         output = self.head(task)(**given)
         if self.training and output.get("loss") is not None:
             output.loss = output.loss * self.config.loss_weight(task)
-            output[f"{task}_loss"] = output.loss.detach()
         return output
 
     def task_weights(self, task: str) -> dict[str, Tensor]:
