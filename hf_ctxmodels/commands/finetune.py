@@ -3,6 +3,8 @@ r"""Fine-tune a model on a task, and compare it with a baseline.
     hf-ctxmodels finetune --model runs/bert --task sequence-classification --train_file train.tsv \
         --validation_file dev.tsv --text_columns sentence --label_column label --output_dir runs/sst2
 
+A list of tasks (--tasks) in place of --task and its files trains one encoder with a head for each (MT-DNN).
+
 Runs as well under `accelerate launch`; --resume goes on where the last checkpoint was saved.
 """
 
