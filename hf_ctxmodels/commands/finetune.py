@@ -62,7 +62,7 @@ class FinetuneArguments:
         "question-answering",
         "multiple-choice",
         "seq2seq",
-    ] = field(default="", metadata={"help": "What the model learns to do."})  # type: ignore[assignment]
+    ] = field(default="", metadata={"help": "What the model learns to do; needed, as its files are, without --tasks."})  # type: ignore[arg-type]
     train_file: str = field(
         default="",
         metadata={

@@ -68,10 +68,10 @@ class AnswerNetwork(nn.Module):
         """
         first, second = _texts(states, attention_mask, token_type_ids)
         state = _weighted(apply_linear(self.start, states)[..., 0], states, second)
-        predictions: list[Tensor] = []
+        read, predictions = None, []
         for _ in range(self.steps):
-            if predictions:
-                state = self._updated(read, self.dropout(state))  # noqa: F821 - of the step before
+            if read is not None:  # of the step before
+                state = self._updated(read, self.dropout(state))
             asked = apply_linear(self.attention, state)
             read = _weighted((states @ asked[..., None])[..., 0], states, first)
             scores = apply_linear(self.classifier, self.dropout(pair_features(state, read)))

@@ -35,7 +35,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
     accepts_loss_kwargs = False  # batches of different tasks have different targets
 
     encoder: CtxPreTrainedModel
-    heads: nn.ModuleDict
+    heads: Any  # an nn.ModuleDict, whose members have no common type
 
     def __init__(self, config: CtxMultiTaskConfig) -> None:
         super().__init__(config)
@@ -47,7 +47,8 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             del head._modules[head.base_model_prefix]
             head.__dict__[head.base_model_prefix] = self.encoder
             head.all_tied_weights_keys = {}
-        self.loss_targets = tuple(dict.fromkeys(name for head in heads.values() for name in head.loss_targets))
+        targets = dict.fromkeys(name for head in heads.values() for name in head.loss_targets)
+        self.loss_targets = tuple(targets)  # type: ignore[misc]  # of a class everywhere else
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:

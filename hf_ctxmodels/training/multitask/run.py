@@ -247,6 +247,12 @@ def finetune_tasks(
     Raises:
         CtxError: Files, model, tokenizer and flags do not fit.
     """
+    if loop.lr_reference_targets:
+        raise CtxError(
+            "The targets of different tasks are not counted together.",
+            location=f"--lr_reference_targets {loop.lr_reference_targets}",
+            hint="leave it out.",
+        )
     listed = read_task_list(
         find_packaged(str(several.tasks), "tasks", "list of tasks", "--tasks"), defaults, several.tasks_folder
     )
@@ -299,6 +305,11 @@ def _new_model(
     config.name_or_path = ""  # where it lies is no part of the model
     entries = {name: run.entry for name, run in runs.items()}
     heads = {name: CtxMultiTaskConfig(encoder=config, tasks=entries).head_class(name) for name in runs}
+    for name, run in runs.items():
+        if run.listed.arguments.both_orders and not getattr(heads[name], "takes_both_orders", False):
+            raise CtxError(
+                f"{heads[name].__name__} reads a pair in one order.", location=run.listed.where, hint="no both_orders."
+            )
     # a head that pools has an encoder with a pooler, which serves the others too
     donor = max(runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps)
     opened = start.open_model(runs[donor].task, runs[donor].config, tokenizer)
