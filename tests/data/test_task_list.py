@@ -59,7 +59,22 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "tasks.yaml"
 
 
-def test_what_a_file_says(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_file_says_and_errors_that_name_line_and_key(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    with subtests.test("what it says"), monkeypatch.context() as changed:
+        _check_what_it_says(file, tmp_path, changed)
+    for (right, wrong), (line, says) in WRONG.items():
+        with subtests.test(wrong):
+            assert LIST.count(right) == 1
+            file.write_text(LIST.replace(right, wrong))
+            with pytest.raises(CtxError) as raised:
+                read_task_list(file, TaskArguments(), tmp_path)
+            assert says in str(raised.value)
+            assert str(raised.value.location).startswith(f"{file}:{line}" if line else str(file))
+
+
+def _check_what_it_says(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read_task_list(file, TaskArguments(label_column="gold", max_length=99), tmp_path)
     assert (found.sampling, found.temperature) == ("temperature", 2.0)
     rte, cola = found.tasks
@@ -73,14 +88,3 @@ def test_what_a_file_says(file: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     file.write_text(f"folder: {tmp_path}\nsampling: annealed\n" + LIST.partition("temperature: 2\n")[2])
     again = read_task_list(file, TaskArguments())
     assert (again.sampling, again.tasks[0].train_file) == ("annealed", str(tmp_path / "rte.tsv"))
-
-
-def test_errors_name_the_line_and_the_key(file: Path, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    for (right, wrong), (line, says) in WRONG.items():
-        with subtests.test(wrong):
-            assert LIST.count(right) == 1
-            file.write_text(LIST.replace(right, wrong))
-            with pytest.raises(CtxError) as raised:
-                read_task_list(file, TaskArguments(), tmp_path)
-            assert says in str(raised.value)
-            assert str(raised.value.location).startswith(f"{file}:{line}" if line else str(file))

@@ -3,8 +3,10 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from forked import run_forked
 from test_finetune import (
@@ -24,6 +26,7 @@ from hf_ctxmodels.commands import push
 from hf_ctxmodels.data.tasks import TaskArguments
 from hf_ctxmodels.data.tasks.task_list import read_task_list
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.multitask.evaluation import BestModel
 
 MAKERS = {
     "sentences": ("sequence-classification", classification_files),
@@ -118,7 +121,7 @@ def test_tasks_are_learned_together_saved_published_and_tuned_again(checkpoint, 
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "words-again").config.model_type == "ctx-bert"
 
 
-def test_resuming_gives_the_weights_of_an_uninterrupted_run(checkpoint, tmp_path, monkeypatch):
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(checkpoint, tmp_path, monkeypatch, capsys):
     tasks = listed(tmp_path, pairs={"answer_steps": 2}, words={})
     flags = ["--model", checkpoint, *written(tmp_path, tasks, sampling="annealed"), "--max_length", "24"]
     flags += ["--num_train_epochs", "1", "--save_steps", "2", "--eval_steps", "1", "--save_total_limit", "9"]
@@ -131,9 +134,28 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(checkpoint, tmp_path
     for name in ("model.safetensors", "best.safetensors", "checkpoint-6/model.safetensors"):
         whole, resumed = ((tmp_path / run / name).read_bytes() for run in ("whole", "stopped"))
         assert whole == resumed, name
-    tasks["words"]["weight"] = 2.0
-    flags[3] = written(tmp_path, tasks, sampling="annealed")[1]
-    assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "stopped", "--resume") == 2
+    for sampling, weight in (("proportional", 1.0), ("annealed", 2.0)):
+        tasks["words"]["weight"] = weight
+        written(tmp_path, tasks, sampling=sampling)
+        assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "stopped", "--resume") == 2
+        assert "belongs to another run" in capsys.readouterr().err
+
+
+def test_the_model_of_the_highest_mean_is_kept_until_a_new_run(tmp_path):
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_main_process=True, wait_for_everyone=list)
+    model, best = torch.nn.Linear(1, 1, bias=False), BestModel(tmp_path, resume=False)
+
+    def offer(mean: float, weight: float) -> float:
+        torch.nn.init.constant_(model.weight, weight)
+        best.offer({"eval_mean": mean}, model, accelerator)
+        return best.weights()["weight"].item()
+
+    assert [offer(*given) for given in ((0.2, 1.0), (0.5, 2.0), (0.4, 3.0), (0.5, 4.0))] == [1.0, 2.0, 2.0, 2.0]
+    assert BestModel(tmp_path, resume=True).metrics == {}, "nothing is resumed without a checkpoint"
+    (tmp_path / "checkpoint-2").mkdir()
+    assert BestModel(tmp_path, resume=True).metrics == {"eval_mean": 0.5}
+    best = BestModel(tmp_path, resume=False)
+    assert offer(0.1, 5.0) == 5.0
 
 
 def test_four_micro_batches_are_one_batch_and_two_processes_are_one(tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ class BestModel:
             temporary = temporary_path(self.file)
             with writing(self.file):
                 whole = {name: value.contiguous() for name, value in weights.items()}
-                safetensors.torch.save_file(whole, temporary, {"format": "pt", "metrics": json.dumps(self.metrics)})
+                safetensors.torch.save_file(whole, temporary, {"metrics": json.dumps(self.metrics)})
                 os.replace(temporary, self.file)
         accelerator.wait_for_everyone()
 
