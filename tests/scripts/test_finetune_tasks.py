@@ -227,6 +227,12 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
         errors = run(lambda each: None)
         assert "The task sentences: The label 'neutral'" in errors
         assert "dev.tsv:2" in errors
+    with subtests.test("one task of the list"):
+        flags = ["--model", checkpoint, *written(tmp_path, right), "--max_length", "24", "--max_steps", 1, "--only"]
+        assert finetune(monkeypatch, *flags, "word", "--output_dir", tmp_path / "alone") == 2
+        assert "The list has no task word." in capsys.readouterr().err
+        assert finetune(monkeypatch, *flags, "words", "--output_dir", tmp_path / "alone") == 0
+        assert list(AutoModel.from_pretrained(tmp_path / "alone").config.tasks) == ["words"]
 
 
 def test_the_list_of_the_package_fits_the_data(shared_data):

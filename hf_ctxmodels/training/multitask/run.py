@@ -1,6 +1,6 @@
 """A run over several tasks: read, train together, evaluate each, save one model (Liu et al. 2019, "MT-DNN")."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.screen import next_commands, say
 from hf_ctxmodels.data.sources import describe_content
 from hf_ctxmodels.data.tasks import Encoded, Task, TaskArguments
-from hf_ctxmodels.data.tasks.task_list import ListedTask, read_task_list
+from hf_ctxmodels.data.tasks.task_list import ListedTask, TaskList, read_task_list
 from hf_ctxmodels.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.multitask.configuration import check_task_name, task_entry
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit
@@ -41,6 +41,7 @@ class SeveralTasksArguments:
         "learned together, and saved as one model.",
     )
     tasks_folder: str | None = flag(None, "Folder where relative paths in the list of tasks start.")
+    only: list[str] = flag((), "With --tasks: train these tasks of the list alone, such as one for comparison.")
     keep: Literal["last", "best"] = flag(
         "last",
         "With --tasks: the model of the last step, or that of the evaluation (--eval_steps) with the highest mean of "
@@ -256,7 +257,7 @@ def finetune_tasks(
     listed = read_task_list(
         find_packaged(str(several.tasks), "tasks", "list of tasks", "--tasks"), defaults, several.tasks_folder
     )
-    runs = {each.name: TaskRun.read(each) for each in listed.tasks}
+    runs = {each.name: TaskRun.read(each) for each in _chosen(listed, several.only)}
     # taggers read lists of words, which a tokenizer for texts may not take; theirs takes texts as well
     first = min(runs.values(), key=lambda run: not run.task.split_words)
     config, tokenizer = start.open_parts(first.task)
@@ -296,6 +297,16 @@ def finetune_tasks(
     if best is not None and best.metrics:
         _publish(best, model, tokenizer, accelerator, loop.output_dir)
     return TunedTasks(runs, accelerator, result, best.metrics if best is not None else result.metrics)
+
+
+def _chosen(listed: TaskList, only: Sequence[str]) -> list[ListedTask]:
+    """The tasks of these names, or all; raises CtxError for a name that is not in the list."""
+    names = [task.name for task in listed.tasks]
+    if unknown := [name for name in only if name not in names]:
+        raise CtxError(
+            f"The list has no task {unknown[0]}.", location=f"--only {unknown[0]}", hint=f"use {', '.join(names)}."
+        )
+    return [task for task in listed.tasks if not only or task.name in only]
 
 
 def _new_model(
