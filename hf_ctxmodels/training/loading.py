@@ -266,12 +266,14 @@ def load_model(
     """
     check_weights(Path(source))
     try:
-        opener, place, options = getattr(transformers, auto_class), source, {}
+        given: dict[str, Any] = {"pretrained_model_name_or_path": source}
+        opener = getattr(transformers, auto_class)
         if weights is not None:
-            opener, place, options = opener._model_mapping[type(config)], None, {"state_dict": dict(weights)}
+            opener = opener._model_mapping[type(config)]
+            given = {"pretrained_model_name_or_path": None, "state_dict": dict(weights)}
         # transformers reports missing and unexpected weights without raising
         model, report = opener.from_pretrained(
-            place, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            **given, config=config, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except SafetensorError as error:
         raise CtxError(

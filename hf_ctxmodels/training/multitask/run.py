@@ -360,5 +360,6 @@ def report(tuned: TunedTasks) -> None:
     output, name = tuned.result.arguments.output_dir, next(iter(tuned.runs))
     print(tuned.table())
     print(f"model, tokenizer, log and summary saved in {output}")
-    again = ("finetune", "--model", output, "--task_name", name, "--task", tuned.runs[name].listed.kind)
+    files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIRECTORY")
+    again = ("finetune", "--model", output, "--task_name", name, "--task", tuned.runs[name].listed.kind, *files)
     print(next_commands(again, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
