@@ -256,16 +256,30 @@ def _flag(action: Any) -> list[str]:
 # Recipes
 
 
+def _label(path: Path) -> str:
+    """Of a file's heading: its name, which a recipe and its list of tasks share."""
+    return f"{path.stem}-tasks" if path.parent.name == "tasks" else path.stem
+
+
 def _recipe_page() -> Pages:
     lines = []
-    for heading, folder in (("Recipes of the package", "recipes"), ("Configurations of accelerate", "accelerate")):
+    headings = ("Recipes of the package", "Lists of tasks", "Configurations of accelerate")
+    for heading, folder in zip(headings, ("recipes", "tasks", "accelerate"), strict=True):
         paths = sorted(packaged_folder(folder).glob("*.yaml"))
         lines += [
             f"## {heading}",
             "",
-            *(f"- [{path.stem}](#{path.stem}): {first_sentence(path)}" for path in paths),
+            *(f"- [{path.stem}](#{_label(path)}): {first_sentence(path)}" for path in paths),
             "",
         ]
         for path in paths:
-            lines += [f"({path.stem})=", f"### {path.stem}", "", "```yaml", path.read_text("utf-8").rstrip(), "```", ""]
+            lines += [
+                f"({_label(path)})=",
+                f"### {path.stem}",
+                "",
+                "```yaml",
+                path.read_text("utf-8").rstrip(),
+                "```",
+                "",
+            ]
     return {"_parts/recipes.md": "\n".join(lines)}

@@ -1,6 +1,6 @@
 """Contextual-embedding systems as Hugging Face models; importing the package registers them with the Auto classes."""
 
-from hf_ctxmodels import models
+from hf_ctxmodels import models, multitask
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inspecting import inspecting
 from hf_ctxmodels.models.albert import *
@@ -33,6 +33,7 @@ from hf_ctxmodels.models.word2vec import *
 from hf_ctxmodels.models.xlm import *
 from hf_ctxmodels.models.xlm_roberta import *
 from hf_ctxmodels.models.xlnet import *
+from hf_ctxmodels.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.objectives import (
     DataCollatorForCooccurrences,
     DataCollatorForMaskedLanguageModeling,
@@ -52,6 +53,8 @@ __version__ = "0.1.0"
 __all__ = [
     "FAMILIES",
     "CtxError",
+    "CtxMultiTaskConfig",
+    "CtxMultiTaskModel",
     "DataCollatorForCooccurrences",
     "DataCollatorForMaskedLanguageModeling",
     "DataCollatorForNextSentencePrediction",
@@ -97,3 +100,4 @@ __all__ += models.xlm_roberta.__all__
 __all__ += models.xlnet.__all__
 
 register()
+multitask.register()

@@ -3,6 +3,8 @@ r"""Fine-tune a model on a task, and compare it with a baseline.
     hf-ctxmodels finetune --model runs/bert --task sequence-classification --train_file train.tsv \
         --validation_file dev.tsv --text_columns sentence --label_column label --output_dir runs/sst2
 
+A list of tasks (--tasks) in place of --task and its files trains one encoder with a head for each (MT-DNN).
+
 Runs as well under `accelerate launch`; --resume goes on where the last checkpoint was saved.
 """
 
@@ -32,8 +34,6 @@ from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.label_smoothing import smooth_labels
 from hf_ctxmodels.training.loading import (
     describe_embeddings,
-    load_config,
-    load_model,
     load_tokenizer,
     new_config,
     new_model,
@@ -42,12 +42,14 @@ from hf_ctxmodels.training.loading import (
 from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
 from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
+from hf_ctxmodels.training.multitask.opening import open_config, open_start, require_task
+from hf_ctxmodels.training.multitask.run import SeveralTasksArguments, finetune_tasks, report, start_of
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.writing import set_head_tokens, training_smoothing, training_targets
 
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
-COMPARED_ELSEWHERE = ("family", "config", "config_options", "model", "tokenizer", "predictions_file")
+COMPARED_ELSEWHERE = ("family", "config", "config_options", "model", "task_name", "tokenizer", "predictions_file")
 
 
 @dataclass
@@ -61,14 +63,15 @@ class FinetuneArguments:
         "question-answering",
         "multiple-choice",
         "seq2seq",
-    ] = field(metadata={"help": "What the model learns to do."})
+    ] = field(default="", metadata={"help": "What the model learns to do; needed, as its files are, without --tasks."})  # type: ignore[arg-type]
     train_file: str = field(
+        default="",
         metadata={
             "help": "Training examples: .csv, .tsv, .txt (tab-separated) or .jsonl; CoNLL columns or .conllu for "
             "tagging; SQuAD .json for questions; each may end in .gz. Or `demo` for sequence-classification."
-        }
+        },
     )
-    validation_file: str = field(metadata={"help": "Held-out examples in the same form, or `demo`."})
+    validation_file: str = flag("", "Held-out examples in the same form, or `demo`.")
     model: str | None = flag(None, "Checkpoint directory or Hub id, with its tokenizer; or start anew by --family.")
     family: str | None = field(
         default=None, metadata={"help": "Start from random weights of this family.", "choices": list(FAMILIES)}
@@ -89,6 +92,9 @@ class FinetuneArguments:
     )
     train_examples: int | None = flag(None, "Train on a sample of so many examples, the same one whatever the seed.")
     config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
+    task_name: str | None = flag(
+        None, "Where --model was trained by --tasks: the task whose model is the start, by its name in the list."
+    )
     predictions_file: str | None = flag(None, "Write the final predictions for the validation file here, as .jsonl.")
 
 
@@ -107,7 +113,9 @@ class FinetuneLoopArguments(LoopArguments):
         super().__post_init__()
 
 
-def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+def open_parts(
+    arguments: FinetuneArguments, task: Task[Any], together: bool = False
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of the checkpoint, or of a new model.
 
     Raises:
@@ -116,7 +124,8 @@ def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTraine
     if (arguments.model is None) == (arguments.family is None):
         raise CtxError("A model is to be fine-tuned, but which one?", hint="give either --model or --family.")
     if arguments.model is not None:
-        config = load_config(arguments.model, changes=parse_config_options(arguments.config_options))
+        changes = parse_config_options(arguments.config_options)
+        config = open_config(arguments.model, changes, arguments.task_name, own=together)
         describe_embeddings(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
     if arguments.tokenizer is None:
@@ -158,7 +167,7 @@ def open_model(
     if arguments.model is None:
         model = new_model(task.auto_class, config)
     else:
-        model = load_model(arguments.model, task.auto_class, config)
+        model = open_start(arguments.model, task.auto_class, config, arguments.task_name)
         if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
             say(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -276,6 +285,7 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
     Raises:
         CtxError: Files, model, tokenizer and flags do not fit.
     """
+    require_task(arguments)
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
@@ -318,9 +328,13 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
 
 def main() -> None:
     """Fine-tune; print the metrics beside the baseline's."""
-    arguments, task_arguments, loop_arguments = parse_arguments(
-        FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
+    arguments, task_arguments, loop_arguments, several = parse_arguments(
+        FinetuneArguments, TaskArguments, FinetuneLoopArguments, SeveralTasksArguments, description=__doc__
     )
+    if several.tasks is not None:
+        start = start_of(arguments, open_parts, open_model)
+        report(finetune_tasks(several, task_arguments, loop_arguments, start))
+        return
     predictions = arguments.predictions_file
     if predictions is not None:
         check_new_file(

@@ -1,4 +1,4 @@
-"""List the recipes that come with the package, and the configurations for `accelerate launch`.
+"""List the recipes that come with the package, the lists of tasks, and the configurations for `accelerate launch`.
 
 hf-ctxmodels pretrain --recipe NAME ...
 accelerate launch --config_file FILE -m hf_ctxmodels pretrain --recipe NAME ...
@@ -13,9 +13,11 @@ from hf_ctxmodels.training.recipe import packaged_folder, parse_arguments
 def main() -> None:
     """Print a line for each file."""
     parse_arguments(description=__doc__)
-    recipes, configurations = packaged_folder("recipes"), packaged_folder("accelerate")
+    recipes, tasks, configurations = map(packaged_folder, ("recipes", "tasks", "accelerate"))
     lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
     lines += [f"  {path.stem:<24}{first_sentence(path)}" for path in sorted(recipes.glob("*.yaml"))]
+    lines += ["", f"Lists of tasks, by name (finetune --tasks NAME --tasks_folder DATA), in {tasks}:"]
+    lines += [f"  {path.stem:<24}{first_sentence(path)}" for path in sorted(tasks.glob("*.yaml"))]
     lines += ["", "Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]
     lines += [f"  {path}\n      {first_sentence(path)}" for path in sorted(configurations.glob("*.yaml"))]
     print("\n".join(lines))

@@ -30,13 +30,13 @@ class Stub:
 
     Attributes:
         model_type: Of its configuration.
-        config, tokenizer: Its classes.
+        config, tokenizer: Its classes; no tokenizer where that is another family's, which has a stub of its own.
         models: Auto class -> model class.
     """
 
     model_type: str
     config: type
-    tokenizer: type
+    tokenizer: type | None
     models: Mapping[str, type]
 
     @property
@@ -47,7 +47,8 @@ class Stub:
     @property
     def source(self) -> str:
         """What the module holds."""
-        names = sorted({cls.__name__ for cls in (self.config, self.tokenizer, *self.models.values())})
+        classes = (self.config, self.tokenizer, *self.models.values())
+        names = sorted({cls.__name__ for cls in classes if cls is not None})
         return _SOURCE.format(
             imports="\n".join(f"    {name}," for name in names), names="\n".join(f'    "{name}",' for name in names)
         )
@@ -61,7 +62,7 @@ class Stub:
     @property
     def tokenizer_auto_map(self) -> dict[str, list[str | None]]:
         """The entry of tokenizer_config.json; AutoTokenizer expects the pair (slow, fast)."""
-        return {"AutoTokenizer": [None, f"{self.module}.{self.tokenizer.__name__}"]}
+        return {} if self.tokenizer is None else {"AutoTokenizer": [None, f"{self.module}.{self.tokenizer.__name__}"]}
 
     def write(self, directory: str | PathLike[str]) -> None:
         """Write the module into a directory, which is made where it is missing."""
@@ -77,7 +78,7 @@ _is_written: ContextVar[bool] = ContextVar("_is_written", default=True)
 
 def register_stub(stub: Stub) -> None:
     """Let configurations and tokenizers of exactly these classes be saved with the stub."""
-    _stubs[stub.config] = _stubs[stub.tokenizer] = stub
+    _stubs.update(dict.fromkeys((cls for cls in (stub.config, stub.tokenizer) if cls is not None), stub))
 
 
 def stub_of(saved: object) -> Stub | None:

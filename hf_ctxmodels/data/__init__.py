@@ -9,10 +9,12 @@ from hf_ctxmodels.data.examples import DocumentStream, ExampleSet, ExampleStream
 from hf_ctxmodels.data.mixtures import (
     Mixture,
     MixtureBatchSampler,
+    ReweightedMixture,
     RoundRobinMixture,
     SampledMixture,
     SampledStream,
     ScheduledMixture,
+    ShuffledMixture,
 )
 from hf_ctxmodels.data.multilingual import ResampledDocuments, sampling_probabilities
 from hf_ctxmodels.data.sampling import (
@@ -40,11 +42,13 @@ __all__ = [
     "Mixture",
     "MixtureBatchSampler",
     "ResampledDocuments",
+    "ReweightedMixture",
     "RoundRobinMixture",
     "SampledMixture",
     "SampledStream",
     "SamplingPolicy",
     "ScheduledMixture",
+    "ShuffledMixture",
     "ShuffledStream",
     "UnlabelledCollator",
     "build_training_set",

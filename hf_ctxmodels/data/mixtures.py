@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Sampler, Subset
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
-from hf_ctxmodels.data.seeding import Stream, row_keys, uniforms
+from hf_ctxmodels.data.seeding import Stream, generator, row_keys, uniforms
 
 _AT_ONCE = 1 << 16  # draws computed together
 
@@ -221,6 +221,104 @@ def _spread(stage: Mapping[int, int]) -> np.ndarray:
     parts = np.repeat(list(stage), list(stage.values()))
     places = np.concatenate([(np.arange(steps) + 0.5) / steps for steps in stage.values()])
     return parts[np.argsort(places, kind="stable")]
+
+
+class EpochMixture(Mixture):
+    """Optimizer steps of one part each, in an order of their own for every epoch; subclasses define it.
+
+    A part fills `steps` optimizer steps: its batches of one pass, the last one completed by the next pass.
+
+    Args:
+        parts: See `Mixture`.
+        step_size: Examples of an optimizer step, over all micro-batches and processes.
+
+    Attributes:
+        steps: (parts,) number of steps of a pass over each part.
+
+    Raises:
+        CtxError: A part is empty.
+    """
+
+    def __init__(self, parts: Sequence[Any], step_size: int) -> None:
+        super().__init__(parts)
+        self.step_size = step_size
+        self.steps = np.array([-(-len(part) // step_size) for part in parts])
+        self._latest: tuple[tuple[int, int], np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return int(self.steps.sum()) * self.step_size
+
+    @abstractmethod
+    def order(self, epoch: int, seed: int) -> np.ndarray:
+        """(steps of an epoch,) the part of each step."""
+
+    def choose(self, draws: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """See `Mixture.choose`."""
+        epochs, places = np.divmod(draws // batches_per_step, self.steps.sum())
+        parts = np.empty(len(draws), dtype=np.int64)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            parts[here] = self._kept_order(epoch, seed)[places[here]]
+        return parts
+
+    def _kept_order(self, epoch: int, seed: int) -> np.ndarray:
+        """`order`, computed once for all batches of an epoch."""
+        if self._latest is None or self._latest[0] != (epoch, seed):
+            self._latest = ((epoch, seed), self.order(epoch, seed))
+        return self._latest[1]
+
+
+class ShuffledMixture(EpochMixture):
+    """All steps of all parts, shuffled: an epoch is a pass over every part (Liu et al. 2019, arXiv 1901.11504,
+    algorithm 1).
+
+    Example:
+        >>> mixture = ShuffledMixture([[{"a": 1}] * 6, [{"a": 2}] * 2], step_size=2)
+        >>> sorted(mixture.order(epoch=0, seed=0).tolist())
+        [0, 0, 0, 1]
+    """
+
+    def order(self, epoch: int, seed: int) -> np.ndarray:
+        """See `EpochMixture.order`."""
+        parts = np.repeat(np.arange(len(self.steps)), self.steps)
+        return generator(seed, epoch, 0, Stream.MIXTURE).permutation(parts)
+
+
+class ReweightedMixture(EpochMixture):
+    """Every step drawn with probabilities proportional to n^alpha, n the number of steps of a part.
+
+    Args:
+        parts, step_size: See `EpochMixture`.
+        alphas: The exponent of each epoch; later epochs have the last one. 1 is in proportion to the parts, 0 equal.
+
+    Example:
+        >>> ReweightedMixture.annealed([[{"a": 1}] * 4, [{"a": 2}]], step_size=1, epochs=3).alphas
+        [1.0, 0.6, 0.2]
+    """
+
+    def __init__(self, parts: Sequence[Any], step_size: int, alphas: Sequence[float]) -> None:
+        super().__init__(parts, step_size)
+        self.alphas = list(alphas)
+
+    @classmethod
+    def annealed(cls, parts: Sequence[Any], step_size: int, epochs: int) -> "ReweightedMixture":
+        """alpha = 1 - 0.8 (e - 1) / (E - 1) in epoch e of E (Stickland & Murray 2019, arXiv 1902.02671)."""
+        return cls(parts, step_size, [round(1 - 0.8 * epoch / max(epochs - 1, 1), 12) for epoch in range(epochs)])
+
+    @classmethod
+    def tempered(cls, parts: Sequence[Any], step_size: int, temperature: float) -> "ReweightedMixture":
+        """alpha = 1 / temperature."""
+        return cls(parts, step_size, [1 / temperature])
+
+    def probabilities(self, epoch: int) -> np.ndarray:
+        """(parts,) probabilities of an epoch."""
+        weights = self.steps ** float(self.alphas[min(epoch, len(self.alphas) - 1)])
+        return weights / weights.sum()
+
+    def order(self, epoch: int, seed: int) -> np.ndarray:
+        """See `EpochMixture.order`."""
+        steps = int(self.steps.sum())
+        return draw_parts(np.arange(epoch * steps, (epoch + 1) * steps), self.probabilities(epoch), seed)
 
 
 class SampledStream(ExampleStream):

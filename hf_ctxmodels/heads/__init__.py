@@ -35,4 +35,5 @@ from hf_ctxmodels.heads.seq2seq import (
     ForConditionalGeneration,
     Seq2SeqHead,
 )
-from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEncoder, pair_features
+from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEncoder
+from hf_ctxmodels.layers.pooling import pair_features

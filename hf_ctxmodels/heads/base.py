@@ -210,6 +210,7 @@ class HeadModel(CtxPreTrainedModel):
         pools: Whether the head uses `pooler_output`.
         accepts_loss_kwargs: Whether Trainer may pass one `num_items_in_batch`: exact for heads with one term only; for
             others there is `hf_ctxmodels.training.trainer.CtxTrainer`.
+        uses_pooler: Whether this instance does.
         output_layer: Name of the linear map to the vocabulary's logits, such as "mlm_head.decoder"; None without one.
     """
 
@@ -233,7 +234,12 @@ class HeadModel(CtxPreTrainedModel):
 
     def build_encoder(self, config: Any) -> CtxPreTrainedModel:
         """Create the encoder, with a pooler if the head uses it."""
-        return self.encoder_class(config, add_pooling_layer=self.pools and self.pooling is None)
+        return self.encoder_class(config, add_pooling_layer=self.uses_pooler)
+
+    @property
+    def uses_pooler(self) -> bool:
+        """Whether the head reads the `pooler_output` of the encoder."""
+        return self.pools and self.pooling is None
 
     @property
     def pooling(self) -> Pooling | None:

@@ -15,6 +15,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors
+from hf_ctxmodels.heads.answer_network import AnswerNetwork
 from hf_ctxmodels.heads.base import (
     IGNORED,
     HeadModel,
@@ -56,11 +57,12 @@ class SequenceHead(HeadModel):
 
     def reference_config(self) -> dict[str, Any]:
         """The reference class's configuration; raises CtxError if its head has no such pooling."""
-        if getattr(self.config, "classifier_pooling", None) is not None:
-            raise CtxError(
-                f"transformers' peer of {type(self).__name__} does not support classifier_pooling.",
-                hint="use save_pretrained, or fine-tune with classifier_pooling=None.",
-            )
+        for name, nothing in (("classifier_pooling", None), ("answer_steps", 0)):
+            if getattr(self.config, name, nothing) != nothing:
+                raise CtxError(
+                    f"transformers' peer of {type(self).__name__} does not support {name}.",
+                    hint=f"use save_pretrained, or fine-tune with {name}={nothing}.",
+                )
         return super().reference_config()
 
 
@@ -69,6 +71,8 @@ class ForSequenceClassification(SequenceHead):
 
     `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; None
     chooses by `problem_type_of` at each call. Unlike transformers, the head does not change the configuration.
+
+    With `config.answer_steps` the classifier is an `AnswerNetwork` on the states of a pair's tokens.
 
     Attributes:
         classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
@@ -84,10 +88,17 @@ class ForSequenceClassification(SequenceHead):
         size, labels, rate = config.pooled_size, config.num_labels, config.head_dropout
         self.dropout: nn.Module = Dropout(rate)
         self.classifier: nn.Module
-        if self.classifier_activation is None:
+        if getattr(config, "answer_steps", 0):
+            self.classifier = AnswerNetwork.of(config)
+        elif self.classifier_activation is None:
             self.classifier = nn.Linear(size, labels)
         else:
             self.classifier = ProjectedHead(size, labels, activation=self.classifier_activation, dropout=rate)
+
+    @property
+    def uses_pooler(self) -> bool:
+        """See `HeadModel.uses_pooler`."""
+        return super().uses_pooler and not getattr(self.config, "answer_steps", 0)
 
     @can_return_tuple
     def forward(
@@ -111,7 +122,10 @@ class ForSequenceClassification(SequenceHead):
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
-        logits = self.classifier(self.dropout(outputs.pooler_output))
+        if isinstance(self.classifier, AnswerNetwork):
+            logits = self.classifier(outputs.last_hidden_state, attention_mask, token_type_ids)
+        else:
+            logits = self.classifier(self.dropout(outputs.pooler_output))
         loss = None
         if labels is not None:
             loss = sequence_loss(self.config, logits, labels, num_items_in_batch)

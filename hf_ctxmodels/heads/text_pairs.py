@@ -10,12 +10,7 @@ from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.downstream import ForSequenceClassification
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.pooling import token_mask
-
-
-def pair_features(first: Tensor, second: Tensor) -> Tensor:
-    """(rows, width) vectors u and v -> (rows, 4 * width): u, v, |u - v| and u * v."""
-    return torch.cat([first, second, (first - second).abs(), first * second], -1)
+from hf_ctxmodels.layers.pooling import pair_features, token_mask
 
 
 class SiameseEncoder(HeadModel):

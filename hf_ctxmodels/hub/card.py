@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_name
-from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.multitask import CtxMultiTaskConfig, spec_of
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
@@ -45,7 +45,7 @@ def model_card(
         A card that `ModelCard.validate` accepts.
     """
     config = AutoConfig.from_pretrained(directory)
-    family = get_family(config)
+    family = spec_of(config)
     if summary is None and (directory / SUMMARY_FILE).exists():
         summary = TrainingSummary.load(directory)
     summary = published_summary(summary) if summary is not None else None
@@ -63,6 +63,7 @@ def model_card(
         parameters=summary.parameters if summary else _stored_elements(directory),
         max_length=getattr(config, "max_sequence_length", None),
         stub=f"{stub_name(family)}.py",
+        tasks=list(config.tasks or {}) if isinstance(config, CtxMultiTaskConfig) else [],
         summary=summary,
         curve=_thinned(_losses(summary)) if summary else [],
         curve_image=curve_image,

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.outputs import check_new_directory, writing
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_files
-from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.multitask import spec_of
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
@@ -72,7 +72,7 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
             _inside(directory, name)
     weights = _weights(directory)
     config = load_config(directory)
-    family = get_family(config)
+    family = spec_of(config)
     _open_all(directory, family, config)
     optional = [
         name for name in (*_OPTIONAL, *family.tokenizer.vocab_files_names.values()) if (directory / name).exists()

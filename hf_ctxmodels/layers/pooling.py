@@ -60,6 +60,11 @@ def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
     return torch.cat([parts[part]() for part in kind.split("+")], -1)
 
 
+def pair_features(first: Tensor, second: Tensor) -> Tensor:
+    """(rows, width) vectors u and v -> (rows, 4 * width): u, v, |u - v| and u * v."""
+    return torch.cat([first, second, (first - second).abs(), first * second], -1)
+
+
 def _ends(states: Tensor, tokens: Tensor) -> Tensor:
     forward, backward = states.chunk(2, -1)
     parts = (states_at(forward, last_columns(states, tokens)), states_at(backward, first_columns(states, tokens)))

@@ -45,18 +45,7 @@ def load_config(
         CtxError: There is no such checkpoint, its `config.json` is unusable, or a field is unknown.
     """
     try:
-        config = config_class.from_pretrained(source)
-        for name, value in changes.items():
-            if not hasattr(config, name):
-                raise CtxError(
-                    f"{type(config).__name__} has no field {name}.",
-                    location=str(source),
-                    hint=f"use one of {', '.join(sorted(type(config).__dataclass_fields__))}.",
-                )
-            setattr(config, name, value)
-        if isinstance(config, CtxConfig):
-            config.validate()
-        return config
+        return change_config(config_class.from_pretrained(source), changes, source)
     except CtxError:
         raise
     except Exception as error:  # whatever a file holds, down to lists that are nested too deeply
@@ -65,6 +54,22 @@ def load_config(
             location=str(source),
             hint="give a directory with a config.json, or a Hub id.",
         ) from error
+
+
+def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: str | Path) -> PreTrainedConfig:
+    """The configuration with some fields replaced; raises CtxError if there is no such field, or ValueError if a value
+    does not fit."""
+    for name, value in changes.items():
+        if not hasattr(config, name):
+            raise CtxError(
+                f"{type(config).__name__} has no field {name}.",
+                location=str(source),
+                hint=f"use one of {', '.join(sorted(type(config).__dataclass_fields__))}.",
+            )
+        setattr(config, name, value)
+    if isinstance(config, CtxConfig):
+        config.validate()
+    return config
 
 
 def load_config_file(
@@ -241,7 +246,9 @@ def check_weights(directory: Path) -> None:
         )
 
 
-def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+def load_model(
+    source: str | Path, auto_class: str, config: PreTrainedConfig, *, weights: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
     """A model with the head of an Auto class, and the encoder of a directory or Hub id.
 
     A head that the checkpoint lacks, or has in another shape, is newly initialised; unknown weights are ignored. Both
@@ -251,6 +258,7 @@ def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
         source: Directory or Hub id.
         auto_class: For example "AutoModelForSequenceClassification".
         config: The checkpoint's configuration, with changes.
+        weights: Weights of the family's class by name, in place of those of the source's files.
 
     Raises:
         CtxError: There is no such model or head, the weights are damaged, or the encoder's weights are missing or have
@@ -258,9 +266,14 @@ def load_model(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
     """
     check_weights(Path(source))
     try:
+        given: dict[str, Any] = {"pretrained_model_name_or_path": source}
+        opener = getattr(transformers, auto_class)
+        if weights is not None:
+            opener = opener._model_mapping[type(config)]
+            given = {"pretrained_model_name_or_path": None, "state_dict": dict(weights)}
         # transformers reports missing and unexpected weights without raising
-        model, report = getattr(transformers, auto_class).from_pretrained(
-            source, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+        model, report = opener.from_pretrained(
+            **given, config=config, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except SafetensorError as error:
         raise CtxError(

@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ProjectConfiguration, set_seed
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    ProjectConfiguration,
+    set_seed,
+)
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -38,10 +44,15 @@ from hf_ctxmodels.training.steps import Stepper
 Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
 
 
-def make_accelerator(arguments: LoopArguments) -> Accelerator:
+def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = False) -> Accelerator:
     """The Accelerator of a script, to be created before data and model; seeds the global generators.
 
     Says what `accelerate launch` was told and is not in force.
+
+    Args:
+        arguments: The flags.
+        unused_parameters: Whether a step may leave parameters without gradients, as the heads of other tasks; data
+            parallelism then looks for them, and leaves them as one process does.
 
     Raises:
         CtxError: DeepSpeed is configured and not installed.
@@ -55,6 +66,7 @@ def make_accelerator(arguments: LoopArguments) -> Accelerator:
         project_config=ProjectConfiguration(arguments.output_dir, logging_dir=f"{arguments.output_dir}/tensorboard"),
         dataloader_config=DataLoaderConfiguration(split_batches=True, dispatch_batches=False, non_blocking=True),
         rng_types=[],
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if unused_parameters else None,
     )
     if accelerator.distributed_type == DistributedType.MULTI_CPU and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         # accelerate shards on accelerators only; torch also shards on CPUs

@@ -62,8 +62,8 @@ def parse_arguments(
 
 
 def packaged_folder(name: str) -> Path:
-    """A folder of files that come with the package, "recipes" or "accelerate": in the installed package, else in the
-    source tree."""
+    """A folder of files that come with the package, "recipes", "tasks" or "accelerate": in the installed package,
+    else in the source tree."""
     installed = Path(__file__).parents[1] / name
     return installed if installed.is_dir() else Path(__file__).parents[2] / "scripts" / name
 
@@ -74,16 +74,30 @@ def find_recipe(name: str) -> Path:
     Raises:
         CtxError: There is neither.
     """
+    return find_packaged(name, "recipes", "recipe", "--recipe")
+
+
+def find_packaged(name: str, folder: str, what: str, flag: str) -> Path:
+    """A YAML file: a path, or the name of one in a `packaged_folder`.
+
+    Args:
+        name: The path or name.
+        folder: See `packaged_folder`.
+        what, flag: What it is and the flag that gave it, for the error.
+
+    Raises:
+        CtxError: There is neither.
+    """
     given = Path(name)
-    packaged = packaged_folder("recipes") / f"{name.removesuffix('.yaml')}.yaml"
+    packaged = packaged_folder(folder) / f"{name.removesuffix('.yaml')}.yaml"
     if given.is_file() or given.name != name:
         return given
     if packaged.is_file():
         return packaged
     near = difflib.get_close_matches(packaged.stem, [path.stem for path in packaged.parent.glob("*.yaml")])
     raise CtxError(
-        "The recipe cannot be read: there is no such file, and none of that name comes with the package.",
-        location=f"--recipe {name}",
+        f"The {what} cannot be read: there is no such file, and none of that name comes with the package.",
+        location=f"{flag} {name}",
         hint=(f"did you mean {' or '.join(near)}? " if near else "") + "`hf-ctxmodels recipes` lists those there are.",
     )
 

@@ -87,9 +87,9 @@ class Stepper:
         """Train on the micro-batches of one step.
 
         Returns:
-            0-dimensional tensors "loss", component losses, "grad_norm" (before clipping) and "tokens" (of all
-            processes), to be averaged over processes, and (2,) tensors of `metric_counts`; and the example indices of
-            every micro-batch.
+            0-dimensional tensors "loss", component losses, that of the batches' task, "grad_norm" (before clipping) and
+            "tokens" (of all processes), to be averaged over processes, and (2,) tensors of `metric_counts`; and the
+            example indices of every micro-batch.
         """
         indices = [batch.pop(INDEX_KEY) for batch in batches]
         counts = self._accelerator.reduce(count_items(batches, self._targets), reduction="sum")
@@ -107,6 +107,8 @@ class Stepper:
                     self._accelerator.backward(output.loss)
             self._carried.take(number, rows, output)
             terms = {"loss": output.loss, **component_losses(output), **metric_counts(output)}
+            if isinstance(batch.get("task"), str):  # of `CtxMultiTaskModel`: all batches of a step have the same
+                terms[f"{batch['task']}_loss"] = output.loss
             for name, value in terms.items():
                 scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()
         scalars["grad_norm"] = self._clip()

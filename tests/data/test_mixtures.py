@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.data import MixtureBatchSampler, RoundRobinMixture, SampledMixture, UnlabelledCollator, without_labels
+from hf_ctxmodels.data import (
+    MixtureBatchSampler,
+    ReweightedMixture,
+    RoundRobinMixture,
+    SampledMixture,
+    ShuffledMixture,
+    UnlabelledCollator,
+    without_labels,
+)
 
 LABELLED = [{"labels": number} for number in range(5)]
 OTHERS = [{"labels": 100 + number} for number in range(12)]
@@ -69,6 +77,61 @@ def test_draws_are_uniform_and_by_the_seed() -> None:
     assert (mixture.choose(batches, seed=6) != found).mean() > 0.5
     assert (mixture.choose(batches[100:], seed=5) == found[100:]).all()
     assert len(mixture) == 20
+
+
+def test_all_steps_of_all_parts_are_shuffled(subtests: pytest.Subtests) -> None:
+    for per_step in (1, 3):
+        with subtests.test(per_step=per_step):
+            _check_shuffled_steps(per_step)
+
+
+def _check_shuffled_steps(per_step: int) -> None:
+    size = 2 * per_step  # of a step
+    mixture = ShuffledMixture([LABELLED, OTHERS, MORE], size)
+    expected = [-(-len(part) // size) for part in mixture.parts]
+    steps = sum(expected)
+    assert len(mixture) == steps * size
+    whole = list(islice(MixtureBatchSampler(mixture, 2, seed=3, batches_per_step=per_step), 12 * steps * per_step))
+    drawn = labels(mixture, whole)
+    windows = [drawn[first : first + per_step] for first in range(0, len(drawn), per_step)]
+    kinds = [{label // 100 for batch in window for label in batch} for window in windows]
+    assert all(len(step) == 1 for step in kinds), "a step is of one part"
+    epochs = [[min(step) for step in kinds[first : first + steps]] for first in range(0, len(kinds), steps)]
+    assert all([epoch.count(part) for part in range(3)] == expected for epoch in epochs), "an epoch has every step once"
+    assert len(set(map(tuple, epochs))) > 1, "each epoch has an order of its own"
+    for number, part in enumerate(mixture.parts):
+        seen = [label for batch in drawn for label in batch if label // 100 == number]
+        passes = [seen[first : first + len(part)] for first in range(0, len(seen), len(part))][:-1]
+        assert all(sorted(each) == [item["labels"] for item in part] for each in passes), (
+            "a pass has every example once"
+        )
+    for start in (1, 5, steps * per_step + 1):
+        later = MixtureBatchSampler(mixture, 2, seed=3, start_batch=start, batches_per_step=per_step)
+        assert list(islice(later, len(whole) - start)) == whole[start:], "entered at any batch"
+    assert list(islice(MixtureBatchSampler(mixture, 2, seed=4, batches_per_step=per_step), len(whole))) != whole
+
+
+def test_steps_are_drawn_by_powers_of_the_sizes() -> None:
+    parts = [[{"labels": 0}] * size for size in (4000, 1000, 40)]
+    steps = np.array([2000, 500, 20])
+    for alpha, mixture in (
+        (1.0, ReweightedMixture.tempered(parts, 2, 1.0)),
+        (0.5, ReweightedMixture.tempered(parts, 2, 2.0)),
+        (0.2, ReweightedMixture.annealed(parts, 2, epochs=5)),
+    ):
+        expected = steps**alpha / (steps**alpha).sum()
+        epoch = 4  # the last
+        found = mixture.choose(np.arange(epoch * 2520, (epoch + 1) * 2520), seed=1)
+        spread = np.sqrt(2520 * expected * (1 - expected))
+        assert (abs(np.bincount(found, minlength=3) - 2520 * expected) < 4 * spread).all(), alpha
+        assert (mixture.choose(np.arange(epoch * 2520 + 7, epoch * 2520 + 60), seed=1) == found[7:60]).all()
+    annealed = ReweightedMixture.annealed(parts, 2, epochs=5)
+    assert annealed.alphas == [1.0, 0.8, 0.6, 0.4, 0.2]
+    assert annealed.probabilities(0) == pytest.approx(steps / steps.sum())
+    assert annealed.probabilities(9) == pytest.approx(annealed.probabilities(4)), "a longer run keeps the last exponent"
+    assert ReweightedMixture.annealed(parts, 2, epochs=1).alphas == [1.0]
+    micro = annealed.choose(np.arange(30), seed=1, batches_per_step=3)
+    assert (micro.reshape(10, 3) == annealed.choose(np.arange(10), seed=1)[:, None]).all(), "a step is of one part"
 
 
 def test_periods() -> None:

@@ -10,6 +10,7 @@ from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
 from mass_faults import MASS_FAULTS
 from models_faults import MODELS_FAULTS
+from multitask_faults import MULTITASK_FAULTS
 from seq2seq_faults import SEQ2SEQ_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
 from t5_faults import T5_FAULTS
@@ -23,6 +24,7 @@ FAULTS = [
     *CORE_FAULTS,
     *LAYERS_FAULTS,
     *MODELS_FAULTS,
+    *MULTITASK_FAULTS,
     *SPANBERT_FAULTS,
     *GPT_FAULTS,
     *XLM_FAULTS,

@@ -139,6 +139,8 @@ class Task(ABC, Generic[Example]):
     """Whether the tokenizer's inputs are lists of words instead of texts."""
     per_token: ClassVar[bool] = False
     """Whether the outputs have a row for each token; `decode` gets them without padding."""
+    in_percent: ClassVar[bool] = False
+    """Whether the main metric is at most 100, not 1."""
     generates: ClassVar[bool] = False
     """Whether `decode` gets what `generate` writes, in place of fields of the head's output."""
     baseline_name: str = ""

@@ -131,6 +131,7 @@ class QuestionAnswering(Task[Question]):
     targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     output_names: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
     per_token: ClassVar[bool] = True
+    in_percent: ClassVar[bool] = True
 
     has_unanswerable: bool
 

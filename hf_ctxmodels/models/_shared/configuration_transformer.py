@@ -26,6 +26,9 @@ class CtxEncoderConfig(CtxTransformerConfig):
         layer_norm_eps: Epsilon of every LayerNorm.
         pad_token_id: Id of the padding token; its embedding starts at zero.
         tie_word_embeddings: Share the masked-LM decoder with the word embeddings.
+        answer_steps: Steps of a stochastic answer network in place of the linear classifier of pairs (see
+            `heads.answer_network`); 0 for none. It needs two segments.
+        answer_dropout: Rate at which training leaves steps of the answer network out of their average.
     """
 
     vocab_size: int = 30522
@@ -42,9 +45,21 @@ class CtxEncoderConfig(CtxTransformerConfig):
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 0
     tie_word_embeddings: bool = True
+    answer_steps: int = 0
+    answer_dropout: float | int = 0.1
 
+    own_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.own_fields, "answer_steps", "answer_dropout")
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "position_embedding_type": ("absolute", None),
         "is_decoder": (False,),
         "add_cross_attention": (False,),
     }
+
+    def validate_architecture(self) -> None:
+        """Check that the answer network has two segments to compare (called at construction)."""
+        super().validate_architecture()
+        if self.answer_steps < 0 or (self.answer_steps and self.type_vocab_size < 2):
+            raise ValueError(
+                f"answer_steps={self.answer_steps} with type_vocab_size={self.type_vocab_size}: an answer network "
+                "compares two segments in one step or more; use 0 for a linear classifier."
+            )

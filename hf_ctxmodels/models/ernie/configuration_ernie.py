@@ -4,7 +4,6 @@ from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 # Tasks of `CtxErnieForPreTraining` beside masked units. The target of a token task is `<task>_labels` (batch, length),
@@ -33,7 +32,7 @@ class CtxErnieConfig(CtxBertConfig):
     task_type_vocab_size: int = 3
     pretraining_tasks: dict[str, int] | None = None
 
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.own_fields, "pretraining_tasks")
+    own_fields: ClassVar[tuple[str, ...]] = (*CtxBertConfig.own_fields, "pretraining_tasks")
 
     def validate_architecture(self) -> None:
         """Check the tasks' names and numbers of classes (called at construction)."""

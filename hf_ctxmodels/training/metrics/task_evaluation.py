@@ -13,7 +13,6 @@ from hf_ctxmodels.core.screen import progress_bar
 from hf_ctxmodels.data.tasks import Encoded, Task
 from hf_ctxmodels.data.tasks.base import Collator, Logits
 from hf_ctxmodels.training.batches import count_items
-from hf_ctxmodels.training.steps import loss_targets
 
 
 class TaskEvaluation:
@@ -49,7 +48,7 @@ class TaskEvaluation:
     def _run(self, model: nn.Module, accelerator: Accelerator) -> tuple[list[Logits], float]:
         """The outputs for every feature, in order, and the mean loss, on every process."""
         bare = accelerator.unwrap_model(model)
-        features, targets = self._encoded.features, loss_targets(bare)
+        features, targets = self._encoded.features, self._task.targets
         starts = range(0, len(features), self._batch_size)
         rounds = math.ceil(len(starts) / accelerator.num_processes)
         mine: dict[int, list[Logits]] = {}

@@ -1,0 +1,1 @@
+"""Learning several tasks together (`hf-ctxmodels finetune --tasks`): batches, evaluation, the run."""

@@ -1,0 +1,86 @@
+"""Faults of learning several tasks together: the model, the order of the tasks, the answer network, the run."""
+
+from fault import Fault
+
+MULTITASK_FAULTS = [
+    Fault(
+        "an epoch of several tasks is not shuffled",
+        "hf_ctxmodels/data/mixtures.py",
+        "return generator(seed, epoch, 0, Stream.MIXTURE).permutation(parts)",
+        "return parts",
+        ("tests/data/test_mixtures.py",),
+        "all_steps_of_all_parts",
+    ),
+    Fault(
+        "every epoch of several tasks has the order of the first",
+        "hf_ctxmodels/data/mixtures.py",
+        "generator(seed, epoch, 0, Stream.MIXTURE).permutation(parts)",
+        "generator(seed, 0, 0, Stream.MIXTURE).permutation(parts)",
+        ("tests/data/test_mixtures.py",),
+        "all_steps_of_all_parts",
+    ),
+    Fault(
+        "micro-batches of a step are of several tasks",
+        "hf_ctxmodels/data/mixtures.py",
+        "np.divmod(draws // batches_per_step, self.steps.sum())",
+        "np.divmod(draws, self.steps.sum())",
+        ("tests/data/test_mixtures.py",),
+        "all_steps_of_all_parts",
+    ),
+    Fault(
+        "the temperature of sampling is its own inverse",
+        "hf_ctxmodels/data/mixtures.py",
+        "return cls(parts, step_size, [1 / temperature])",
+        "return cls(parts, step_size, [temperature])",
+        ("tests/data/test_mixtures.py",),
+        "powers_of_the_sizes",
+    ),
+    Fault(
+        "the answer network reads the text that asks",
+        "hf_ctxmodels/heads/answer_network.py",
+        "(states @ asked[..., None])[..., 0], states, first)",
+        "(states @ asked[..., None])[..., 0], states, second)",
+        ("tests/layers/test_answer_network.py",),
+        "loop",
+    ),
+    Fault(
+        "the answer network averages over dropped predictions too",
+        "hf_ctxmodels/heads/answer_network.py",
+        "predictions.logsumexp(1) - kept.sum(1, keepdim=True).log()",
+        "predictions.logsumexp(1) - torch.ones_like(kept).sum(1, keepdim=True).log()",
+        ("tests/layers/test_answer_network.py",),
+        "loop",
+    ),
+    Fault(
+        "each task has an encoder of its own",
+        "hf_ctxmodels/multitask/modeling.py",
+        "            head.__dict__[head.base_model_prefix] = self.encoder",
+        "            head.__dict__[head.base_model_prefix] = type(self.encoder)(head.config)",
+        ("tests/models/test_multitask.py",),
+        "plain_model",
+    ),
+    Fault(
+        "the weight of a task counts in evaluation",
+        "hf_ctxmodels/multitask/modeling.py",
+        "if self.training and output",
+        "if output",
+        ("tests/models/test_multitask.py",),
+        "weight_counts",
+    ),
+    Fault(
+        "a later evaluation replaces a better model",
+        "hf_ctxmodels/training/multitask/evaluation.py",
+        "metrics[MEAN] <= self.metrics[MEAN]",
+        "metrics[MEAN] > self.metrics[MEAN]",
+        ("tests/scripts/test_finetune_tasks.py",),
+        "highest_mean",
+    ),
+    Fault(
+        "a resumed run may draw its tasks otherwise",
+        "hf_ctxmodels/training/multitask/run.py",
+        '"sampling": listed.sampling,',
+        "",
+        ("tests/scripts/test_finetune_tasks.py",),
+        "uninterrupted",
+    ),
+]
