@@ -20,17 +20,13 @@ class LayerMix(ScalarMix):
 
     def mix(self, states: Sequence[Tensor]) -> Tensor:
         """The states of every layer, the embeddings first -> (batch, length, hidden)."""
-        chosen = of_last_width(states)
+        width = states[-1].shape[-1]
+        chosen = [number for number, each in enumerate(states) if each.shape[-1] == width]
         weights = self.weights.float()[chosen].softmax(0) * self.gamma
         mixed = states[chosen[0]] * weights[0].to(states[0].dtype)
         for number, weight in zip(chosen[1:], weights[1:], strict=True):
             mixed = mixed + states[number] * weight.to(mixed.dtype)
         return mixed
-
-
-def of_last_width(states: Sequence[Tensor]) -> list[int]:
-    """Numbers of the layers that are as wide as the last one."""
-    return [number for number, each in enumerate(states) if each.shape[-1] == states[-1].shape[-1]]
 
 
 def number_of_states(encoder: PreTrainedModel) -> int:
@@ -57,12 +53,15 @@ def read_layers(
     Args:
         encoder: The encoder.
         mix: None for the last layer.
-        states_of: In place of the encoder: arguments -> an output with `hidden_states`.
+        states_of: In place of the encoder: its arguments, and whether `every_layer` is read -> an output with
+            `hidden_states`, the last layer's among them.
         inputs: The encoder's arguments.
     """
     wants = inputs.pop("output_hidden_states", None)
-    call = encoder if states_of is None else states_of
-    outputs = call(return_dict=True, output_hidden_states=True, **inputs)
+    if states_of is None:
+        outputs = encoder(return_dict=True, output_hidden_states=True, **inputs)
+    else:
+        outputs = states_of(every_layer=mix is not None or bool(wants), **inputs)
     states = outputs.hidden_states
     outputs.last_hidden_state = states[-1] if mix is None else mix.mix(states)
     outputs.pooler_output = _pooled(encoder, outputs.last_hidden_state, **inputs)

@@ -20,7 +20,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.core.screen import progress_bar, say
 from hf_ctxmodels.heads.base import HeadModel
-from hf_ctxmodels.heads.layer_mix import of_last_width
 from hf_ctxmodels.training.checkpoint.identity import model_identity
 from hf_ctxmodels.training.finetuning.fisher import weights_digest
 
@@ -52,9 +51,8 @@ class FrozenStates:
 
     def __init__(self, model: HeadModel, folder: Path | None = None) -> None:
         self._encoder = model.base_model
-        self._all = model.layer_mix is not None or model.mixes_layers
         self._places: dict[str, list[int]] = {}
-        self._layers: list[int] = []
+        self._widths: list[int] = []
         self._shards: list[Any] = []
         self._recorder: _Recorder | None = None
         if folder is not None:
@@ -63,7 +61,7 @@ class FrozenStates:
     def _open(self, folder: Path) -> None:
         try:
             index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-            self._places, self._layers, number = index["places"], index["layers"], index["shards"]
+            self._places, self._widths, number = index["places"], index["widths"], index["shards"]
             files = [safe_open(_shard(folder, each), "pt") for each in range(number)]  # memory-mapped
             self._shards = [each.get_slice("states") for each in files]
         except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -77,31 +75,33 @@ class FrozenStates:
         return self._recorder
 
     @torch.no_grad()
-    def __call__(self, **inputs: Any) -> ModelOutput:
-        """The encoder's output with `hidden_states`; layers that no head reads have no width.
+    def __call__(self, every_layer: bool = False, **inputs: Any) -> ModelOutput:
+        """An output of the encoder with `hidden_states`.
 
         Args:
-            inputs: Of the encoder; tensors are (rows, length, ...).
+            every_layer: Whether they are those of all layers, or of the last one.
+            inputs: The encoder's; tensors are (rows, length, ...).
+
+        Raises:
+            CtxError: There are no token ids, or the mask is a ready one.
         """
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         if ids is None or (mask is not None and mask.dim() != 2):
             raise CtxError("Features are kept for rows of token ids, and masks (rows, length).")
-        tokens = torch.ones(ids.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
-        found = [self._row(inputs, row, columns) for row, columns in enumerate(tokens)]
-        layers, width = found[0].shape[1:]
-        states = found[0].new_zeros(layers, *ids.shape[:2], width)
+        tokens = torch.ones(ids.shape[:2], dtype=torch.bool) if mask is None else mask.bool().cpu()
+        found = [self._row(inputs, row, columns, every_layer) for row, columns in enumerate(tokens)]
+        states = found[0].new_zeros(*ids.shape[:2], found[0].shape[-1])
         for row, columns in enumerate(tokens):
-            states[:, row, columns] = found[row].transpose(0, 1)
-        states = states.to(ids.device)
-        hidden = [states.new_empty(*ids.shape[:2], 0)] * (max(self._layers) + 1)
-        for number, each in zip(self._layers, states, strict=True):
-            hidden[number] = each
-        return KeptStates(last_hidden_state=hidden[-1], hidden_states=tuple(hidden))
+            states[row, columns] = found[row]
+        hidden = states.to(ids.device).split(self._widths, -1)
+        return KeptStates(last_hidden_state=hidden[-1], hidden_states=hidden)
 
-    def _row(self, inputs: Mapping[str, Any], row: int, columns: Tensor) -> Tensor:
-        """(tokens, layers, width) of one row, without its padding."""
+    def _row(self, inputs: Mapping[str, Any], row: int, columns: Tensor, every_layer: bool) -> Tensor:
+        """(tokens, widths of the layers) of one row, without its padding."""
         own = {
-            name: value[row : row + 1, columns.to(value.device)] if _is_row_wise(value, columns) else value
+            name: value[min(row, len(value) - 1), columns.to(value.device)][None]
+            if _is_row_wise(value, columns)
+            else value
             for name, value in inputs.items()
         }
         key = _key(own)
@@ -110,16 +110,13 @@ class FrozenStates:
             if self._recorder is not None and (states := self._recorder.waiting(self._places[key])) is not None:
                 return states
             return self._shards[shard][start : start + length]
-        states = self._compute(own)
+        hidden = self._encoder(return_dict=True, output_hidden_states=True, **own).hidden_states
+        hidden = hidden if every_layer else hidden[-1:]
+        self._widths = [each.shape[-1] for each in hidden]
+        states = torch.cat([each[0] for each in hidden], -1).cpu()
         if self._recorder is not None:
             self._recorder.add(key, states)
         return states
-
-    def _compute(self, own: dict[str, Any]) -> Tensor:
-        output = self._encoder(**own)
-        hidden = output.hidden_states
-        self._layers = of_last_width(hidden) if self._all else [len(hidden) - 1]
-        return torch.stack([hidden[number][0] for number in self._layers], 1).cpu()
 
 
 class _Recorder:
@@ -136,7 +133,7 @@ class _Recorder:
             self._temporary.mkdir(parents=True)
 
     def add(self, key: str, states: Tensor) -> None:
-        """Keep the states (tokens, layers, width) of a row that was not there."""
+        """Keep the states (tokens, widths) of a row that was not there."""
         self._states._places[key] = [self._number, self._tokens, len(states)]
         self._waiting.append(states)
         self._tokens += len(states)
@@ -167,7 +164,7 @@ class _Recorder:
             if kind is None:
                 if self._waiting:
                     self._write()
-                index = {"places": states._places, "layers": states._layers, "shards": self._number}
+                index = {"places": states._places, "widths": states._widths, "shards": self._number}
                 with writing(self._folder):
                     (self._temporary / _INDEX).write_text(json.dumps(index), encoding="utf-8")
                     self._temporary.rename(self._folder)
@@ -191,17 +188,16 @@ def cache_features(
     Raises:
         CtxError: The encoder is not frozen, or the directory cannot be written or read.
     """
-    if not getattr(model, "encoder_frozen", False) or not isinstance(model, HeadModel):
+    if not isinstance(model, HeadModel) or not model.encoder_frozen or hasattr(model.base_model, "decoder"):
         raise CtxError(
-            "Features are those of a frozen encoder of this package.",
+            "Features are those of a frozen encoder of this package, without a decoder above it.",
             location=f"--cache_features {directory}",
-            hint="give --freeze encoder.",
+            hint="leave it out, or give --freeze encoder where there is such an encoder.",
         )
     encoder = {name: each for name, each in model.base_model.state_dict().items() if not name.startswith("pooler.")}
     decided = {
         "weights": weights_digest(encoder),
         **model_identity(model),
-        "all_layers": model.layer_mix is not None or model.mixes_layers,
         **identity,
         "rows": [_key(batch) for batch in batches],
     }
@@ -229,7 +225,7 @@ def _key(inputs: Mapping[str, Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(inputs):
         value = inputs[name]
-        if name in ("attention_mask", "return_dict", "output_hidden_states") or value is None:
+        if name == "attention_mask" or value is None:
             continue
         given = value.cpu().numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode()
         digest.update(name.encode() + b"=" + given + b";")

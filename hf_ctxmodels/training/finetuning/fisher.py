@@ -51,10 +51,10 @@ def fisher_information(
     totals = {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in parameters.items()}
     generator, number = torch.Generator().manual_seed(seed), 0
     for batch in examples:
+        if not any(heads.has_targets(batch.get(name)) for name in model.loss_targets):  # no token was chosen
+            continue
         given = batch if labels == "data" else {**batch, **sampled_targets(model, batch, generator)}
         loss = model(**given).loss
-        if not loss.requires_grad:  # no token of the example was chosen
-            continue
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         for total, gradient in zip(totals.values(), gradients, strict=True):
             if gradient is not None:

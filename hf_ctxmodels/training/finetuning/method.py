@@ -189,7 +189,7 @@ class MethodCallback(TrainerCallback):
             optimizer,
             state.max_steps,
             state.max_steps / state.num_train_epochs,
-            args.eval_strategy != "no" or kwargs.get("eval_dataloader") is not None,
+            True,  # else Trainer says that there is no eval_dataset, when one is needed
             args.world_size,
             bool(args.fsdp) or args.deepspeed is not None,
         )

@@ -41,32 +41,31 @@ class PretrainingSide:
     name: str
 
     @classmethod
-    def open(cls, source: str, *text: str, objective: str | None = None, max_length: int | None = None) -> Self:
+    def open(cls, source: str, *text: str, max_length: int | None = None, held_out: float | None = None) -> Self:
         """Open a checkpoint; the objective and its options are those of its training summary, or the family's own.
 
         Args:
             source: Directory or Hub id.
             text: Documents, as pretrain's --dataset takes them.
-            objective: In place of the checkpoint's.
             max_length: Longest row in tokens; None for that of pretraining, or 128.
+            held_out: Read only the documents that pretrain holds out with this share; None for all.
 
         Raises:
             CtxError: The checkpoint has no pretraining head, or something cannot be opened.
         """
         summary = TrainingSummary.load(source) if (Path(source) / SUMMARY_FILE).exists() else None
         pretrained = summary if summary is not None and summary.task == "pretraining" else None
-        options = {}
-        if pretrained is not None and objective in (None, pretrained.objective):
-            objective, options = pretrained.objective, pretrained.objective_options
         arguments = PretrainingArguments(
             model=source,
             dataset=list(text),
-            objective=objective,
-            objective_options=[f"{name}={value}" for name, value in options.items() if value not in (None, "")],
+            objective=None if pretrained is None else pretrained.objective,
             max_length=max_length or (pretrained.max_length if pretrained else None) or _LENGTH,
+            validation_fraction=held_out or 0.0,
         )
         family, tokenizer = find_family(arguments), load_tokenizer(source)
         name, made = make_objective(family, tokenizer, arguments, seed=0)
+        if pretrained is not None:
+            made = type(made)(tokenizer, max_length=arguments.max_length, seed=0, **pretrained.objective_options)
         model = make_model(family, made, tokenizer, arguments).eval()
         if new := [each for each in getattr(model, "new_modules", ()) if not each.startswith(model.base_model_prefix)]:
             raise CtxError(
@@ -74,8 +73,8 @@ class PretrainingSide:
                 location=source,
                 hint="give the checkpoint that pretraining left.",
             )
-        documents, _ = arguments.load()
-        return cls(model, made, ExampleSet.build(made.examples(documents)), name)
+        documents, others = arguments.load()
+        return cls(model, made, ExampleSet.build(made.examples(documents if others is None else others)), name)
 
     def loss(self, batch_size: int = 32) -> dict[str, float]:
         """The objective's losses and metrics on the text, with the corruptions of epoch 0."""
