@@ -13,7 +13,7 @@ from typing import Any
 
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.outputs import check_new_file, writing
-from hf_ctxmodels.training.finetuning.pretraining_side import PretrainingSide, measure_forgetting
+from hf_ctxmodels.training.forgetting import PretrainingSide, measure_forgetting
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

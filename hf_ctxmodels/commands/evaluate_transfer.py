@@ -23,7 +23,7 @@ from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.data.tasks import TaskArguments
 from hf_ctxmodels.data.tasks.languages import LanguageFile
-from hf_ctxmodels.training.finetuning.arguments import FinetuningMethodArguments
+from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
 from hf_ctxmodels.training.loading import load_config
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.recipe import parse_arguments

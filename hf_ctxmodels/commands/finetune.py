@@ -29,7 +29,7 @@ from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit, check_room
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
-from hf_ctxmodels.training.finetuning.arguments import WHERE_THINGS_LIE, FinetuningMethodArguments
+from hf_ctxmodels.training.finetuning_arguments import WHERE_THINGS_LIE, FinetuningMethodArguments
 from hf_ctxmodels.training.label_smoothing import smooth_labels
 from hf_ctxmodels.training.loading import (
     describe_embeddings,

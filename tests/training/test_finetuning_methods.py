@@ -88,9 +88,7 @@ def test_penalties_are_those_written_out(tmp_path: Path) -> None:
     assert decayed == {id(model.classifier.weight)}
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
 
-
-def test_new_modules_and_frozen_weights_are_not_anchored() -> None:
-    model = BERT.model()
+    model = BERT.model()  # new modules and frozen weights are not anchored
     model.new_modules = ("bert.pooler", "classifier")
     model.base_model.embeddings.word_embeddings.weight.requires_grad_(False)
     anchored = L2ToStart(model, 1.0).anchored
@@ -121,10 +119,14 @@ def losses(values: list[float]) -> Iterator[float]:
     return iter(values)
 
 
-@pytest.mark.parametrize("way", ["anchor", "chain"])
-def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace, problem, tmp_path: Path, way: str) -> None:
+def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace, problem, tmp_path: Path, subtests: Any) -> None:
     """The anchor is where the run began; of a stage the best weights are remembered."""
+    for way in ("anchor", "chain"):
+        with subtests.test(way):
+            check_resuming(workspace, problem, tmp_path / way, way)
 
+
+def check_resuming(workspace: Any, problem: Any, folder: Path, way: str) -> None:
     def methods(model: Any) -> list:
         return [Mixout(model, 0.3), L2ToStart(model, 0.5)] if way == "anchor" else [ChainThaw(model, 1e-2, 1e-2)]
 
@@ -132,19 +134,19 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace, problem, tmp_pa
         """By the weights alone: an early evaluation of a stage is the best."""
         return {"eval_loss": sum(float(each.detach().abs().sum()) for each in model.parameters())}
 
-    given = {"max_steps": 10, "save_steps": 1, "eval_steps": 1, "save_total_limit": 20}
-    folders = tmp_path / "whole", tmp_path / "stopped"
-    for folder in folders:
+    given = {"max_steps": 8, "save_steps": 3, "eval_steps": 1, "save_total_limit": 20}
+    folders = folder / "whole", folder / "stopped"
+    for each in folders:
         model = new_model(workspace, "dropout.json")
-        run(model, problem, arguments(folder, **given), methods=methods(model), evaluate=evaluate)
-    for step in range(4, 11):
-        (folders[1] / f"checkpoint-{step}").rename(tmp_path / f"gone-{step}")
+        run(model, problem, arguments(each, **given), methods=methods(model), evaluate=evaluate)
+    for step in (6, 8):
+        (folders[1] / f"checkpoint-{step}").rename(folder / f"gone-{step}")
     model = new_model(workspace, "dropout.json")
     run(model, problem, arguments(folders[1], resume=True, **given), methods=methods(model), evaluate=evaluate)
-    whole, resumed = (load_file(folder / "model.safetensors") for folder in folders)
+    whole, resumed = (load_file(each / "model.safetensors") for each in folders)
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
     if way == "anchor":
-        (folders[1] / "checkpoint-10").rename(tmp_path / "gone")
+        (folders[1] / "checkpoint-8").rename(folder / "gone")
         model = moved(new_model(workspace, "dropout.json"))
         with pytest.raises(CtxError, match="start_weights is"):
             run(model, problem, arguments(folders[1], resume=True, **given), methods=methods(model), evaluate=evaluate)

@@ -20,7 +20,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.core.screen import progress_bar, say
 from hf_ctxmodels.heads.base import HeadModel
-from hf_ctxmodels.training.checkpoint.identity import model_identity
 from hf_ctxmodels.training.finetuning.fisher import weights_digest
 
 _INDEX = "index.json"
@@ -197,11 +196,12 @@ def cache_features(
     encoder = {name: each for name, each in model.base_model.state_dict().items() if not name.startswith("pooler.")}
     decided = {
         "weights": weights_digest(encoder),
-        **model_identity(model),
+        "model": type(model).__name__,
+        "config": {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")},
         **identity,
         "rows": [_key(batch) for batch in batches],
     }
-    name = hashlib.blake2b(json.dumps(decided, sort_keys=True).encode(), digest_size=16).hexdigest()
+    name = hashlib.blake2b(json.dumps(decided, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
     folder = Path(directory) / name
     if not folder.is_dir():
         states = model.states_of = FrozenStates(model)

@@ -9,11 +9,12 @@ from typing import Any, Self
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.objectives import Objective
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.finetuning.fisher import Labels, fisher_information, one_by_one, write_fisher
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
@@ -42,12 +43,12 @@ class PretrainingSide:
 
     @classmethod
     def open(cls, source: str, *text: str, max_length: int | None = None, held_out: float | None = None) -> Self:
-        """Open a checkpoint; the objective and its options are those of its training summary, or the family's own.
+        """Open a checkpoint; the objective and its options are those of its training summary, or that of its head.
 
         Args:
             source: Directory or Hub id.
             text: Documents, as pretrain's --dataset takes them.
-            max_length: Longest row in tokens; None for that of pretraining, or 128.
+            max_length: Longest row in tokens; None for that of pretraining, or else 128 where the model can.
             held_out: Read only the documents that pretrain holds out with this share; None for all.
 
         Raises:
@@ -55,14 +56,17 @@ class PretrainingSide:
         """
         summary = TrainingSummary.load(source) if (Path(source) / SUMMARY_FILE).exists() else None
         pretrained = summary if summary is not None and summary.task == "pretraining" else None
+        config = load_config(source)
+        limit = getattr(config, "max_sequence_length", None) or _LENGTH
         arguments = PretrainingArguments(
             model=source,
             dataset=list(text),
             objective=None if pretrained is None else pretrained.objective,
-            max_length=max_length or (pretrained.max_length if pretrained else None) or _LENGTH,
+            max_length=max_length or (pretrained.max_length if pretrained else None) or min(limit, _LENGTH),
             validation_fraction=held_out or 0.0,
         )
         family, tokenizer = find_family(arguments), load_tokenizer(source)
+        arguments.objective = arguments.objective or _objective_of_head(family, config)
         name, made = make_objective(family, tokenizer, arguments, seed=0)
         if pretrained is not None:
             made = type(made)(tokenizer, max_length=arguments.max_length, seed=0, **pretrained.objective_options)
@@ -102,6 +106,16 @@ class PretrainingSide:
             )
         for name in shared:
             own[name].copy_(theirs[name][: len(own[name])])
+
+
+def _objective_of_head(family: FamilySpec, config: PreTrainedConfig) -> str | None:
+    """The family's first objective that trains the head that a checkpoint was saved with; None for the family's own."""
+    saved = {name.removeprefix("Ctx") for name in config.architectures or []}
+    for name, objective in family.objectives.items():
+        model = family.models.get(objective.auto_class)
+        if model is not None and model.__name__.removeprefix("Ctx") in saved:
+            return name
+    return None
 
 
 def compute_fisher(side: PretrainingSide, file: str, number: int, labels: Labels) -> None:

@@ -18,9 +18,9 @@ from hf_ctxmodels.training.finetuning.features import cache_features
 from hf_ctxmodels.training.finetuning.fisher import Labels
 from hf_ctxmodels.training.finetuning.method import FinetuningMethod
 from hf_ctxmodels.training.finetuning.mixout import Mixout
-from hf_ctxmodels.training.finetuning.pretraining_side import PretrainingSide, compute_fisher
 from hf_ctxmodels.training.finetuning.reinitializing import kept_head, reinitialize_layers, reset_head
 from hf_ctxmodels.training.finetuning.thawing import ChainThaw, GradualUnfreezing, ThreeStages
+from hf_ctxmodels.training.forgetting import PretrainingSide, compute_fisher
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
 
 WHERE_THINGS_LIE = ("cache_features", "fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
