@@ -165,7 +165,7 @@ class FinetuningMethodArguments:
     def _thawing(self, model: PreTrainedModel, loop: LoopArguments) -> list[FinetuningMethod]:
         """Which layers are trained when, if not all."""
         if self.thaw == "chain":
-            return [ChainThaw(model, *self.chain_rates)]
+            return [ChainThaw(model, self.chain_rates[0], self.chain_rates[1])]
         if self.thaw == "three-stage":
             weights = None if self.lm_weights is None else (self.lm_weights[0], self.lm_weights[1])
             return [ThreeStages(model, (self.thaw_epochs[0], self.thaw_epochs[1]), weights)]

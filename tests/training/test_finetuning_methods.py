@@ -62,7 +62,7 @@ def test_penalties_are_those_written_out(tmp_path: Path) -> None:
     fisher = {name: torch.rand(each.shape, generator=generator) for name, each in encoder.items()}
     write_fisher(tmp_path / "fisher.safetensors", fisher, model)
     start = weights_of(model.base_model)
-    methods = {
+    methods: dict[str, Any] = {
         "l2": (L2ToStart(model, 0.3, 0.07), dict.fromkeys(start, 1.0)),
         "ewc": (ElasticWeightConsolidation(model, 0.3, tmp_path / "fisher.safetensors", 0.07), fisher),
     }
@@ -99,7 +99,7 @@ def test_penalties_are_those_written_out(tmp_path: Path) -> None:
         L2ToStart(model, 1.0)
 
 
-def test_the_penalty_counts_once_in_a_step(workspace, problem, tmp_path: Path) -> None:
+def test_the_penalty_counts_once_in_a_step(workspace: Any, problem: Any, tmp_path: Path) -> None:
     """Whatever the micro-batches: 1 x 8 is 4 x 2, with the anchor and mixed weights, in the loss and the weights."""
     found = {}
     for name, size, accumulation in (("one", 8, 1), ("four", 2, 4)):
@@ -119,7 +119,9 @@ def losses(values: list[float]) -> Iterator[float]:
     return iter(values)
 
 
-def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace, problem, tmp_path: Path, subtests: Any) -> None:
+def test_a_resumed_run_has_the_weights_of_a_whole_one(
+    workspace: Any, problem: Any, tmp_path: Path, subtests: Any
+) -> None:
     """The anchor is where the run began; of a stage the best weights are remembered."""
     for way in ("anchor", "chain"):
         with subtests.test(way):
@@ -246,7 +248,7 @@ def test_mixout_mixes_columns_without_bias() -> None:
             Mixout(model, wrong)
 
 
-def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace, problem, tmp_path: Path) -> None:
+def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace: Any, problem: Any, tmp_path: Path) -> None:
     model = new_model(workspace)
     groups = layer_groups(model)
     order = [{len(groups) - 1}, *({depth} for depth in range(len(groups) - 1)), set(range(len(groups)))]
@@ -404,10 +406,10 @@ def test_trainer_calls_them(tmp_path: Path) -> None:
 
     model = BERT.model(**exact)
     chain = ChainThaw(model, 0.1, 0.1)
-    start, steps = weights_of(model), len(chain.stages)
+    before, steps = weights_of(model), len(chain.stages)
     training = TrainingArguments(max_steps=steps - 1, **given)
     chain.stages = chain.stages[:-1]
     Trainer(model, training, train_dataset=rows, eval_dataset=rows, callbacks=[MethodCallback(chain)]).train()
     assert not any(
-        torch.equal(each, start[name]) for name, each in model.named_parameters() if name.endswith("proj.weight")
+        torch.equal(each, before[name]) for name, each in model.named_parameters() if name.endswith("proj.weight")
     )

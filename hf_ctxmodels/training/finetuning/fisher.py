@@ -152,7 +152,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

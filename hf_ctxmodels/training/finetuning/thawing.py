@@ -87,10 +87,12 @@ class GradualUnfreezingCallback(MethodCallback):
         super().__init__()
         self._interval = interval
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         """Determine the groups; raises CtxError for several processes."""
         super().__init__(GradualUnfreezing(model, self._interval))
-        super().on_train_begin(args, state, control, model=model, **kwargs)
+        super().on_train_begin(args, state, control, model, optimizer, **kwargs)
 
 
 class ChainThaw(Thawing):
