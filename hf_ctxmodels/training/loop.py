@@ -221,24 +221,15 @@ class _Run:
             self.state.load_weights(checkpoint, model)
         self.parameters = model.num_parameters()
         optimizer = make_optimizer(model, arguments)
-        interval = arguments.unfreezing(self.total_steps)
-        self.methods = Methods([*methods, *([GradualUnfreezing(model, interval)] if interval else [])])
-        self.methods.start(self._described(model, optimizer, examples))
+        self.methods = self._start(methods, model, optimizer, examples)
         self.model, prepared = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
         carried = RecurrentStateCarrier(
             state_outputs(model) if contiguous else (), arguments.gradient_accumulation_steps
         )
         self.averaging = Averaging(optimizer, arguments, evaluate is not None)
-        self.stepper = Stepper(
-            accelerator,
-            self.model,
-            prepared,
-            arguments.max_grad_norm,
-            carried,
-            arguments.lr_reference_targets,
-            self.methods.before_update,
-        )
+        scaling = arguments.lr_reference_targets, self.methods.before_update
+        self.stepper = Stepper(accelerator, self.model, prepared, arguments.max_grad_norm, carried, *scaling)
         self.records = StepMetrics(accelerator, arguments.output_dir)
         self.state.attach(self.model, optimizer, self.scheduler, self.records, carried, self.averaging, self.methods)
         set_seed(arguments.seed, device_specific=True)
@@ -258,13 +249,19 @@ class _Run:
         self.untimed_tokens = self.records.tokens
         self.timed_tokens = self.logged_seconds = 0.0
 
-    def _described(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, examples: Any) -> TrainingRun:
-        """The run, for the ways to fine-tune."""
+    def _start(
+        self, given: Sequence[FinetuningMethod], model: PreTrainedModel, optimizer: Any, examples: Any
+    ) -> Methods:
+        """The ways to fine-tune that are given, and the one of the flags; they are told of the run."""
+        interval = self.arguments.unfreezing(self.total_steps)
+        methods = Methods([*given, *([GradualUnfreezing(model, interval)] if interval else [])])
         accelerator, length = self.accelerator, _length(examples)
         per_epoch = None if length is None else length / global_batch_size(self.arguments, accelerator)
         sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
         evaluates = self.evaluate_model is not None
-        return TrainingRun(model, optimizer, self.total_steps, per_epoch, evaluates, accelerator.num_processes, sharded)
+        steps, processes = self.total_steps, accelerator.num_processes
+        methods.start(TrainingRun(model, optimizer, steps, per_epoch, evaluates, processes, sharded))
+        return methods
 
     def execute(self) -> TrainingResult:
         """Train to the end."""
