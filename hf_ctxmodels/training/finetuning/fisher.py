@@ -85,7 +85,8 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
     drawn: dict[str, Any] = {"labels": None} if "shift_labels" in targets else {}
     for name in targets:
         logits, places = _logits_of(model, output, name), batch[name]
-        if logits is None or logits.shape[:-1] != places.shape:
+        # the losses of word vectors (negative samples, least squares) are no likelihoods of their logits
+        if logits is None or logits.shape[:-1] != places.shape or hasattr(model, "set_sparse_gradients"):
             raise CtxError(
                 f"The targets {name!r} of {type(model).__name__} cannot be drawn from its predictions.",
                 location="--fisher_labels sampled",
