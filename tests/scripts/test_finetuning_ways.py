@@ -67,7 +67,9 @@ WAYS = {
 }
 
 
-def test_each_way_trains_and_leaves_a_plain_checkpoint(place, tmp_path, monkeypatch, capsys, subtests) -> None:
+def test_each_way_trains_and_leaves_a_plain_checkpoint(
+    place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, subtests: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     start = load_file(place / "bert" / "model.safetensors")
     found = {}
@@ -96,8 +98,8 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(place, tmp_path, monkeypa
 
     # an earlier task's head of the same shape is kept, and said to be; with the flag it is not
     for more, text in (([], "the head is that of"), (["--reset_head", "true"], "weights of the head are drawn anew")):
-        flags = [*flags_of(place, tmp_path / f"again{len(more)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
-        assert call(monkeypatch, "finetune.py", *flags, *more) == 0
+        again = [*flags_of(place, tmp_path / f"again{len(more)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
+        assert call(monkeypatch, "finetune.py", *again, *more) == 0
         assert text in capsys.readouterr().err
     for flags, text in (
         ("--anchor ewc --fisher_file none.safetensors", "no such file of Fisher information"),
@@ -112,13 +114,13 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(place, tmp_path, monkeypa
     ):
         assert call(monkeypatch, "finetune.py", *flags_of(place, tmp_path / "wrong"), *flags.split()) == 2
         assert text in capsys.readouterr().err, flags
-    flags = flags_of(place, tmp_path / "l2")
+    resumed = flags_of(place, tmp_path / "l2")
     other = ["--anchor", "l2", "--anchor_weight", "2", "--gradient_accumulation_steps", "2"]
-    assert call(monkeypatch, "finetune.py", *flags, *other, "--resume") == 2
+    assert call(monkeypatch, "finetune.py", *resumed, *other, "--resume") == 2
     assert "anchor_weight is 2.0, was 1.0" in capsys.readouterr().err
 
 
-def test_what_was_forgotten(place, tmp_path, monkeypatch, capsys) -> None:
+def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """Nothing, by the encoder as it was; else the loss of the pretraining head on the other encoder."""
     source, tokenizer = place / "bert", AutoTokenizer.from_pretrained(place / "bert")
     same = AutoModelForSequenceClassification.from_pretrained(source)
@@ -157,7 +159,7 @@ def test_what_was_forgotten(place, tmp_path, monkeypatch, capsys) -> None:
     assert "of different models" in capsys.readouterr().err
 
 
-def test_ways_are_compared(place, tmp_path, monkeypatch, capsys) -> None:
+def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """Every row is that of runs of its own; what is finished is used again."""
 
     def stage(command: str, *flags: object) -> None:

@@ -93,6 +93,11 @@ class Methods(FinetuningMethod):
     def __init__(self, methods: Iterable[FinetuningMethod]) -> None:
         self._methods = list(methods)
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a resumed run needs what a method saves."""
+        return any(type(method).load is not FinetuningMethod.load for method in self._methods)
+
     def start(self, run: TrainingRun) -> None:
         """Start all, once it is certain that the run's processes suit them."""
         for method in self._methods:
@@ -177,7 +182,7 @@ class MethodCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Start the methods; raises CtxError where they cannot serve the run."""
-        if state.global_step and any(type(each).load is not FinetuningMethod.load for each in self._methods._methods):
+        if state.global_step and self._methods.keeps_state:
             raise CtxError(
                 "Trainer's checkpoint has not the state of the way to fine-tune.",
                 hint="train from the start, or resume with `hf-ctxmodels finetune`.",

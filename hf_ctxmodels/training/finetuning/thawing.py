@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.finetuning.method import FinetuningMethod, MethodCallback, TrainingRun
 from hf_ctxmodels.training.optim.discriminative_lr import has_heads, layer_groups
@@ -285,7 +286,7 @@ class ThreeStages(Thawing):
 def _check_lm_weights(model: PreTrainedModel, weights: tuple[float, float]) -> None:
     """Raise CtxError for a head without the loss, or weights that do not fall."""
     location = f"--lm_weights {weights[0]:g} {weights[1]:g}"
-    if not hasattr(model.config, "lm_loss_weight") or not hasattr(model, "_summed_loss"):
+    if not isinstance(model, heads.WithLanguageModeling):
         raise CtxError(
             f"{type(model).__name__} has no auxiliary language modelling loss.",
             location=location,
