@@ -163,7 +163,13 @@ class FinetuningMethodArguments:
         return [ElasticWeightConsolidation(model, self.anchor_weight, file, self.anchor_head_weight)]
 
     def _thawing(self, model: PreTrainedModel, loop: LoopArguments) -> list[FinetuningMethod]:
-        """Which layers are trained when, if not all."""
+        """Which layers are trained when, if not all; raises CtxError for two plans at once."""
+        if self.thaw in ("chain", "three-stage") and loop.unfreeze_steps:
+            raise CtxError(
+                f"--thaw {self.thaw} and gradual unfreezing are two plans.",
+                location=f"--thaw {self.thaw} --unfreeze_steps {loop.unfreeze_steps:g}",
+                hint="give --unfreeze_steps 0, also where a recipe has another value.",
+            )
         if self.thaw == "chain":
             return [ChainThaw(model, self.chain_rates[0], self.chain_rates[1])]
         if self.thaw == "three-stage":

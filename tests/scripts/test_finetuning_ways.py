@@ -106,6 +106,7 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
         ("--anchor ewc", "needs --fisher_file"),
         ("--cache_features cache", "of a frozen encoder"),
         ("--freeze encoder --thaw chain", "not thawed"),
+        ("--thaw chain --unfreeze_steps 0.1", "are two plans"),
         ("--thaw three-stage --lm_weights 0.2 0.1", "no auxiliary language modelling loss"),
         ("--reinit_layers 99", "layers with weights of their own"),
         ("--mixout 1", "from 0 to below 1"),
