@@ -21,6 +21,8 @@ COMMANDS = {
     "evaluate-sentences": "Test the sentence vectors of a model.",
     "evaluate-perplexity": "Measure the perplexity of a causal language model on a text.",
     "evaluate-pairs": "Test on minimal pairs whether a language model prefers the acceptable sentence.",
+    "evaluate-forgetting": "Measure what fine-tuning forgot: the pretraining loss, and the distance of the weights.",
+    "compare-finetuning": "Compare ways to fine-tune: the task's score, the pretraining loss after it, the distance.",
     "evaluate-transfer": "Train a tagger in one language, and test it in others.",
     "generate": "Write a text for each line of a file: translations, summaries, questions, continuations.",
     "ensemble": "Classify texts by several models together.",

@@ -23,6 +23,7 @@ from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.data.tasks import TaskArguments
 from hf_ctxmodels.data.tasks.languages import LanguageFile
+from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
 from hf_ctxmodels.training.loading import load_config
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -114,11 +115,11 @@ def main() -> None:
             validation_file=validation,
             model=arguments.model,
             config_options=[] if number is None else [f"default_lang={number}"],
-            freeze=arguments.freeze,
             train_examples=arguments.train_examples,
         ),
         task_arguments,
         loop_arguments,
+        FinetuningMethodArguments(freeze=arguments.freeze),
     )
     rows = [measure(found, source, loop_arguments.per_device_batch_size) for source in tests]
     if found.accelerator.is_main_process:

@@ -31,6 +31,7 @@ from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit, check_room
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
+from hf_ctxmodels.training.finetuning_arguments import WHERE_THINGS_LIE, FinetuningMethodArguments
 from hf_ctxmodels.training.label_smoothing import smooth_labels
 from hf_ctxmodels.training.loading import (
     describe_embeddings,
@@ -44,7 +45,6 @@ from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.multitask.opening import open_config, open_start, require_task
 from hf_ctxmodels.training.multitask.run import SeveralTasksArguments, finetune_tasks, report, start_of
-from hf_ctxmodels.training.optim.freezing import freeze_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.writing import set_head_tokens, training_smoothing, training_targets
 
@@ -84,11 +84,6 @@ class FinetuneArguments:
         None,
         "Examples in the same form whose labels are not known, or not looked at: every second batch is of them, for "
         "heads that learn from both (cross-view training).",
-    )
-    freeze: Literal["encoder"] | None = flag(
-        None,
-        "`encoder`: train only what stands above the layers, on their states as fixed features, without dropout in the "
-        "encoder.",
     )
     train_examples: int | None = flag(None, "Train on a sample of so many examples, the same one whatever the seed.")
     config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
@@ -173,8 +168,6 @@ def open_model(
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if task.generates:
         check_generates(model)
-    if arguments.freeze is not None:
-        freeze_encoder(model)
     if task.arguments.both_orders and not getattr(model, "takes_both_orders", False):
         raise CtxError(
             f"{type(model).__name__} reads a pair in one order.", location="--both_orders", hint="leave it out."
@@ -279,13 +272,19 @@ class Finetuned:
         summary.save(self.result.arguments.output_dir)
 
 
-def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_arguments: LoopArguments) -> Finetuned:
+def finetune(
+    arguments: FinetuneArguments,
+    task_arguments: TaskArguments,
+    loop_arguments: LoopArguments,
+    ways: FinetuningMethodArguments | None = None,
+) -> Finetuned:
     """Read, train, evaluate and save.
 
     Raises:
         CtxError: Files, model, tokenizer and flags do not fit.
     """
     require_task(arguments)
+    ways = ways or FinetuningMethodArguments()
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
@@ -294,6 +293,7 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
     prepare_for_tasks(tokenizer, task_arguments.max_length)
     set_head_tokens(task, config, tokenizer)
     task.configure(config, training, validation)
+    ways.configure(config)
     accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
     say(
         f"tokenizing {len(training):,} training and {len(validation):,} validation examples",
@@ -305,10 +305,12 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
     require_whole_models(task, accelerator)
 
     model = open_model(arguments, task, config, tokenizer)
+    methods = ways.prepare(model, arguments.model, loop_arguments, accelerator)
     count_loss_targets(model, task.targets)
     smooth_labels(model, training_smoothing(task, config))
     collate = task.collator(tokenizer)
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer)
+    ways.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
     result = train(
         model,
@@ -318,7 +320,9 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
         accelerator,
         tokenizer=tokenizer,
         evaluate=evaluation,
+        methods=methods,
         identity={
+            **flags_identity(ways, WHERE_THINGS_LIE),
             **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
         },
@@ -328,11 +332,16 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
 
 def main() -> None:
     """Fine-tune; print the metrics beside the baseline's."""
-    arguments, task_arguments, loop_arguments, several = parse_arguments(
-        FinetuneArguments, TaskArguments, FinetuneLoopArguments, SeveralTasksArguments, description=__doc__
+    arguments, task_arguments, loop_arguments, ways, several = parse_arguments(
+        FinetuneArguments,
+        TaskArguments,
+        FinetuneLoopArguments,
+        FinetuningMethodArguments,
+        SeveralTasksArguments,
+        description=__doc__,
     )
     if several.tasks is not None:
-        start = start_of(arguments, open_parts, open_model)
+        start = start_of(arguments, ways, open_parts, open_model)
         report(finetune_tasks(several, task_arguments, loop_arguments, start))
         return
     predictions = arguments.predictions_file
@@ -343,7 +352,7 @@ def main() -> None:
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-    found = finetune(arguments, task_arguments, loop_arguments)
+    found = finetune(arguments, task_arguments, loop_arguments, ways)
     if predictions is not None and not found.evaluation.predictions:  # nothing was left to train
         found.evaluation(found.model.eval(), found.accelerator)
     if found.accelerator.is_main_process:

@@ -57,6 +57,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             evaluation without gradients, as in Trainer's, whose metrics read them.
         tokenizer_digest: The vocabulary that the model was trained with, written by training and conversion; see
             `hf_ctxmodels.tokenizers.base.tokenizer_digest`. None is not checked.
+        layer_mix: Whether heads of tasks read a learned mix of the encoder's layers, as ELMo's do, in place of the last
+            one.
 
     Raises:
         ValueError: An unknown keyword; the message has the nearest field names. Unknown keywords from a reference
@@ -70,6 +72,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     unpad: bool = True
     return_logits_with_labels: bool | None = None
     tokenizer_digest: str | None = None
+    layer_mix: bool = False
 
     # outputs that Trainer must not gather as predictions of rows
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "encoder_last_hidden_state", "metrics"]
@@ -84,7 +87,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     vocabulary_multiple: ClassVar[int] = 1
 
     # fields that the reference lacks; an export omits them
-    own_fields: ClassVar[tuple[str, ...]] = ("unpad", "return_logits_with_labels", "tokenizer_digest")
+    own_fields: ClassVar[tuple[str, ...]] = ("unpad", "return_logits_with_labels", "tokenizer_digest", "layer_mix")
     # `model_type` of the reference implementation, where it is not the family's without its prefix
     reference_model_type: ClassVar[str | None] = None
     # reference field -> supported values; another value in a reference config.json is an error

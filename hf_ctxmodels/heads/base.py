@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
+from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads.layer_mix import LayerMix, number_of_states, read_layers
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling
 
@@ -212,12 +214,20 @@ class HeadModel(CtxPreTrainedModel):
             others there is `hf_ctxmodels.training.trainer.CtxTrainer`.
         uses_pooler: Whether this instance does.
         output_layer: Name of the linear map to the vocabulary's logits, such as "mlm_head.decoder"; None without one.
+        reads_layers: Whether the head may read a mix of the layers (`config.layer_mix`).
+        mixes_layers: Whether the family's heads mix the layers by themselves.
+        layer_mix: The mix of the layers that the head reads; None for the last layer.
+        states_of: In place of a frozen encoder, see `training.finetuning.features`; None for the encoder.
     """
 
     encoder_class: ClassVar[type[CtxPreTrainedModel]]
     pools: ClassVar[bool] = False
     accepts_loss_kwargs = True
     output_layer: str | None = None
+    reads_layers: ClassVar[bool] = False
+    mixes_layers: ClassVar[bool] = False
+    layer_mix: LayerMix | None
+    states_of: Callable[..., Any] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the encoder's `further_ids` in the signature of `forward`, by which Trainer keeps their columns."""
@@ -229,8 +239,18 @@ class HeadModel(CtxPreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         setattr(self, self.base_model_prefix, self.build_encoder(config))
+        mixes = self.reads_layers and not self.mixes_layers and config.layer_mix
+        self.layer_mix = LayerMix(number_of_states(self.base_model)) if mixes else None
         self.build_head(config)
         self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """New weights; those of the mix give the average of the layers."""
+        if isinstance(module, LayerMix):
+            init.zeros_(module.weights)
+            init.ones_(module.gamma)
+        else:
+            super()._init_weights(module)
 
     def build_encoder(self, config: Any) -> CtxPreTrainedModel:
         """Create the encoder, with a pooler if the head uses it."""
@@ -328,5 +348,15 @@ class HeadModel(CtxPreTrainedModel):
         return kind(**found, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
 
     def encode(self, **kwargs: Any) -> Any:
-        """Run the encoder; always returns a model output."""
-        return self.base_model(return_dict=True, **kwargs)
+        """Run the encoder; always returns a model output. With a `layer_mix` its last state is the mix."""
+        if self.layer_mix is None and self.states_of is None:
+            return self.base_model(return_dict=True, **kwargs)
+        return read_layers(self.base_model, self.layer_mix, self.states_of, **kwargs)
+
+    def reference_config(self) -> dict[str, Any]:
+        """The reference class's configuration; raises CtxError if its head reads one layer where this one mixes."""
+        if self.layer_mix is not None:
+            raise CtxError(
+                f"transformers' peer of {type(self).__name__} does not mix layers.", hint="use save_pretrained."
+            )
+        return super().reference_config()

@@ -100,6 +100,19 @@ class ForCausalLM(HeadModel, GenerationMixin):
             attentions=outputs.get("attentions"),
         )
 
+    def targets_of(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """(batch, length) the target of each token, -100 for none; None without any. Arguments as in `forward`."""
+        shape = self.input_shape(input_ids, None)
+        return self._targets(shape, labels, shift_labels, attention_mask, sequence_ids)
+
     def _targets(
         self,
         shape: tuple[int, int] | None,

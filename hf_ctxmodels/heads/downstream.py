@@ -79,6 +79,7 @@ class ForSequenceClassification(SequenceHead):
         takes_both_orders: Whether inputs may be (batch, orders, length), a pair in both its orders.
     """
 
+    reads_layers = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     classifier_activation: ClassVar[str | None] = None
     takes_both_orders: ClassVar[bool] = False
@@ -159,6 +160,7 @@ def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCount
 class ForTokenClassification(HeadModel):
     """A classifier of each token (Devlin et al. 2019, section 5.3)."""
 
+    reads_layers = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: Any) -> None:
@@ -198,6 +200,7 @@ class ForTokenClassification(HeadModel):
 class ForQuestionAnswering(HeadModel):
     """Start and end logits of an answer span (Devlin et al. 2019, section 4.2)."""
 
+    reads_layers = True
     loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     accepts_loss_kwargs = False
 
@@ -243,6 +246,7 @@ class ForQuestionAnswering(HeadModel):
 class ForMultipleChoice(SequenceHead):
     """A logit for each of several choices, each encoded with the context (Devlin et al. 2019, section 4.4)."""
 
+    reads_layers = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: Any) -> None:

@@ -35,11 +35,11 @@ class SiameseEncoder(HeadModel):
         given = self.check_word_input(input_ids, inputs_embeds, attention_mask, **aligned)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
         if token_type_ids is None or not (is_traced(given) or bool(token_type_ids.any())):
-            outputs = self.base_model(return_dict=True, attention_mask=attention_mask, **inputs, **kwargs)
+            outputs = HeadModel.encode(self, attention_mask=attention_mask, **inputs, **kwargs)
             return outputs, outputs.pooler_output, outputs.pooler_output
         first, second = _texts(given, attention_mask, token_type_ids)
         twice = {name: None if each is None else torch.cat([each, each]) for name, each in inputs.items()}
-        outputs = self.base_model(return_dict=True, attention_mask=torch.cat([first, second]), **twice, **kwargs)
+        outputs = HeadModel.encode(self, attention_mask=torch.cat([first, second]), **twice, **kwargs)
 
         def joined(states: Tensor) -> Tensor:
             one, other = states.chunk(2)

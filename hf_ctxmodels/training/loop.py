@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,14 @@ from hf_ctxmodels.training.batches import Collate, take, training_batches
 from hf_ctxmodels.training.checkpoint.identity import loop_identity, model_identity
 from hf_ctxmodels.training.checkpoint.output_dir import claimed_output_dir
 from hf_ctxmodels.training.checkpoint.run_state import RunState
+from hf_ctxmodels.training.finetuning.method import FinetuningMethod, Methods, TrainingRun
+from hf_ctxmodels.training.finetuning.thawing import GradualUnfreezing
 from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch, noticing_lost_processes
 from hf_ctxmodels.training.memory import keep_freed_memory
 from hf_ctxmodels.training.metrics.progress import Progress, Stopwatch
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_finite_weights
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.optim.averaging import Averaging
-from hf_ctxmodels.training.optim.discriminative_lr import GradualUnfreezing, require_one_process
 from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler
 from hf_ctxmodels.training.parallelism import not_in_force, require_what_is_configured
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier, state_outputs
@@ -150,6 +151,7 @@ def train(
     evaluate: Evaluate | None = None,
     identity: Mapping[str, Any] | None = None,
     contiguous: bool = False,
+    methods: Sequence[FinetuningMethod] = (),
 ) -> TrainingResult:
     """Train a model, evaluate, save checkpoints and the final model.
 
@@ -170,6 +172,7 @@ def train(
         contiguous: Consecutive examples are contiguous text, which is not shuffled, and the model's state
             (`state_outputs`) is carried from row to row; see `data.ContiguousBatchSampler` and
             `recurrent_state.RecurrentStateCarrier`.
+        methods: Ways to fine-tune, in the order in which they act; made of the model as it is given.
 
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
@@ -182,7 +185,17 @@ def train(
     processes = noticing_lost_processes(accelerator.num_processes)
     with processes, claimed_output_dir(accelerator, arguments, tokenizer) as checkpoint:
         run = _Run(
-            model, examples, collate, arguments, accelerator, tokenizer, evaluate, identity, contiguous, checkpoint
+            model,
+            examples,
+            collate,
+            arguments,
+            accelerator,
+            tokenizer,
+            evaluate,
+            identity,
+            contiguous,
+            checkpoint,
+            methods,
         )
         return run.execute()
 
@@ -202,6 +215,7 @@ class _Run:
         identity: Mapping[str, Any],
         contiguous: bool,
         checkpoint: Path | None,
+        methods: Sequence[FinetuningMethod],
     ) -> None:
         self.arguments, self.accelerator, self.evaluate_model = arguments, accelerator, evaluate
         self.total_steps = total_steps(arguments, examples, accelerator)
@@ -212,27 +226,24 @@ class _Run:
             **loop_identity(arguments, accelerator, self.total_steps),
             **model_identity(model),
             **identity,
+            **Methods(methods).identity,
         }
         self.state = RunState(accelerator, arguments, tokenizer, same)
         if checkpoint is not None:
             self.state.load_weights(checkpoint, model)
         self.parameters = model.num_parameters()
         optimizer = make_optimizer(model, arguments)
-        self.unfreezing = None
-        if interval := arguments.unfreezing(self.total_steps):
-            require_one_process(accelerator.num_processes)
-            self.unfreezing = GradualUnfreezing(model, interval)
+        self.methods = self._start(methods, model, optimizer, examples)
         self.model, prepared = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
         carried = RecurrentStateCarrier(
             state_outputs(model) if contiguous else (), arguments.gradient_accumulation_steps
         )
         self.averaging = Averaging(optimizer, arguments, evaluate is not None)
-        self.stepper = Stepper(
-            accelerator, self.model, prepared, arguments.max_grad_norm, carried, arguments.lr_reference_targets
-        )
+        scaling = arguments.lr_reference_targets, self.methods.before_update
+        self.stepper = Stepper(accelerator, self.model, prepared, arguments.max_grad_norm, carried, *scaling)
         self.records = StepMetrics(accelerator, arguments.output_dir)
-        self.state.attach(self.model, optimizer, self.scheduler, self.records, carried, self.averaging)
+        self.state.attach(self.model, optimizer, self.scheduler, self.records, carried, self.averaging, self.methods)
         set_seed(arguments.seed, device_specific=True)
         if checkpoint is not None:
             self.state.load(checkpoint)
@@ -249,6 +260,20 @@ class _Run:
         self.watch = Stopwatch()
         self.untimed_tokens = self.records.tokens
         self.timed_tokens = self.logged_seconds = 0.0
+
+    def _start(
+        self, given: Sequence[FinetuningMethod], model: PreTrainedModel, optimizer: Any, examples: Any
+    ) -> Methods:
+        """The ways to fine-tune that are given, and the one of the flags; they are told of the run."""
+        interval = self.arguments.unfreezing(self.total_steps)
+        methods = Methods([*given, *([GradualUnfreezing(model, interval)] if interval else [])])
+        accelerator, length = self.accelerator, _length(examples)
+        per_epoch = None if length is None else length / global_batch_size(self.arguments, accelerator)
+        sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+        evaluates = self.evaluate_model is not None
+        steps, processes = self.total_steps, accelerator.num_processes
+        methods.start(TrainingRun(model, optimizer, steps, per_epoch, evaluates, processes, sharded))
+        return methods
 
     def execute(self) -> TrainingResult:
         """Train to the end."""
@@ -270,10 +295,9 @@ class _Run:
         self.watch.start()
         while state.step < self.total_steps:
             step = state.step + 1
-            if self.unfreezing is not None:
-                self.unfreezing.apply(state.step)
+            self.methods.before_step(state.step)
             scalars, indices = self.stepper.step(take(self.batches, arguments.gradient_accumulation_steps))
-            self.learning_rate = self.scheduler.get_last_lr()[0]
+            self.learning_rate = self.stepper.learning_rate
             self.scheduler.step()
             self.records.add(step, scalars, indices)
             state.step = step
@@ -284,15 +308,14 @@ class _Run:
                 self._log()
             elif self.records.full:
                 self.records.settle()
-            if last or _due(step, arguments.eval_steps):
-                self._evaluate()
+            if last or _due(step, arguments.eval_steps) or self.methods.evaluates_after(step):
+                self._evaluate(last)
             received = signals.received()
             if last or received or _due(step, arguments.save_steps):
                 self._save()
             if received and not last:
                 raise InterruptionError(received, step, str(self.state.path))
-        if self.unfreezing is not None:
-            self.unfreezing.apply(None)
+        self.methods.finish()
         self.watch.pause()
 
     def _log(self) -> None:
@@ -312,12 +335,14 @@ class _Run:
         self.progress.record(self.state.step, values, run_rate=self.timed_tokens / self.logged_seconds)
         self.watch.start()
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, last: bool) -> None:
         if self.evaluate_model is None:
             return
         self.watch.pause()
         self.model.eval()
         with self.averaging.applied():
+            self.state.metrics = self.evaluate_model(self.model, self.accelerator)
+        if self.methods.after_evaluation(self.state.step, self.state.metrics) and last:
             self.state.metrics = self.evaluate_model(self.model, self.accelerator)
         self.averaging.observe(self.state.step, self.state.metrics)
         self.model.train()

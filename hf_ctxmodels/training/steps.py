@@ -1,7 +1,7 @@
 """Optimizer steps: forward and backward over micro-batches, clipping, update."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -55,6 +55,8 @@ class Stepper:
     Args:
         carried: The model's states after the previous step.
         lr_reference_targets: Number of targets at which a step has the unscaled learning rate; 0 for no scaling.
+        before_update: Changes the gradients of the whole step, given what they are scaled by, and gives terms for the
+            log; see `finetuning.method.FinetuningMethod`.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Stepper:
         max_grad_norm: float,
         carried: RecurrentStateCarrier,
         lr_reference_targets: float = 0.0,
+        before_update: Callable[[float], dict[str, torch.Tensor]] | None = None,
     ) -> None:
         self._accelerator = accelerator
         self._model = model
@@ -72,6 +75,7 @@ class Stepper:
         self._max_grad_norm = max_grad_norm or float("inf")
         self._carried = carried
         self._reference_targets = lr_reference_targets
+        self._before_update = before_update
         bare = accelerator.unwrap_model(model)
         self._targets = loss_targets(bare)
         self._in_place = hasattr(bare, "has_inplace_optimizer") and bare.has_inplace_optimizer(optimizer.optimizer)
@@ -111,6 +115,7 @@ class Stepper:
                 terms[f"{batch['task']}_loss"] = output.loss
             for name, value in terms.items():
                 scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()
+        scalars |= self._penalties(scalars)
         scalars["grad_norm"] = self._clip()
         scalars["tokens"] = counts[-1]
         share = counts[0] / self._reference_targets if self._reference_targets else 1.0
@@ -118,6 +123,20 @@ class Stepper:
             self._optimizer.step()
         self._optimizer.zero_grad()
         return scalars, indices
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the first group of parameters, now."""
+        return self._optimizer.param_groups[0]["lr"]
+
+    def _penalties(self, scalars: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The terms that ways to fine-tune add to the step as a whole, and the loss with them."""
+        if self._before_update is None:
+            return {}
+        scaler = self._accelerator.scaler
+        terms = self._before_update(1.0 if scaler is None else scaler.get_scale())
+        added = [value for name, value in terms.items() if name.endswith("_loss")]
+        return {**terms, "loss": scalars["loss"] + sum(added)} if added else terms
 
     def _rate(self) -> dict[str, Any]:
         """The learning rate, for a head with in-place updates."""

@@ -5,6 +5,7 @@ from data_faults import DATA_FAULTS
 from docs_faults import DOCS_FAULTS
 from ernie_faults import ERNIE_FAULTS
 from fault import Fault
+from finetuning_faults import FINETUNING_FAULTS
 from generation_faults import GENERATION_FAULTS
 from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
@@ -35,6 +36,7 @@ FAULTS = [
     *UNILM_FAULTS,
     *DATA_FAULTS,
     *TRAINING_FAULTS,
+    *FINETUNING_FAULTS,
     *GENERATION_FAULTS,
     *DOCS_FAULTS,
 ]

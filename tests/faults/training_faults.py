@@ -226,7 +226,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "all layers are trained from the start",
-        "hf_ctxmodels/training/optim/discriminative_lr.py",
+        "hf_ctxmodels/training/finetuning/thawing.py",
         "min(len(self._groups), 1 + step // self._interval)",
         "min(len(self._groups), 2 + step // self._interval)",
         ("tests/training/test_depth.py",),

@@ -10,14 +10,10 @@ from transformers import Trainer, TrainingArguments
 from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.training import GradualUnfreezing, GradualUnfreezingCallback
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.optim.discriminative_lr import (
-    GradualUnfreezing,
-    GradualUnfreezingCallback,
-    group_rates,
-    layer_groups,
-    require_one_process,
-)
+from hf_ctxmodels.training.finetuning.method import require_one_process
+from hf_ctxmodels.training.optim.discriminative_lr import group_rates, layer_groups
 from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler, slanted_triangle
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
@@ -132,12 +128,12 @@ def test_layers_are_unfrozen_from_the_head_down(case: Case) -> None:
     groups, learning = layer_groups(model), trainable(model)
     unfreezing = GradualUnfreezing(model, 3)
     for step in range(3 * len(groups) + 4):
-        unfreezing.apply(step)
+        unfreezing.before_step(step)
         frozen = len(groups) - min(len(groups), 1 + step // 3)
         for depth, group in enumerate(groups):
             assert {parameter.requires_grad for parameter in group} == {depth >= frozen}
-    unfreezing.apply(0)
-    unfreezing.apply(None)
+    unfreezing.before_step(0)
+    unfreezing.finish()
     assert list(map(id, trainable(model))) == list(map(id, learning))
     assert GradualUnfreezing(model, 0).trained(0) == len(groups)
     with pytest.raises(CtxError, match="negative"):

@@ -28,6 +28,7 @@ from hf_ctxmodels.training.checkpoint.optimizer_state import (
     save_random_state,
     whole_weights,
 )
+from hf_ctxmodels.training.finetuning.method import FinetuningMethod
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics
 from hf_ctxmodels.training.optim.averaging import Averaging
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
@@ -84,11 +85,12 @@ class RunState:
         records: StepMetrics,
         carried: RecurrentStateCarrier,
         averaging: Averaging,
+        method: FinetuningMethod,
     ) -> None:
         """Set the parts to save; the model prepared, the optimizer bare."""
         self._model: Any = model  # under DeepSpeed its engine
         self._optimizer, self._scheduler, self._records, self._carried = optimizer, scheduler, records, carried
-        self._averaging = averaging
+        self._averaging, self._method = averaging, method
         self._bare_model = self._accelerator.unwrap_model(model)
         # sharding replaces the class by a subclass named FSDP<class>
         self.model_class = type(self._bare_model).__name__.removeprefix("FSDP")
@@ -105,6 +107,7 @@ class RunState:
         self._scheduler.load_state_dict(state["scheduler"])
         if "averaging" in state:
             self._averaging.load_state_dict(state["averaging"])
+        self._method.load(checkpoint)
         for group, rate in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         if self._accelerator.scaler is not None:
@@ -134,6 +137,7 @@ class RunState:
             save_random_state(temporary / self._random_file())
             self._carried.save(temporary, self._accelerator.process_index)
             if self._accelerator.is_main_process:
+                self._method.save(temporary)
                 (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
             self._accelerator.wait_for_everyone()
             if self._accelerator.is_main_process:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from hf_ctxmodels.multitask.configuration import check_task_name, task_entry
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.directory import publish_files, temporary_path
+from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
 from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.multitask.batches import TaskCollator, mean, mixture_of, named
@@ -66,7 +67,9 @@ class Start:
     frozen: bool = False
 
 
-def start_of(arguments: Any, open_parts: Callable[..., Any], open_model: Callable[..., Any]) -> Start:
+def start_of(
+    arguments: Any, ways: FinetuningMethodArguments, open_parts: Callable[..., Any], open_model: Callable[..., Any]
+) -> Start:
     """The start by the flags of `hf-ctxmodels finetune`, with its functions.
 
     Raises:
@@ -79,7 +82,13 @@ def start_of(arguments: Any, open_parts: Callable[..., Any], open_model: Callabl
             location=", ".join(given),
             hint="leave it out, or --tasks.",
         )
-    where, frozen = arguments.model or arguments.config, arguments.freeze is not None
+    if replace(ways, freeze=None) != FinetuningMethodArguments():
+        raise CtxError(
+            "Of the ways to fine-tune, several tasks take --freeze encoder alone.",
+            location="--tasks with --layer_mix, --thaw, --anchor, --mixout or weights drawn anew",
+            hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
+        )
+    where, frozen = arguments.model or arguments.config, ways.freeze is not None
     return Start(partial(open_parts, arguments, together=True), partial(open_model, arguments), where, frozen)
 
 

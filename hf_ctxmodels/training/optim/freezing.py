@@ -3,11 +3,10 @@
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.training.optim.discriminative_lr import layer_groups
 
 
 def freeze_encoder(model: CtxPreTrainedModel) -> None:
-    """Freeze the embeddings and layers; what stands above the layers, such as a pooler, is trained with the heads.
+    """Freeze the encoder; its pooler, if it has one, is trained with the heads.
 
     The encoder has no dropout from now on (`model.encoder_frozen`), so that an example has the same states in every
     epoch. Tied weights are frozen with the embeddings.
@@ -20,14 +19,14 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
         >>> freeze_encoder(model)  # doctest: +SKIP
         >>> Trainer(model, arguments, train_dataset=data).train()  # doctest: +SKIP
     """
-    *below, _heads = layer_groups(model)
-    if model.base_model is model or not below:
+    encoder = model.base_model
+    frozen = [each for name, each in encoder.named_parameters() if not name.startswith("pooler.")]
+    if encoder is model or not frozen:
         raise CtxError(
             f"{type(model).__name__} has nothing to train beside its encoder.",
             hint="freeze the encoder of a model with a head.",
         )
-    for group in below:
-        for parameter in group:
-            parameter.requires_grad_(False)
+    for parameter in frozen:
+        parameter.requires_grad_(False)
     model.encoder_frozen = True
     model.train(model.training)

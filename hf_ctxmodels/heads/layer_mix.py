@@ -1,0 +1,90 @@
+"""What a head reads in place of its encoder's last layer: a learned mix of all layers, or states that were kept."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.pooling import RowPooler, pool_rows, token_mask
+from hf_ctxmodels.layers.positions import first_columns, states_at
+from hf_ctxmodels.layers.scalar_mix import ScalarMix
+
+
+class LayerMix(ScalarMix):
+    """`ScalarMix` of an encoder's recorded states (Peters et al. 2018, section 3.2, equation 1).
+
+    Layers of another width than the last one, such as the wide ones of AWD-LSTM, are left out of the mix.
+    """
+
+    def mix(self, states: Sequence[Tensor]) -> Tensor:
+        """The states of every layer, the embeddings first -> (batch, length, hidden)."""
+        width = states[-1].shape[-1]
+        chosen = [number for number, each in enumerate(states) if each.shape[-1] == width]
+        weights = self.weights.float()[chosen].softmax(0) * self.gamma
+        mixed = states[chosen[0]] * weights[0].to(states[0].dtype)
+        for number, weight in zip(chosen[1:], weights[1:], strict=True):
+            mixed = mixed + states[number] * weight.to(mixed.dtype)
+        return mixed
+
+
+def number_of_states(encoder: PreTrainedModel) -> int:
+    """Number of `hidden_states` that an encoder records.
+
+    Raises:
+        CtxError: It has no layers, or has a decoder, whose last state the heads read.
+    """
+    inner = encoder if hasattr(encoder, "layers") else getattr(encoder, "encoder", None)
+    if hasattr(encoder, "decoder") or not hasattr(inner, "layers"):
+        raise CtxError(
+            f"{type(encoder).__name__} has no stack of layers that its heads could read.",
+            location="layer_mix=True",
+            hint="leave layer_mix out.",
+        )
+    return len(inner.layers) + 1  # type: ignore[union-attr, arg-type]
+
+
+def read_layers(
+    encoder: PreTrainedModel, mix: LayerMix | None, states_of: Callable[..., Any] | None, **inputs: Any
+) -> Any:
+    """Run the encoder, or look its states up; `last_hidden_state` is the mix, and `pooler_output` pools it.
+
+    Args:
+        encoder: The encoder.
+        mix: None for the last layer.
+        states_of: In place of the encoder: its arguments, and whether `every_layer` is read -> an output with
+            `hidden_states`, the last layer's among them.
+        inputs: The encoder's arguments.
+    """
+    wants = inputs.pop("output_hidden_states", None)
+    if states_of is None:
+        outputs = encoder(return_dict=True, output_hidden_states=True, **inputs)
+    else:
+        outputs = states_of(every_layer=mix is not None or bool(wants), **inputs)
+    states = outputs.hidden_states
+    outputs.last_hidden_state = states[-1] if mix is None else mix.mix(states)
+    outputs.pooler_output = _pooled(encoder, outputs.last_hidden_state, **inputs)
+    if not (encoder.config.output_hidden_states if wants is None else wants):
+        outputs.hidden_states = None
+    return outputs
+
+
+def _pooled(
+    encoder: Any,
+    states: Tensor,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    sequence_ids: Tensor | None = None,
+    **others: Any,
+) -> Tensor | None:
+    """What the encoder itself makes of its last layer, made of other states; None where it has no pooling."""
+    pooler, pooling = getattr(encoder, "pooler", None), getattr(encoder, "pooling", None)
+    tokens = token_mask(states, attention_mask if attention_mask is None or attention_mask.dim() == 2 else None)
+    tokens = tokens if sequence_ids is None else tokens & (sequence_ids != 0)
+    if isinstance(pooler, RowPooler):
+        chooses = getattr(encoder, "select_tokens", None)
+        return pooler(states, tokens if chooses is None else chooses(input_ids, tokens))
+    if isinstance(pooler, nn.Module):
+        return pooler(states_at(states, first_columns(states, tokens)))
+    return None if not isinstance(pooling, str) else pool_rows(states, tokens, pooling)  # type: ignore[arg-type]

@@ -1,0 +1,193 @@
+"""Ways to fine-tune from the command line, what is forgotten, and their comparison."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from zoo import tiny_config
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.commands.compare_finetuning import read_ways
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.forgetting import PretrainingSide
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "was", "a", "story", "in"]
+
+
+def call(monkeypatch: Any, script: str, *flags: object) -> int:
+    """Run a script in this process, as `__main__`; gives its exit status."""
+    monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: Any) -> Path:
+    """A masked language model and a causal one with their heads, a text, and labelled sentences."""
+    folder = tmp_path_factory.mktemp("ways")
+    sentences = [f"the {a} was {b} in a {c}." for a in ("film", "story") for b in GOOD + BAD for c in ("film", "story")]
+    (folder / "text.txt").write_text("\n\n".join("\n".join(sentences[start:]) for start in range(8)) + "\n")
+    for name, auto_class in (("bert", "AutoModelForMaskedLM"), ("gpt", "AutoModelForCausalLM")):
+        family = FAMILIES[name]
+        tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + OTHERS + ["."])] * 20, vocab_size=120)
+        torch.manual_seed(0)
+        sizes = {"vocab_size": len(tokenizer), "initializer_range": 0.1, "pad_token_id": tokenizer.pad_token_id}
+        for part in (family.models[auto_class](tiny_config(family, **sizes)), tokenizer):
+            part.save_pretrained(folder / name)
+    rows = [f"the film was {word}\t{'good' if word in GOOD else 'bad'}" for word in (GOOD + BAD) * 4]
+    for name in ("train", "dev"):
+        (folder / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    return folder
+
+
+def flags_of(place: Path, output: Path, model: str = "bert") -> list[object]:
+    files = ["--train_file", place / "train.tsv", "--validation_file", place / "dev.tsv"]
+    quick = ["--max_length", 16, "--max_steps", 8, "--per_device_batch_size", 4, "--learning_rate", 1e-3]
+    task = ["--model", place / model, "--task", "sequence-classification"]
+    return [*task, *files, *quick, "--logging_steps", 1, "--save_steps", 4, "--output_dir", output]
+
+
+WAYS = {
+    "frozen": "--freeze encoder --layer_mix true --cache_features cache",
+    "gradual": "--thaw gradual",
+    "chain": "--thaw chain --chain_rates 1e-2 1e-3",
+    "stages": "--thaw three-stage --thaw_epochs 0.5 1",
+    "l2": "--anchor l2 --anchor_weight 1 --anchor_head_weight 0.1 --gradient_accumulation_steps 2",
+    "ewc": "--anchor ewc --anchor_weight 100 --fisher_file fisher.safetensors --fisher_text TEXT --fisher_examples 6",
+    "mixout": "--mixout 0.5",
+    "anew": "--reinit_layers 1 --reinit_pooler true",
+}
+
+
+def test_each_way_trains_and_leaves_a_plain_checkpoint(
+    place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, subtests: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = load_file(place / "bert" / "model.safetensors")
+    found = {}
+    for name, flags in {"plain": "", **WAYS}.items():
+        with subtests.test(name):
+            given = flags.replace("TEXT", str(place / "text.txt")).split()
+            output = tmp_path / name
+            assert call(monkeypatch, "finetune.py", *flags_of(place, output), *given) == 0, capsys.readouterr().err
+            shown = capsys.readouterr().err
+            model = AutoModelForSequenceClassification.from_pretrained(output)
+            weights = model.state_dict()
+            moved = {key for key, value in start.items() if key in weights and not torch.equal(weights[key], value)}
+            assert bool(moved) == (name != "frozen")
+            assert (model.layer_mix is not None) == (name == "frozen")
+            same = {key for key in start if key in weights}
+            found[name] = sum(float((weights[key] - start[key]).square().sum()) for key in same)
+            assert {key for key in weights if not key.startswith("layer_mix")} == set(weights) - (
+                {"layer_mix.weights", "layer_mix.gamma"} if name == "frozen" else set()
+            )
+            log = (output / "training_log.jsonl").read_text()
+            assert ("anchor_loss" in log) == (name in ("l2", "ewc"))
+            assert name != "anew" or "weights of the encoder are drawn anew" in shown
+            assert name != "ewc" or "computing the Fisher information" in shown
+    assert found["l2"] < 0.9 * found["plain"]
+    assert found["ewc"] < 0.99 * found["plain"]
+
+    # an earlier task's head of the same shape is kept, and said to be; with the flag it is not
+    for more, text in (([], "the head is that of"), (["--reset_head", "true"], "weights of the head are drawn anew")):
+        again = [*flags_of(place, tmp_path / f"again{len(more)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
+        assert call(monkeypatch, "finetune.py", *again, *more) == 0
+        assert text in capsys.readouterr().err
+    for flags, text in (
+        ("--anchor ewc --fisher_file none.safetensors", "no such file of Fisher information"),
+        ("--anchor ewc", "needs --fisher_file"),
+        ("--cache_features cache", "of a frozen encoder"),
+        ("--freeze encoder --thaw chain", "not thawed"),
+        ("--thaw chain --unfreeze_steps 0.1", "are two plans"),
+        ("--thaw three-stage --lm_weights 0.2 0.1", "no auxiliary language modelling loss"),
+        ("--reinit_layers 99", "layers with weights of their own"),
+        ("--mixout 1", "from 0 to below 1"),
+        ("--chain_rates 1 2 3", "takes two numbers"),
+        ("--thaw chain --max_steps 3", "but the run has 3 steps"),
+    ):
+        assert call(monkeypatch, "finetune.py", *flags_of(place, tmp_path / "wrong"), *flags.split()) == 2
+        assert text in capsys.readouterr().err, flags
+    resumed = flags_of(place, tmp_path / "l2")
+    other = ["--anchor", "l2", "--anchor_weight", "2", "--gradient_accumulation_steps", "2"]
+    assert call(monkeypatch, "finetune.py", *resumed, *other, "--resume") == 2
+    assert "anchor_weight is 2.0, was 1.0" in capsys.readouterr().err
+
+
+def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Nothing, by the encoder as it was; else the loss of the pretraining head on the other encoder."""
+    source, tokenizer = place / "bert", AutoTokenizer.from_pretrained(place / "bert")
+    same = AutoModelForSequenceClassification.from_pretrained(source)
+    other = AutoModelForSequenceClassification.from_pretrained(source)
+    with torch.no_grad():
+        other.bert.layers[1].feed_forward.up_proj.weight[:, 0].add_(0.5)
+    loss = {}
+    for name, model in (("same", same), ("other", other)):
+        for part in (model, tokenizer):
+            part.save_pretrained(tmp_path / name)
+        flags = ["--pretrained", source, "--finetuned", tmp_path / name, "--text", place / "text.txt"]
+        file = tmp_path / f"{name}.json"
+        assert call(monkeypatch, "evaluate_forgetting.py", *flags, "--output_file", file) == 0
+        shown, found = capsys.readouterr().out, json.loads(file.read_text())
+        loss[name] = found["after"]["eval_loss"]
+        assert f"{found['before']['eval_loss']:>12.4f}{loss[name]:>12.4f}" in shown
+        assert (found["before"] == found["after"]) == (name == "same")
+    size = other.bert.layers[1].feed_forward.up_proj.weight.shape[0]
+    distances = found["distances"]
+    assert distances["encoder"]["distance"] == pytest.approx(0.5 * size**0.5, rel=1e-5)
+    assert distances["layers.1"]["distance"] == distances["encoder"]["distance"]
+    assert distances["layers.0"] == {"distance": 0.0, "relative": 0.0}
+    norm = sum(float(each.double().square().sum()) for each in same.bert.layers[1].parameters()) ** 0.5
+    assert distances["layers.1"]["relative"] == pytest.approx(0.5 * size**0.5 / norm, rel=1e-5)
+    whole = AutoModelForMaskedLM.from_pretrained(source)
+    whole.bert.load_state_dict(other.bert.state_dict(), strict=False)
+    side = PretrainingSide.open(str(source), str(place / "text.txt"))
+    side.model = whole.eval()
+    assert side.loss()["eval_loss"] == pytest.approx(loss["other"], rel=1e-6)
+
+    flags = ["--pretrained", tmp_path / "other", "--finetuned", source, "--text", place / "text.txt"]
+    assert call(monkeypatch, "evaluate_forgetting.py", *flags) == 2
+    assert "lacks the head of its pretraining" in capsys.readouterr().err
+    flags = ["--pretrained", source, "--finetuned", place / "gpt", "--text", place / "text.txt"]
+    assert call(monkeypatch, "evaluate_forgetting.py", *flags) == 2
+    assert "of different models" in capsys.readouterr().err
+
+
+def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Every row is that of runs of its own; what is finished is used again."""
+
+    def stage(command: str, *flags: object) -> None:
+        ran.append(command)
+        assert call(monkeypatch, f"{command.replace('-', '_')}.py", *flags) == 0
+
+    ran: list[str] = []
+    monkeypatch.setattr("hf_ctxmodels.commands.compare_finetuning.run_stage", stage)
+    flags = ["--model", place / "bert", "--train_file", place / "train.tsv", "--validation_file", place / "dev.tsv"]
+    flags += ["--text", place / "text.txt", "--flags", "--num_train_epochs 1 --per_device_batch_size 4 --max_length 16"]
+    flags += ["--seeds", 2, "--output_dir", tmp_path, "--ways", "plain", "kept: --freeze encoder"]
+    for _ in range(2):
+        assert call(monkeypatch, "compare_finetuning.py", *flags) == 0
+        assert len(ran) == 8
+    found = json.loads((tmp_path / "ways.json").read_text())
+    assert found["ways"] == {"plain": [], "kept": ["--freeze", "encoder"]}
+    assert [each["distance"] for each in found["results"]["kept"]] == [0.0, 0.0]
+    for each in found["results"]["kept"]:
+        assert each["loss after"] == each["loss before"]
+    for each in found["results"]["plain"]:
+        assert each["distance"] > 0
+        assert each["loss after"] != each["loss before"]
+    rows = (tmp_path / "ways.md").read_text().splitlines()
+    assert rows[0] == "| way | accuracy | loss before | loss after | distance |"
+    first = found["results"]["plain"]
+    mean = sum(each["distance"] for each in first) / 2
+    spread = abs(first[0]["distance"] - first[1]["distance"]) / 2**0.5
+    assert rows[2].endswith(f"| {mean:.4f} ± {spread:.4f} |")
+    with pytest.raises(CtxError, match="no name of its own"):
+        read_ways(["a", "a: --mixout 0.1"])

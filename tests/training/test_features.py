@@ -1,0 +1,175 @@
+"""Heads on a frozen encoder: a learned mix of its layers, and states that are computed once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_run import arguments
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from zoo import HEADS, Case, assert_close, make_batch
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training import freeze_encoder
+from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.finetuning.features import FrozenStates, cache_features
+from hf_ctxmodels.training.loop import make_accelerator, train
+
+TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+TASK_HEADS = [case for case in HEADS if case.auto_name.removeprefix("AutoModelFor") in TASKS and case.has_auto_class]
+BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
+
+
+def logits(output: Any) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in output.items() if name.endswith("logits")}
+
+
+@torch.no_grad()
+def test_heads_of_every_family_mix_layers_and_read_kept_states(subtests: Any) -> None:
+    """All weight on the last layer is the plain head; kept states are the encoder's; what has no layers says so."""
+    mixing = 0
+    for case in TASK_HEADS:
+        with subtests.test(str(case)):
+            plain, batch = case.model().eval(), make_batch(case)
+            layered = hasattr(plain.base_model, "layers") or case.auto_name.endswith("TokenClassification")
+            if hasattr(plain.base_model, "decoder") or not (layered and case.family.name not in ("word2vec", "glove")):
+                with pytest.raises(CtxError, match="no stack of layers"):
+                    case.model(layer_mix=True)
+                continue
+            model = case.model(layer_mix=True).eval()
+            expected = logits(plain(**batch))
+            if model.layer_mix is None:  # ELMo's heads and CVT's read several layers by themselves
+                assert case.family.name in ("elmo", "cvt")
+            else:
+                mixing += 1
+                assert not model.load_state_dict(plain.state_dict(), strict=False).unexpected_keys
+                model.layer_mix.weights.copy_(torch.tensor([-100.0] * (len(model.layer_mix.weights) - 1) + [100.0]))
+                model.layer_mix.gamma.fill_(1.0)
+                for name, value in logits(model(**batch)).items():
+                    assert_close(value, expected[name], name)
+            freeze_encoder(plain)
+            plain.states_of = FrozenStates(plain)
+            for name, value in logits(plain(**batch)).items():
+                assert_close(value, expected[name], name)
+    assert mixing > 40
+
+
+def test_the_mix_is_the_weighted_sum_and_is_saved(tmp_path: Path) -> None:
+    """A new one is the average; a plain `from_pretrained` opens it again; other heads and the reference have none."""
+    model, batch = BERT.model_class(BERT.config(layer_mix=True)).eval(), make_batch(BERT)
+    assert model.layer_mix.weights.tolist() == [0.0] * (len(model.bert.layers) + 1)
+    with torch.no_grad():
+        model.layer_mix.weights.copy_(torch.arange(len(model.layer_mix.weights)) * 0.3)
+        model.layer_mix.gamma.fill_(0.7)
+        states = model.bert(**batch, output_hidden_states=True).hidden_states
+        shares = torch.exp(model.layer_mix.weights)
+        mixed = 0.7 * sum(share * each for share, each in zip(shares / shares.sum(), states))
+        expected = model.classifier(model.bert.pooler(mixed[:, 0]))
+        assert_close(model(**batch).logits, expected)
+        model.save_pretrained(tmp_path)
+        assert_close(AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()(**batch).logits, expected)
+        assert "layer_mix" not in dict(AutoModelForMaskedLM.from_pretrained(tmp_path).named_modules())
+    with pytest.raises(CtxError, match="does not mix layers"):
+        model.export_reference(tmp_path / "reference")
+    unmixed = BERT.model()
+    unmixed.save_pretrained(tmp_path / "plain")
+    config = BERT.config(layer_mix=True)
+    opened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain", config=config)
+    assert opened.layer_mix.gamma.tolist() == [1.0]  # as in a new model
+    assert opened.layer_mix.weights.tolist() == [0.0] * (len(model.bert.layers) + 1)
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    width = max(len(row["input_ids"]) for row in rows)
+    padded = [row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows]
+    mask = [[1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in rows]
+    return {
+        "input_ids": torch.tensor(padded),
+        "attention_mask": torch.tensor(mask),
+        "labels": torch.tensor([row["labels"] for row in rows]),
+    }
+
+
+def rows_of(number: int) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 12, (number,), generator=generator).tolist()
+    return [
+        {"input_ids": torch.randint(6, 40, (length,), generator=generator).tolist(), "labels": index % 2}
+        for index, length in enumerate(lengths)
+    ]
+
+
+def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, monkeypatch: Any) -> None:
+    """Where the encoder computes rows one by one as well; and the run that fills the cache is the one that reads it."""
+    rows = rows_of(12)
+
+    def losses(name: str, cached: Path | None, size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+        model = BERT.model(layer_mix=True, hidden_dropout_prob=0.2)
+        freeze_encoder(model)
+        if cached is not None:
+            cache_features(model, cached, [collate([row]) for row in rows], {}, shown=False)
+        given = arguments(
+            tmp_path / name, max_steps=6, per_device_batch_size=size, gradient_accumulation_steps=4 // size
+        )
+        result = train(model, EpochIndexed(rows), collate, given, make_accelerator(given))  # type: ignore[arg-type]
+        curve = [record["loss"] for record in result.curve if "loss" in record]
+        return curve, load_file(tmp_path / name / "model.safetensors")
+
+    uncached, weights = losses("uncached", None, 1)
+    for name in ("filling", "reading"):
+        found = losses(name, tmp_path / "cache", 1)
+        assert found[0] == uncached, name
+        assert all(torch.equal(value, found[1][key]) for key, value in weights.items())
+    (folder,) = (tmp_path / "cache").iterdir()
+    calls = []
+    monkeypatch.setattr(BERT.model_class.encoder_class, "forward", lambda *args, **kwargs: calls.append(1))
+    losses("whole", tmp_path / "cache", 4)
+    assert not calls
+    states = load_file(folder / "states-00000.safetensors")["states"]
+    index = json.loads((folder / "index.json").read_text())
+    assert len(states) == sum(len(row["input_ids"]) for row in rows)
+    assert len(index["places"]) == len(rows)
+
+
+def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None:
+    """It is that of the same weights and rows; what is damaged is said."""
+    rows, model = [collate([row]) for row in rows_of(5)], BERT.model()
+    with pytest.raises(CtxError, match="frozen encoder"):
+        cache_features(model, tmp_path / "cache", rows, {})
+    freeze_encoder(model)
+    monkeypatch.setattr("hf_ctxmodels.training.finetuning.features._SHARD_TOKENS", 8)
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_ctxmodels.training.finetuning.features.json.dumps", interrupted_at_the_index(json.dumps))
+        with pytest.raises(KeyboardInterrupt):
+            cache_features(model, tmp_path / "cache", rows, {}, shown=False)
+    assert list((tmp_path / "cache").iterdir()) == []
+    cache_features(model, tmp_path / "cache", rows, {}, shown=False)
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert len(list(folder.glob("states-*.safetensors"))) > 2
+    batch = {name: torch.cat([each[name][:, :3] for each in rows]) for name in ("input_ids", "attention_mask")}
+    assert torch.isfinite(model(**batch).logits).all()  # rows that are not there are computed
+    with torch.no_grad():
+        model.bert.layers[0].feed_forward.up_proj.weight.add_(1.0)
+    cache_features(model, tmp_path / "cache", rows, {}, shown=False)
+    cache_features(model, tmp_path / "cache", rows[:4], {}, shown=False)
+    cache_features(model, tmp_path / "cache", rows[:4], {"tokenizer": "another"}, shown=False)
+    folders = list((tmp_path / "cache").iterdir())
+    assert len(folders) == 4
+    for each in folders:
+        (each / "states-00000.safetensors").write_bytes(b"")
+    with pytest.raises(CtxError, match="damaged"):
+        cache_features(model, tmp_path / "cache", rows, {}, shown=False)
+
+
+def interrupted_at_the_index(own: Any) -> Any:
+    """`json.dumps` that is interrupted when the index is to be written, after the states were."""
+
+    def dumps(value: Any, **kwargs: Any) -> str:
+        if "places" in value:
+            raise KeyboardInterrupt
+        return own(value, **kwargs)
+
+    return dumps

@@ -1,0 +1,378 @@
+"""Ways to fine-tune beside slow, obvious ones: penalties, mixed weights, Fisher information, thawing, new weights."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_run import arguments, new_model, run
+from torch.nn import functional as F
+from transformers import Trainer, TrainingArguments
+from zoo import Case, assert_close, make_batch, make_targets
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training import (
+    ChainThaw,
+    ElasticWeightConsolidation,
+    L2ToStart,
+    MethodCallback,
+    Mixout,
+    ThreeStages,
+    reinitialize_layers,
+    reset_head,
+)
+from hf_ctxmodels.training.finetuning.fisher import fisher_information, sampled_targets, write_fisher
+from hf_ctxmodels.training.finetuning.method import TrainingRun
+from hf_ctxmodels.training.finetuning.reinitializing import kept_head
+from hf_ctxmodels.training.optim.discriminative_lr import layer_groups
+from hf_ctxmodels.training.optim.optimization import make_optimizer
+
+BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
+MASKED = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
+
+
+def batch_for(case: Case, seed: int = 0) -> dict[str, torch.Tensor]:
+    batch = make_batch(case, seed=seed)
+    return {**batch, **make_targets(case, batch, seed=seed)}
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+@torch.no_grad()
+def moved(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    """The model after random steps."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+def test_penalties_are_those_written_out(tmp_path: Path) -> None:
+    """Values and gradients, of the encoder and the new head; weight decay is the head's alone."""
+    model = BERT.model()
+    generator = torch.Generator().manual_seed(3)
+    encoder = dict(model.base_model.named_parameters())
+    fisher = {name: torch.rand(each.shape, generator=generator) for name, each in encoder.items()}
+    write_fisher(tmp_path / "fisher.safetensors", fisher, model)
+    start = weights_of(model.base_model)
+    methods: dict[str, Any] = {
+        "l2": (L2ToStart(model, 0.3, 0.07), dict.fromkeys(start, 1.0)),
+        "ewc": (ElasticWeightConsolidation(model, 0.3, tmp_path / "fisher.safetensors", 0.07), fisher),
+    }
+    moved(model)
+    for name, (method, importance) in methods.items():
+        model.zero_grad()
+        expected = 0.15 * sum((importance[key] * (each - start[key]) ** 2).sum() for key, each in encoder.items())
+        expected = expected + 0.035 * sum(
+            (each**2).sum() for key, each in model.named_parameters() if not key.startswith("bert.")
+        )
+        wanted = torch.autograd.grad(expected, list(model.parameters()))
+        task = [torch.randn(each.shape, generator=generator) for each in wanted]
+        for parameter, gradient in zip(model.parameters(), task):
+            parameter.grad = gradient.clone()
+        terms = method.before_update(4.0)  # the gradients are scaled, the value is not
+        assert_close(terms["anchor_loss"], expected.detach(), name)
+        for parameter, gradient, added in zip(model.parameters(), task, wanted):
+            assert_close(parameter.grad, gradient + 4 * added, name)
+    given = arguments(tmp_path, weight_decay=0.1)
+    optimizer = make_optimizer(model, given)
+    methods["l2"][0].start(TrainingRun(model, optimizer, 10))
+    decayed = {id(each) for group in optimizer.param_groups if group["weight_decay"] for each in group["params"]}
+    assert decayed == {id(model.classifier.weight)}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+
+    model = BERT.model()  # new modules and frozen weights are not anchored
+    model.new_modules = ("bert.pooler", "classifier")
+    model.base_model.embeddings.word_embeddings.weight.requires_grad_(False)
+    anchored = L2ToStart(model, 1.0).anchored
+    assert "layers.0.attention.qkv_proj.weight" in anchored
+    assert not any(name.startswith(("pooler", "embeddings.word")) for name in anchored)
+    model.base_model.requires_grad_(False)
+    with pytest.raises(CtxError, match="no trainable weights"):
+        L2ToStart(model, 1.0)
+
+
+def test_the_penalty_counts_once_in_a_step(workspace: Any, problem: Any, tmp_path: Path) -> None:
+    """Whatever the micro-batches: 1 x 8 is 4 x 2, with the anchor and mixed weights, in the loss and the weights."""
+    found = {}
+    for name, size, accumulation in (("one", 8, 1), ("four", 2, 4)):
+        model = new_model(workspace)
+        methods = [Mixout(model, 0.4, seed=5), L2ToStart(model, 0.5)]
+        moved(model)
+        given = arguments(tmp_path / name, per_device_batch_size=size, gradient_accumulation_steps=accumulation)
+        result = run(model, problem, given, methods=methods)
+        found[name] = weights_of(model), [record["loss"] for record in result.curve if "loss" in record]
+        assert all(record["anchor_loss"] > 0.1 for record in result.curve if "loss" in record)
+    assert found["one"][1] == pytest.approx(found["four"][1], rel=1e-5)
+    for key, value in found["one"][0].items():
+        assert_close(value, found["four"][0][key], key, 1e-4)
+
+
+def losses(values: list[float]) -> Iterator[float]:
+    return iter(values)
+
+
+def test_a_resumed_run_has_the_weights_of_a_whole_one(
+    workspace: Any, problem: Any, tmp_path: Path, subtests: Any
+) -> None:
+    """The anchor is where the run began; of a stage the best weights are remembered."""
+    for way in ("anchor", "chain"):
+        with subtests.test(way):
+            check_resuming(workspace, problem, tmp_path / way, way)
+
+
+def check_resuming(workspace: Any, problem: Any, folder: Path, way: str) -> None:
+    def methods(model: Any) -> list:
+        return [Mixout(model, 0.3), L2ToStart(model, 0.5)] if way == "anchor" else [ChainThaw(model, 1e-2, 1e-2)]
+
+    def evaluate(model: Any, accelerator: Any) -> dict[str, float]:
+        """By the weights alone: an early evaluation of a stage is the best."""
+        return {"eval_loss": sum(float(each.detach().abs().sum()) for each in model.parameters())}
+
+    given = {"max_steps": 8, "save_steps": 3, "eval_steps": 1, "save_total_limit": 20}
+    folders = folder / "whole", folder / "stopped"
+    for each in folders:
+        model = new_model(workspace, "dropout.json")
+        run(model, problem, arguments(each, **given), methods=methods(model), evaluate=evaluate)
+    for step in (6, 8):
+        (folders[1] / f"checkpoint-{step}").rename(folder / f"gone-{step}")
+    model = new_model(workspace, "dropout.json")
+    run(model, problem, arguments(folders[1], resume=True, **given), methods=methods(model), evaluate=evaluate)
+    whole, resumed = (load_file(each / "model.safetensors") for each in folders)
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    if way == "anchor":
+        (folders[1] / "checkpoint-8").rename(folder / "gone")
+        model = moved(new_model(workspace, "dropout.json"))
+        with pytest.raises(CtxError, match="start_weights is"):
+            run(model, problem, arguments(folders[1], resume=True, **given), methods=methods(model), evaluate=evaluate)
+
+
+def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> None:
+    """Of each example's own loss, beside gradients of the rows of one batch; not the square of the batch's."""
+    model = MASKED.model().eval()
+    batch = batch_for(MASKED)
+    rows = [{name: value[[row]] for name, value in batch.items()} for row in range(4)]
+    fisher = fisher_information(model, rows, "data")
+    model.config.unpad = False
+    logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    parameters = dict(model.base_model.named_parameters())
+    squares = {name: torch.zeros_like(each) for name, each in parameters.items()}
+    counted = 0
+    for row, labels in enumerate(batch["labels"]):
+        if bool((labels != -100).any()):
+            gradients = torch.autograd.grad(
+                F.cross_entropy(logits[row], labels), list(parameters.values()), retain_graph=True
+            )
+            counted += 1
+            for total, gradient in zip(squares.values(), gradients):
+                total += gradient**2
+    for name, value in fisher.items():
+        assert_close(value, squares[name] / counted, name)
+    assert set(fisher) == {name for name, value in squares.items() if bool(value.any())}
+
+    write_fisher(tmp_path / "fisher.safetensors", fisher, model)
+    head = BERT.model()
+    with pytest.raises(CtxError, match="that of other weights"):
+        ElasticWeightConsolidation(head, 1.0, tmp_path / "fisher.safetensors")
+    head.base_model.load_state_dict(model.base_model.state_dict(), strict=False)
+    method = ElasticWeightConsolidation(head, 1.0, tmp_path / "fisher.safetensors")
+    assert method.importance("pooler.dense.weight") == 0.0
+    (tmp_path / "fisher.safetensors").write_bytes(b"{}")
+    with pytest.raises(CtxError, match="cannot be read"):
+        ElasticWeightConsolidation(head, 1.0, tmp_path / "fisher.safetensors")
+
+
+def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
+    """Their frequencies are the model's probabilities, where there are targets; a causal model's at the next tokens."""
+    for family, auto_class in (("bert", "AutoModelForMaskedLM"), ("gpt2", "AutoModelForCausalLM")):
+        with subtests.test(family):
+            case = Case(FAMILIES[family], auto_class)
+            model, batch = case.model().eval(), batch_for(case)
+            name = "labels" if family == "bert" else "shift_labels"
+            places = batch["labels"] if family == "bert" else model.targets_of(**batch)
+            generator = torch.Generator().manual_seed(0)
+            draws = [sampled_targets(model, batch, generator)[name] for _ in range(100)]
+            assert all(torch.equal(each == -100, places == -100) for each in draws)
+            given = {key: value for key, value in batch.items() if key != "labels"}
+            probabilities = model(**given).logits[places != -100].softmax(-1).detach()
+            counts = sum(F.one_hot(each[places != -100], probabilities.shape[-1]) for each in draws) / 100
+            assert float((counts - probabilities).abs().max()) < 0.25
+            assert float((counts - probabilities).abs().mean()) < 0.03
+    for family in ("electra", "glove"):  # whose losses are no likelihoods of tokens
+        other = Case(FAMILIES[family], "AutoModelForPreTraining")
+        with pytest.raises(CtxError, match="fisher_labels data"):
+            sampled_targets(other.model().eval(), batch_for(other), torch.Generator())
+
+
+def test_mixout_mixes_columns_without_bias() -> None:
+    """Of the weights and their gradients, beside the formula written out; for the update the weights are themselves."""
+    model = BERT.model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    start, mixout, share = weights_of(model.base_model), Mixout(model, 0.3, seed=2), 0.3
+    assert all(name.endswith("weight") and "embeddings" not in name and "norm" not in name for name in mixout.mixed)
+    assert len(mixout.mixed) == 4 * len(model.base_model.layers) + 1  # with the pooler's
+    moved(model)
+    plain, batch = weights_of(model), batch_for(BERT)
+    sums = {name: torch.zeros_like(each) for name, each in mixout.mixed.items()}
+    for step in range(400):
+        mixout.before_step(step)
+        for name, each in mixout.mixed.items():
+            sums[name] += each.detach() / 400
+        if step == 0:
+            mixed = copy.deepcopy(model)
+            (gradients,) = [torch.autograd.grad(model(**batch).loss, list(mixout.mixed.values()))]
+            model(**batch).loss.backward()
+        mixout.before_update()
+        if step == 0:
+            for number, (name, each) in enumerate(mixout.mixed.items()):
+                columns = mixout.mask(0, number, each.shape[-1])
+                mask = columns.float().expand(each.shape)  # the same for every output
+                begin, now = start[name], plain[f"bert.{name}"]
+                expected = (mask * begin + (1 - mask) * now - share * begin) / (1 - share)
+                assert_close(mixed.base_model.get_parameter(name), expected, name, 1e-5)
+                assert torch.equal(mixed.base_model.get_parameter(name)[:, columns].amax(0), begin[:, columns].amax(0))
+                assert_close(each.grad, gradients[number] * (1 - mask) / (1 - share), name, 1e-5)
+                assert 0 < columns.float().mean() < 0.7
+    assert all(torch.equal(each, plain[name]) for name, each in model.named_parameters())
+    for name, mean in sums.items():
+        spread = (plain[f"bert.{name}"] - start[name]).abs().max()
+        assert float((mean - plain[f"bert.{name}"]).abs().max()) < 0.2 * float(spread), name
+    assert not torch.equal(mixout.mask(1, 0, 100), mixout.mask(2, 0, 100))
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(CtxError, match="from 0 to below 1"):
+            Mixout(model, wrong)
+
+
+def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace: Any, problem: Any, tmp_path: Path) -> None:
+    model = new_model(workspace)
+    groups = layer_groups(model)
+    order = [{len(groups) - 1}, *({depth} for depth in range(len(groups) - 1)), set(range(len(groups)))]
+    method = ChainThaw(model, 1e-2, 1e-3)
+    values = losses([2.0, 1.0, 3.0] * len(order) + [0.5])  # of the three evaluations of a stage the second is best
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def evaluate(model: Any, accelerator: Any) -> dict[str, float]:
+        seen.append(weights_of(model))
+        return {"eval_loss": next(values)}
+
+    start, steps = weights_of(model), 3 * len(order)
+    result = run(
+        model, problem, arguments(tmp_path, max_steps=steps, eval_steps=1), methods=[method], evaluate=evaluate
+    )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    before = start
+    for stage, trained in enumerate(order):
+        first, best, last = seen[3 * stage : 3 * stage + 3]
+        for depth, group in enumerate(groups):
+            for name in (names[id(parameter)] for parameter in group):
+                if depth not in trained:
+                    assert torch.equal(last[name], before[name]), (stage, name)
+        changed = [depth for depth, group in enumerate(groups) if not all(_same(first, before, names, group))]
+        assert set(changed) == trained
+        before = best
+    assert all(torch.equal(each, before[name]) for name, each in model.named_parameters())
+    assert all(torch.equal(value, before[name]) for name, value in seen[-1].items())  # evaluated again
+    assert result.metrics["eval_loss"] == 0.5
+    assert len(seen) == steps + 1
+    rates = [record["learning_rate"] for record in result.curve if "learning_rate" in record]
+    assert rates[:3] == [1e-2] * 3
+    assert set(rates[3:]) == {1e-3}
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def _same(one: Any, other: Any, names: Any, group: Any) -> list[bool]:
+    return [torch.equal(one[names[id(each)]], other[names[id(each)]]) for each in group]
+
+
+def test_three_stages_and_a_loss_that_fades() -> None:
+    case = Case(FAMILIES["gpt"], "AutoModelForSequenceClassification")
+    model = case.model(lm_loss_weight=0.5)
+    groups = layer_groups(model)
+    method = ThreeStages(model, (1.0, 3.0), (0.2, 0.1))
+    method.start(TrainingRun(model, None, 41, steps_per_epoch=10.0))  # type: ignore[arg-type]
+    for step in range(41):
+        method.before_step(step)
+        trained = {depth for depth, group in enumerate(groups) if all(each.requires_grad for each in group)}
+        lowest = len(groups) - 1 if step < 10 else 1 if step < 30 else 0
+        assert trained == set(range(lowest, len(groups))), step
+        assert model.config.lm_loss_weight == pytest.approx(0.2 * 0.5 ** (step / 40))
+    method.finish()
+    assert model.config.lm_loss_weight == 0.5
+    assert all(each.requires_grad for group in groups for each in group)
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    model, layers = BERT.model(), len(BERT.model().base_model.layers)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run_of = TrainingRun(model, optimizer, 3, 10.0, evaluates=True)
+    for message, call in (
+        (f"has {layers} layers", lambda: reinitialize_layers(model, layers + 1, 0)),
+        ("no head", lambda: reset_head(model.base_model, 0)),
+        ("no auxiliary language modelling loss", lambda: ThreeStages(model, lm_weights=(0.2, 0.1))),
+        ("before the embeddings", lambda: ThreeStages(model, (2.0, 1.0))),
+        ("before the embeddings are trained", lambda: ThreeStages(model).start(run_of)),
+        ("a stream", lambda: ThreeStages(model).start(TrainingRun(model, optimizer, 3))),
+        ("stages, but the run has 3 steps", lambda: ChainThaw(model).start(run_of)),
+        ("chooses weights by evaluations", lambda: ChainThaw(model).start(TrainingRun(model, optimizer, 99))),
+        ("no heads above", lambda: ChainThaw(Case(FAMILIES["gpt"], "AutoModel").model())),
+        ("0 or more", lambda: L2ToStart(model, -1.0)),
+        ("no linear maps", lambda: Mixout(Case(FAMILIES["glove"], BERT.auto_name).model(), 0.1)),
+        ("cannot be read", lambda: ElasticWeightConsolidation(model, 1.0, tmp_path / "none")),
+    ):
+        with pytest.raises(CtxError, match=message):
+            call()
+    model.new_modules = ("classifier",)
+    assert kept_head(model) == []
+    model.new_modules = ("bert.pooler",)
+    assert kept_head(model) == ["classifier"]
+
+
+def test_trainer_calls_them(tmp_path: Path) -> None:
+    """One step of plain SGD from moved weights, beside the same step by hand; and chain-thaw's order."""
+    batch = batch_for(BERT)
+    rows = [{name: value[index] for name, value in batch.items()} for index in range(4)]
+    exact = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    given: dict[str, Any] = {
+        "output_dir": str(tmp_path),
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_grad_norm": 0.0,
+        "learning_rate": 0.1,
+        "lr_scheduler_type": "constant",
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "optim": "sgd",
+    }
+    model = BERT.model(**exact)
+    method = L2ToStart(model, 0.5)
+    moved(model)
+    by_hand = copy.deepcopy(model)
+    by_hand(**batch).loss.backward()
+    for name, parameter in by_hand.named_parameters():
+        start = method.starts.get(name.removeprefix("bert."))
+        parameter.data -= 0.1 * (parameter.grad + (0 if start is None else 0.5 * (parameter.data - start)))
+    Trainer(
+        model, TrainingArguments(max_steps=1, **given), train_dataset=rows, callbacks=[MethodCallback(method)]
+    ).train()
+    for name, parameter in by_hand.named_parameters():
+        assert_close(model.get_parameter(name), parameter.detach(), name, 1e-5)
+    decaying = TrainingArguments(max_steps=1, **{**given, "weight_decay": 0.1})
+    with pytest.raises(CtxError, match="Weight decay"):
+        Trainer(model, decaying, train_dataset=rows, callbacks=[MethodCallback(method)]).train()
+
+    model = BERT.model(**exact)
+    chain = ChainThaw(model, 0.1, 0.1)
+    before, steps = weights_of(model), len(chain.stages)
+    training = TrainingArguments(max_steps=steps - 1, **given)
+    chain.stages = chain.stages[:-1]
+    Trainer(model, training, train_dataset=rows, eval_dataset=rows, callbacks=[MethodCallback(chain)]).train()
+    assert not any(
+        torch.equal(each, before[name]) for name, each in model.named_parameters() if name.endswith("proj.weight")
+    )
