@@ -39,6 +39,8 @@ def save_tiny(directory: Path, family, upstream: bool) -> str:
         settings = directory / "tokenizer_config.json"
         peer_config = transformers.CONFIG_MAPPING[family.reference]
         peer = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING[peer_config].__name__
+        if peer == "XLMTokenizer":
+            pytest.importorskip("sacremoses", reason="upstream's tokenizer needs sacremoses (extra `moses`)")
         settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": peer}))
     else:
         model.save_pretrained(directory)
