@@ -75,8 +75,7 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """
     if type(module) is not nn.Linear or "forward" in module.__dict__ or _has_any_global_hook():
         return False
-    held = module.__dict__  # a generated token costs a dozen of these looks: no search by attribute
-    if held["_forward_pre_hooks"] or held["_forward_hooks"] or held["_backward_pre_hooks"] or held["_backward_hooks"]:
+    if module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks:
         return False
     return _are_ordinary(module.weight, module.bias)
 
