@@ -107,8 +107,8 @@ def _encoder_decoder_sides(case: Case, ours: PreTrainedModel, peer: PreTrainedMo
     batch = {"input_ids": ids, "attention_mask": mask}
     if case.work == "encoder states":
         flops = case.layers * _layer_flops(case.width, 12, int(sources.sum()), int((sources**2).sum()))
-        parts: list[Any] = [model.get_encoder() for model in (ours, peer)]
-        return Sides(*parts, {"ours": batch, "peer": batch}, int(sources.sum()), flops)
+        encoder: Any = ours.get_encoder()
+        return Sides(encoder, peer.get_encoder(), {"ours": batch, "peer": batch}, int(sources.sum()), flops)
     compared = {}
     if case.generates:
         beams = 4 if "beams" in case.work else 1
