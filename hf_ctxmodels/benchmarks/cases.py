@@ -1,4 +1,4 @@
-"""The cases of the suites `encoders` and `decoders`: shapes, and results expected before the first run."""
+"""The cases of the suites `encoders`, `decoders` and `seq2seq`: shapes, and results expected before the first run."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -15,6 +15,8 @@ Work = Literal[
     "inference",
     "pretraining",
     "encoder training",
+    "training",
+    "encoder states",
     "evaluation",
     "gradients",
     "compiled inference",
@@ -33,7 +35,8 @@ class Case:
         family: Name of the family.
         work: "pretrain.py" end to end; "inference" of the encoder, also "compiled"; "encoder training", a training
             step of the encoder; with the pretraining head "pretraining" (a step), "evaluation" (forward) and
-            "gradients" (forward and backward).
+            "gradients" (forward and backward). Of what writes a target, "training" (a step), "encoder states"
+            (inference of the encoder) and "generation".
         layers, width, length, batch: Shape of the model and the batch.
         fill: Share of the batch that is not padding.
         speed: Expected minimum of the peer's time over ours, if any.
@@ -91,7 +94,7 @@ class Case:
     @property
     def trains(self) -> bool:
         """Whether there is a backward pass."""
-        return self.work in ("pretraining", "encoder training", "gradients")
+        return self.work in ("pretraining", "encoder training", "training", "gradients")
 
 
 _PEERED = [name for name, spec in FAMILIES.items() if spec.reference and issubclass(spec.config, CtxTransformerConfig)]
@@ -173,4 +176,36 @@ GENERATION_CASES = [
     Case(family, work, layers, width, 32, 8, 1.0, _UNCACHED.get((family, work), speed), None)
     for family in DECODERS
     for work, layers, width, speed in _PROMPTS
+]
+
+_TARGET_SHAPES = [  # (layers, width, batch) of training
+    (4, 256, 32),
+    (12, 768, 16),
+]
+_TRAINED = {  # family -> expected speed at `FILL` and full
+    "t5": (3.2, 1.45),
+    "bart": (3.3, 1.6),
+    "mass": (3.3, 1.6),
+    "unilm": (8.0, 3.5),
+    "ernie_gen": (8.0, 3.5),
+}
+_TARGET_MEMORY = {FILL: 0.4, 1.0: 0.6}
+SEQ2SEQ_CASES = [
+    Case(family, "training", layers, width, 128, batch, fill, speed, _TARGET_MEMORY[fill])
+    for family, speeds in _TRAINED.items()
+    for layers, width, batch in _TARGET_SHAPES
+    for fill, speed in zip(_TARGET_MEMORY, speeds, strict=True)
+]
+SEQ2SEQ_CASES += [
+    Case(family, "encoder states", layers, width, 128, 32, fill, speed, _TARGET_MEMORY[fill])
+    for family in ("t5", "bart")
+    for layers, width, _ in _TARGET_SHAPES
+    for fill, speed in ((FILL, 3.5), (1.0, 1.6))
+]
+_WRITTEN: list[tuple[Work, float]] = [("greedy generation", 1.3), ("generation with 4 beams", 1.5)]
+SEQ2SEQ_CASES += [
+    Case(family, work, layers, width, 128, 8, 1.0, speed, None)
+    for family in ("t5", "bart")
+    for work, speed in _WRITTEN
+    for layers, width, _ in _TARGET_SHAPES
 ]

@@ -1,9 +1,8 @@
 """The suite `encoders`: inference and pretraining of every encoder family against its peer."""
 
-import inspect
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +17,26 @@ from hf_ctxmodels.benchmarks.pair import ReferencePair
 from hf_ctxmodels.registry import FAMILIES
 
 _Model: TypeAlias = PreTrainedModel | ReferencePair
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Our model and the peer with the same weights, and what they are given.
+
+    Attributes:
+        ours, peer: The models.
+        batches: "ours" and "peer" -> the arguments of `forward`, or of `generate`.
+        tokens: Counted for the rate: real ones, or new ones.
+        flops: Necessary operations of a step.
+        compared: Further arguments of both, with which the outputs are compared.
+    """
+
+    ours: PreTrainedModel
+    peer: _Model
+    batches: Mapping[str, dict[str, Tensor]]
+    tokens: int
+    flops: float
+    compared: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,20 @@ class Result:
     utilisation: float
 
 
+def build_sides(case: Case, attention: str) -> Sides:
+    """Both sides of an encoder's or a decoder's case.
+
+    Args:
+        case: What is run.
+        attention: Attention implementation of the peer; eager where it has no other.
+    """
+    ours, peer = _same_weights(case, attention)
+    lengths = random_lengths(case)
+    tokens = case.batch * NEW_TOKENS if case.generates else int(lengths.sum())
+    flops = _model_flops(ours.config, lengths, case)
+    return Sides(ours, peer, random_batches(ours, lengths, case), tokens, flops)
+
+
 def run(
     device: torch.device,
     dtype: torch.dtype,
@@ -48,6 +81,7 @@ def run(
     only: str | None = None,
     busy: bool = False,
     cases: Sequence[Case] | None = None,
+    build: Callable[[Case, str], Sides] = build_sides,
 ) -> Iterator[Result]:
     """Run every case.
 
@@ -58,26 +92,24 @@ def run(
         only: Run the cases that `Case.chosen_by` chooses.
         busy: Whether another process spins on one core meanwhile.
         cases: What to run; None for the suite `encoders`.
+        build: Makes the sides of a case.
     """
     ceiling = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)
     for case in [case.when(busy) for case in (CASES if cases is None else cases)]:
         if case.chosen_by(only):
-            yield _run_case(case, device, dtype, repeats, attention, ceiling)
+            torch.manual_seed(0)
+            yield _run_case(case, build(case, attention), device, dtype, repeats, ceiling)
 
 
 def _run_case(
-    case: Case, device: torch.device, dtype: torch.dtype, repeats: int, attention: str, ceiling: float
+    case: Case, sides: Sides, device: torch.device, dtype: torch.dtype, repeats: int, ceiling: float
 ) -> Result:
-    torch.manual_seed(0)
-    ours, peer = _same_weights(case, attention)
-    ours, peer = (model.to(device, torch.float32 if case.trains else dtype) for model in (ours, peer))
-    lengths = random_lengths(case)
-    batches = random_batches(ours, lengths, case)
-    batches = {side: {name: t.to(device) for name, t in batch.items()} for side, batch in batches.items()}
-    difference = _difference(ours, peer, batches)
+    ours, peer = (model.to(device, torch.float32 if case.trains else dtype) for model in (sides.ours, sides.peer))
+    batches = {side: _moved(batch, device) for side, batch in sides.batches.items()}
+    difference = _difference(ours, peer, batches, _moved(sides.compared, device))
     if case.work == "compiled inference":
         ours = torch.compile(ours, fullgraph=True)
-    make = training_step if case.trains else _generation_step if case.generates else _inference_step
+    make = training_step if case.trains else generation_step if case.generates else _inference_step
     steps = {
         "peer": make(peer, batches["peer"], dtype, case.work),
         "ours": make(ours, batches["ours"], dtype, case.work),
@@ -88,9 +120,13 @@ def _run_case(
         difference=difference,
         ours=measured["ours"],
         peer=measured["peer"],
-        tokens=case.batch * NEW_TOKENS if case.generates else int(lengths.sum()),
-        utilisation=_model_flops(ours.config, lengths, case) / measured["ours"].seconds / ceiling,
+        tokens=sides.tokens,
+        utilisation=sides.flops / measured["ours"].seconds / ceiling,
     )
+
+
+def _moved(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def build_model(case: Case) -> PreTrainedModel:
@@ -139,7 +175,7 @@ def _inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype,
     return step
 
 
-def _generation_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
+def generation_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
     """A continuation of fixed length."""
     model.eval()
     beams = 4 if work == "generation with 4 beams" else 1
@@ -155,14 +191,14 @@ def training_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, w
     """Forward, backward and, but for "gradients", a fused AdamW update; half precision by autocast, as in training."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    real = batch["attention_mask"].bool()
 
     def step() -> None:
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
             outputs = model(**batch)
-            loss = (
-                outputs.last_hidden_state[real].float().square().mean() if work == "encoder training" else outputs.loss
-            )
+            if work == "encoder training":
+                loss = outputs.last_hidden_state[batch["attention_mask"].bool()].float().square().mean()
+            else:
+                loss = outputs.loss
         loss.backward()
         if work != "gradients":
             optimizer.step()
@@ -172,16 +208,18 @@ def training_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, w
 
 
 @torch.no_grad()
-def _difference(ours: PreTrainedModel, peer: _Model, batches: dict[str, dict[str, Tensor]]) -> float:
+def _difference(
+    ours: PreTrainedModel, peer: _Model, batches: Mapping[str, dict[str, Tensor]], compared: Mapping[str, Tensor]
+) -> float:
     """Largest difference between the two sides with dropout off, before they are timed."""
     ours.eval(), peer.eval()
-    if "logits_to_keep" in inspect.signature(ours.forward).parameters and "labels" not in batches["ours"]:
-        return (ours(**batches["ours"]).logits - peer(**batches["peer"]).logits).abs().max().item()
-    a = ours(**batches["ours"])
+    a = ours(**batches["ours"], **compared)
     drawn = {"corrupted_ids": a.corrupted_ids} if "corrupted_ids" in a else {}
-    b = peer(**batches["peer"], **drawn)
+    b = peer(**batches["peer"], **compared, **drawn)
     if "loss" in a:
         return abs(a.loss.item() - b.loss.item())
+    if "logits" in a:
+        return (a.logits - b.logits).abs().max().item()
     real = batches["ours"]["attention_mask"].bool()
     return (a.last_hidden_state[real] - b.last_hidden_state[real]).abs().max().item()
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks import bands, decoders, encoders, pretraining, recurrent, report, sharing, words
+from hf_ctxmodels.benchmarks import bands, decoders, encoders, pretraining, recurrent, report, seq2seq, sharing, words
 from hf_ctxmodels.benchmarks.load import busy_core
 from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -35,6 +35,7 @@ class Suite:
 SUITES = {
     "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_peer, ("busy",)),
     "decoders": Suite([decoders.run], report.table, report.describe_peer, ("busy",)),
+    "seq2seq": Suite([seq2seq.run], report.table, seq2seq.describe_peer, ("busy",)),
     "bands": Suite([bands.run], bands.table, lambda attention: bands.SETTING),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),

@@ -121,7 +121,9 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
         check_tensors(**given)
         for name, tensor in given.items():
             axes = 3 if name == "decoder_inputs_embeds" else 2
-            if tensor is not None and (tensor.dim() != axes or rows not in (None, len(tensor)) or not tensor.shape[1]):
+            if tensor is None:
+                continue
+            if tensor.dim() != axes or (rows is not None and tensor.shape[0] != rows) or not tensor.shape[1]:
                 raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
         read = ids if ids is not None else embeddings
         if read is not None and labels is not None and read.shape[:2] != labels.shape:

@@ -27,7 +27,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         (..., out).
     """
-    if not multiplies_fast(input, weight) or input.numel() * weight.shape[0] < _LEAST_WORK:
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if traced or input.numel() * weight.shape[0] < _LEAST_WORK or not multiplies_fast(input, weight):
         return F.linear(input, weight, bias)
     multiply = _Product.apply if _differentiable(input, weight, bias) else _multiply
     return multiply(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)
@@ -66,9 +67,6 @@ class LinearLayers(nn.Sequential):
         return input
 
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a call only multiplies by an ordinary weight.
 
@@ -77,12 +75,17 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """
     if type(module) is not nn.Linear or "forward" in module.__dict__ or _has_any_global_hook():
         return False
-    return not any(getattr(module, hooks) for hooks in _HOOKS) and _are_ordinary(module.weight, module.bias)
+    if module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks:
+        return False
+    return _are_ordinary(module.weight, module.bias)
 
 
 def _are_ordinary(*tensors: Tensor | None) -> bool:
     """Whether none is of a subclass, for example quantized or sharded."""
-    return all(each is None or type(each) in (nn.Parameter, Tensor) for each in tensors)
+    for each in tensors:
+        if each is not None and type(each) is not nn.Parameter and type(each) is not Tensor:
+            return False
+    return True
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

@@ -138,8 +138,8 @@ LAYERS_FAULTS = [
     Fault(
         "what hooks do to a projection is passed by",
         "hf_ctxmodels/layers/linear.py",
-        "return not any(getattr(module, hooks) for hooks in _HOOKS) and _are_ordinary(module.weight, module.bias)",
-        "return _are_ordinary(module.weight, module.bias)",
+        "if module._forward_pre_hooks or module._forward_hooks or",
+        "if",
         ("tests/layers/test_linear.py",),
     ),
     Fault(

@@ -30,8 +30,8 @@ SEQ2SEQ_FAULTS = [
     Fault(
         "a sequence's first token reads the sequence before it",
         "hf_ctxmodels/models/_shared/transformer_seq2seq.py",
-        "return before.masked_fill(before < first, -1)",
-        "return before",
+        "first = first | (numbers.gather(1, before.clamp(max=length - 1)) != numbers)",
+        "first = first & (numbers == numbers)",
         ("tests/models/test_common_layouts.py",),
         "bart and packed_sequences",
     ),
@@ -66,5 +66,20 @@ SEQ2SEQ_FAULTS = [
         "totals = np.cumsum(np.maximum(lengths, 1))",
         ("tests/objectives/test_denoising.py",),
         "loops or poisson",
+    ),
+    Fault(
+        "the example's number of rows is a constant of an exported encoder-decoder",
+        "hf_ctxmodels/heads/seq2seq.py",
+        "tensor.shape[0] != rows",
+        "len(tensor) != rows",
+        ("tests/test_export.py",),
+        "encoder_decoders",
+    ),
+    Fault(
+        "beside a bias padding is seen",
+        "hf_ctxmodels/layers/attention/backends.py",
+        "torch.where(mask.mask, added, torch.finfo(like.dtype).min) if seen",
+        "added if seen",
+        ("tests/models/test_t5.py",),
     ),
 ]

@@ -135,6 +135,8 @@ def test_spans_are_predicted_from_what_is_before_them(case: Case) -> None:
         model = case.model(**options, span_loss_weight=0.25)
         loss = model(**batch, labels=labels, span_ids=spans).loss
         assert_close(loss, 0.75 * word_loss + 0.25 * span_loss, path)
+        evaluated = model(**batch, labels=labels, span_ids=spans, return_logits=True).loss
+        assert_close(evaluated, loss, f"{path}, with logits")
         assert_same_gradients(gradients(model, loss), wanted, 1e-4, path)
 
 

@@ -6,7 +6,7 @@ transformers: eager, sdpa, flex, flash, or what a user registered there.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -189,7 +189,7 @@ def _attend_padded(
         options["position_bias"] = mask.bias.to(query.dtype)
     if _is_flash(layout) and mask.spec.window is not None:
         options["sliding_window"] = mask.spec.window
-    return attention(
+    context, probabilities = attention(
         _Caller(dropout > 0, mask.is_causal, layout.implementation, query.dtype),
         *(tensor.transpose(1, 2) for tensor in (query, key, value)),
         mask.mask,
@@ -198,6 +198,9 @@ def _attend_padded(
         is_causal=mask.is_causal,
         **options,
     )
+    if torch.compiler.is_exporting():  # its order in memory is a kernel's, which ONNX replaces by another
+        context = context.clone(memory_format=torch.contiguous_format)
+    return context, probabilities
 
 
 def _is_flash(layout: PaddedLayout) -> bool:
@@ -207,7 +210,7 @@ def _is_flash(layout: PaddedLayout) -> bool:
 def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
     bias = None if spec.bias is None else _padded_bias(spec.bias, layout, keys, like.device)
     if keys.ready_mask is not None:
-        return PaddedMask(spec, _within_window(keys.ready_mask, spec, layout), bias, False)
+        return _with_bias(PaddedMask(spec, _within_window(keys.ready_mask, spec, layout), bias, False), layout, like)
     if _is_flash(layout):
         return _prepare_flash(spec, layout, keys)
     if layout.implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
@@ -225,7 +228,18 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
         dtype=like.dtype,
         device=like.device,
     )
-    return PaddedMask(spec, mask, bias, False)
+    return _with_bias(PaddedMask(spec, mask, bias, False), layout, like)
+
+
+def _with_bias(mask: PaddedMask, layout: PaddedLayout, like: Tensor) -> PaddedMask:
+    """For sdpa, mask and bias as one tensor, which the attention function of transformers would make in each layer."""
+    if layout.implementation != "sdpa" or mask.bias is None or torch.is_autocast_enabled(like.device.type):
+        return mask  # autocast would turn the least value of float32 into an infinity
+    added = mask.bias.to(like.dtype)
+    if isinstance(mask.mask, Tensor):
+        seen = mask.mask.dtype == torch.bool
+        added = torch.where(mask.mask, added, torch.finfo(like.dtype).min) if seen else added + mask.mask
+    return replace(mask, mask=added.contiguous(), bias=None)
 
 
 def _within_window(ready: Tensor | BlockMask, spec: MaskSpec, layout: PaddedLayout) -> Tensor | BlockMask:

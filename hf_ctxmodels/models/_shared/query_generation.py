@@ -146,7 +146,9 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         streams = [target_rows(target, kept, lengths, self.target_type), queries.one_by_one()]
         if span_ids is not None:
             spans = as_targets(span_ids, "span_ids", given.ids.shape)
-            streams.append(replace(queries, before=queries.before + wanted.sum(1, keepdim=True)).by_span(spans))
+            seen = wanted if given.labels is None else given.labels != IGNORED  # a span's queries see each other
+            before = queries.before + wanted.sum(1, keepdim=True)
+            streams.append(replace(queries, wanted=seen, before=before).by_span(spans))
         words, count = joined(self, source, streams), len(streams) - 1
         predicted = torch.cat([wanted] * count, 1)
         first = words.rows.width - predicted.shape[1]

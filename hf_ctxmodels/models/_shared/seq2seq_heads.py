@@ -19,7 +19,7 @@ from hf_ctxmodels.heads.downstream import SequenceHead
 from hf_ctxmodels.heads.seq2seq import DecoderInputs, ForConditionalGeneration
 from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import last_columns, until_last
+from hf_ctxmodels.layers.positions import last_columns, states_at, until_last
 from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder, refuse_segments
 from hf_ctxmodels.models._shared.transformer_stack import Source
 
@@ -171,7 +171,7 @@ class EndTokenHead(SequenceHead):
         output_mask = None if everywhere or (not fits and attention_mask is not None) else places
         outputs = HeadModel.encode(self, attention_mask=attention_mask, output_mask=output_mask, **kwargs)
         states = outputs.last_hidden_state
-        outputs.pooler_output = states if output_mask is not None else states[torch.arange(len(columns)), columns]
+        outputs.pooler_output = states if output_mask is not None else states_at(states, columns)
         return outputs
 
     def read_columns(self, given: Tensor, ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors
+from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models._shared.transformer_stack import Source, TransformerStack
@@ -219,15 +219,15 @@ def preceding_columns(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
         tokens: (batch, length) bool, False at padding.
         sequence_ids: (batch, length), a run of equal numbers is one sequence; None for one sequence per row.
     """
-    own = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    last = torch.where(tokens, own, -1).cummax(1).values
-    before = nn.functional.pad(last[:, :-1], (1, 0), value=-1)
-    if sequence_ids is None:
-        return before
-    starts = torch.ones_like(tokens)
-    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-    first = torch.where(starts, own, 0).cummax(1).values
-    return before.masked_fill(before < first, -1)
+    length = tokens.shape[1]
+    own, rank = torch.arange(length, device=tokens.device), tokens.cumsum(1) - tokens.long()
+    in_order = torch.where(tokens, own, own + length).sort(1).values  # the tokens' columns first; ONNX has no cummax
+    before = in_order.gather(1, (rank - 1).clamp(min=0))
+    first = rank == 0
+    if sequence_ids is not None:
+        numbers = sequence_numbers(sequence_ids)
+        first = first | (numbers.gather(1, before.clamp(max=length - 1)) != numbers)
+    return before.masked_fill(first, -1)
 
 
 def refuse_segments(given: dict[str, Any]) -> None:
