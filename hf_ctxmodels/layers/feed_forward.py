@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear, multiplies_fast
+
+_CHUNK = 1024  # rows for which a CPU holds the wide states at once, where no gradient needs them
 
 
 def make_activation(name: str) -> nn.Module:
@@ -51,8 +53,26 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., hidden)."""
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        if len(rows) <= _CHUNK or not self._may_chunk(hidden_states):
+            return self._compute(hidden_states)
+        output = torch.empty_like(rows)
+        for start in range(0, len(rows), _CHUNK):
+            output[start : start + _CHUNK] = self._compute(rows[start : start + _CHUNK])
+        return output.view(hidden_states.shape)
+
+    def _compute(self, hidden_states: Tensor) -> Tensor:
         between = self.dropout(self._finite(self.activate(hidden_states)))
         return self._finite(apply_linear(self.down_proj, between))
+
+    def _may_chunk(self, hidden_states: Tensor) -> bool:
+        """Whether nobody needs the wide states or the order of dropout, and nothing else than a CPU computes."""
+        if self.training or torch.is_grad_enabled() or self.activation._forward_hooks:
+            return False
+        return multiplies_fast(hidden_states) and all(map(is_plain_linear, self._maps()))
+
+    def _maps(self) -> list[nn.Module]:
+        return [self.up_proj, self.down_proj]
 
     def _finite(self, tensor: Tensor) -> Tensor:
         return within_half_precision(tensor) if self.clamp else tensor
@@ -73,6 +93,9 @@ class GatedFeedForward(FeedForward):
     ) -> None:
         super().__init__(hidden_size, intermediate_size, activation, bias=bias, **kwargs)
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+
+    def _maps(self) -> list[nn.Module]:
+        return [*super()._maps(), self.gate_proj]
 
     def activate(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., intermediate), before dropout."""

@@ -362,4 +362,11 @@ LAYERS_FAULTS = [
         ("tests/layers/test_banded.py",),
         "equal_to_a_mask",
     ),
+    Fault(
+        "the last row of a feed-forward network by parts is left out",
+        "hf_ctxmodels/layers/feed_forward.py",
+        "for start in range(0, len(rows), _CHUNK):",
+        "for start in range(0, len(rows) - _CHUNK, _CHUNK):",
+        ("tests/layers/test_feed_forward.py",),
+    ),
 ]
