@@ -85,7 +85,10 @@ class ForCausalLM(HeadModel, GenerationMixin):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        logits = apply_linear(self._decoder, slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
+        logits = None
+        if everywhere:
+            kept = slice_logits_to_keep(states, logits_to_keep)
+            logits = apply_linear(self._decoder, self.before_output_layer(kept))
         loss = None
         if targets is not None:
             full = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
@@ -146,7 +149,8 @@ class ForCausalLM(HeadModel, GenerationMixin):
         """
         if logits is not None:
             return loss_of_logits(logits, targets, counts)
-        return language_modeling_loss(self._decoder, outputs.last_hidden_state, targets, counts)
+        states = self.before_output_layer(outputs.last_hidden_state)
+        return language_modeling_loss(self._decoder, states, targets, counts)
 
     @property
     def _decoder(self) -> nn.Linear:
