@@ -67,7 +67,7 @@ def _check_map(linear: Any, adapter: nn.Module) -> None:
             f"The adapter cannot be merged into {type(linear).__name__}.", hint="merge before wrapping or quantizing."
         )
     if linear.bias is None:
-        raise CtxError("The adapter cannot be merged: the map before it has no bias (T5).", hint="keep the adapter.")
+        raise CtxError("The adapter cannot be merged: the map before it has no bias.", hint="keep the adapter.")
 
 
 def _merge(linear: nn.Linear, adapter: BottleneckAdapter) -> None:

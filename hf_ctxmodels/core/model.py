@@ -78,7 +78,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """Finish construction, as in transformers; conversion tables are registered by now."""
         hand_over_conversions()
         super().post_init()
-        self._keys_to_ignore_on_load_unexpected.add(r"\.(adapters|invertible)\.")  # of training checkpoints
+        self._keys_to_ignore_on_load_unexpected.add(r"(^|\.)(adapters|invertible)\.")  # of training checkpoints
 
     def _initialize_weights(self, module: torch.nn.Module, is_custom_code: bool = False) -> None:
         # For code outside of transformers it passes over modules without parameters of their own, whose `_init_weights`
