@@ -4,7 +4,7 @@ Files are those of the library adapters (AdapterHub). LoRA and its like are PEFT
 """
 
 from hf_ctxmodels.adapters.configuration import ADAPTER_KINDS
-from hf_ctxmodels.adapters.files import load_adapter, load_fusion, save_adapter, save_fusion
+from hf_ctxmodels.adapters.files import load_adapter, load_fusion, load_saved_adapters, save_adapter, save_fusion
 from hf_ctxmodels.adapters.merging import merge_adapter
 from hf_ctxmodels.adapters.model import (
     add_adapter,
@@ -27,6 +27,7 @@ __all__ = [
     "get_active_adapters",
     "load_adapter",
     "load_fusion",
+    "load_saved_adapters",
     "merge_adapter",
     "save_adapter",
     "save_fusion",

@@ -13,14 +13,23 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels.adapters.configuration import config_from_file, fusion_from_file
 from hf_ctxmodels.adapters.heads import head_to_write, read_head
-from hf_ctxmodels.adapters.model import adapters_of, add_adapter, add_fusion, delete_adapter, named_adapter
+from hf_ctxmodels.adapters.model import (
+    adapters_of,
+    add_adapter,
+    add_fusion,
+    delete_adapter,
+    named_adapter,
+    set_active_adapters,
+)
 from hf_ctxmodels.adapters.names import adapter_tensors, current_name, fusion_tensors, model_types
 from hf_ctxmodels.adapters.writing import (
     CONFIG_FILE,
+    FOLDER,
     FUSION_CONFIG_FILE,
     FUSION_WEIGHTS_FILE,
     HEAD_CONFIG_FILE,
     HEAD_WEIGHTS_FILE,
+    STACK_FILE,
     WEIGHTS_FILE,
     write_adapter,
     write_fusion,
@@ -87,6 +96,31 @@ def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = 
     if with_head and (folder / HEAD_CONFIG_FILE).is_file():
         _load_head(model, folder, given, source)
     return name
+
+
+def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[str]:
+    """Add all adapters and fusions that `save_pretrained` or a command left in `directory/adapters`, as active as they
+    were.
+
+    Args:
+        model: Opened from that directory.
+        directory: Local.
+
+    Returns:
+        The adapters' names.
+
+    Raises:
+        CtxError: There are none, or as `load_adapter`.
+    """
+    folder = Path(directory) / FOLDER
+    if not (folder / STACK_FILE).is_file():
+        raise CtxError(f"There are no adapters, no {FOLDER}/{STACK_FILE}.", location=str(directory))
+    found = sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}"))
+    names = [load_adapter(model, path) for path in found]
+    for path in sorted(folder.glob(f"*/{FUSION_CONFIG_FILE}")):
+        load_fusion(model, path.parent)
+    set_active_adapters(model, read_json(folder / STACK_FILE)["active"])
+    return names
 
 
 def save_fusion(model: PreTrainedModel, names: Sequence[str], directory: str | Path) -> None:

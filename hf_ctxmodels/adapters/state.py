@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.adapters.places import slots
-from hf_ctxmodels.adapters.writing import write_adapter, write_fusion
+from hf_ctxmodels.adapters.writing import write_adapter, write_fusion, write_stack
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import Item, is_adapter_parameter
 from hf_ctxmodels.layers.adapters import BottleneckConfig, FusionConfig
@@ -43,7 +43,7 @@ class AdapterSet:
         return {name: value for name, value in weights.items() if not is_adapter_parameter(name)}
 
     def save_all(self, model: nn.Module, directory: Path, weights: Mapping[str, Tensor]) -> None:
-        """Write every adapter and fusion in a folder of its own, `directory/NAME`.
+        """Write every adapter and fusion in a folder of its own, `directory/NAME`, and what is active.
 
         Args:
             model: The base model, or the head on it.
@@ -55,6 +55,7 @@ class AdapterSet:
             write_adapter(self.base, name, config, directory / name, values=values)
         for names, fusion in self.fusions.items():
             write_fusion(self.base, names, fusion, directory / names, values=values)
+        write_stack(directory, self.active)
 
 
 def _is_trained(fusion: nn.Module) -> bool:

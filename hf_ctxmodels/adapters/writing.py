@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hf_ctxmodels.layers.adapters import BottleneckConfig, FusionConfig
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter.safetensors"
 FUSION_CONFIG_FILE, FUSION_WEIGHTS_FILE = "adapter_fusion_config.json", "model_adapter_fusion.safetensors"
 HEAD_CONFIG_FILE, HEAD_WEIGHTS_FILE = "head_config.json", "model_head.safetensors"
+STACK_FILE = "stack.json"
 FOLDER = "adapters"
 """Where `save_pretrained` and the commands leave adapters, beside a model's own files."""
 
@@ -64,6 +65,14 @@ def write_fusion(
     described = _described(base, names, fusion_to_file(config)) | {"adapter_names": names.split(",")}
     files = {FUSION_CONFIG_FILE: described, FUSION_WEIGHTS_FILE: fusion_tensors(base, names)}
     _write(directory, files, values)
+
+
+def write_stack(directory: Path, active: Sequence[str | Sequence[str]]) -> None:
+    """Write which of a directory's adapters are active, from the lowest up."""
+    with writing(directory):
+        temporary = directory / f"{STACK_FILE}.writing"
+        temporary.write_text(json.dumps({"active": list(active)}, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(directory / STACK_FILE)
 
 
 def _described(base: CtxPreTrainedModel, name: str, config: Mapping[str, Any]) -> dict[str, Any]:

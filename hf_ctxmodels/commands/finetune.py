@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.adapters.arguments import TASK_KIND, AdapterArguments, adapter_identity
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.generation import check_generates
@@ -269,7 +270,12 @@ class Finetuned:
         summary.save(self.result.arguments.output_dir)
 
 
-def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_arguments: LoopArguments) -> Finetuned:
+def finetune(
+    arguments: FinetuneArguments,
+    task_arguments: TaskArguments,
+    loop_arguments: LoopArguments,
+    adapters: AdapterArguments | None = None,
+) -> Finetuned:
     """Read, train, evaluate and save.
 
     Raises:
@@ -292,6 +298,8 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
     require_whole_models(task, accelerator)
 
     model = open_model(arguments, task, config, tokenizer)
+    if adapters is not None:
+        adapters.apply(model, TASK_KIND, frozen=arguments.freeze is not None)
     count_loss_targets(model, task.targets)
     smooth_labels(model, task_arguments.label_smoothing)
     collate = task.collator(tokenizer)
@@ -308,6 +316,7 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
         identity={
             **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
+            **adapter_identity(model),
         },
     )
     return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, result)
@@ -315,8 +324,8 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
 
 def main() -> None:
     """Fine-tune; print the metrics beside the baseline's."""
-    arguments, task_arguments, loop_arguments = parse_arguments(
-        FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
+    arguments, task_arguments, loop_arguments, adapters = parse_arguments(
+        FinetuneArguments, TaskArguments, FinetuneLoopArguments, AdapterArguments, description=__doc__
     )
     predictions = arguments.predictions_file
     if predictions is not None:
@@ -326,7 +335,7 @@ def main() -> None:
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-    found = finetune(arguments, task_arguments, loop_arguments)
+    found = finetune(arguments, task_arguments, loop_arguments, adapters)
     if predictions is not None and not found.evaluation.predictions:  # nothing was left to train
         found.evaluation(found.model.eval(), found.accelerator)
     if found.accelerator.is_main_process:

@@ -17,6 +17,7 @@ from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
+from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.core.stub import no_stub
 from hf_ctxmodels.core.weights import check_exportable, check_savable, hand_over_conversions
 
@@ -117,6 +118,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
                 getattr(module, name).requires_grad_(False)
         replaced = {name for name, *_ in report["mismatched_keys"]}  # of another shape, for example other labels
         model.new_modules = new_modules(model, replaced | set(report["missing_keys"]))
+        _mention_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
         return (model, report) if output_loading_info else model
 
     def train(self, mode: bool = True) -> Self:
@@ -268,3 +270,11 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """
         width = getattr(self.config, "embedding_size", None) if width is None else width
         return self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, width=width, **aligned)
+
+
+def _mention_adapters(source: Any) -> None:
+    """Say which adapters lie beside an opened model: without them it is another one."""
+    folder = Path(source) / "adapters" if isinstance(source, str | Path) else None
+    names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json")) if folder else []
+    if names:
+        say(f"{source}: opened without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them")
