@@ -109,7 +109,7 @@ def test_a_language_adapter_is_trained_alone_and_resumed(workspace: Path, langua
 def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path]) -> None:
     run = workspace / "ner"
     files = ["--train_file", workspace / "en.train.conll", "--validation_file", workspace / "en.dev.conll"]
-    flags = ["--model", workspace / "model", "--task", "token-classification", *files, *FLAGS, "--max_steps", 100]
+    flags = ["--model", workspace / "model", "--task", "token-classification", *files, *FLAGS, "--max_steps", 250]
     adapters = ["--adapter", "ner:houlsby", "--adapter_options", "reduction_factor=4", "leave_out=[0]"]
     adapters += ["--adapters", languages["en"]]
     script("finetune", *flags, *adapters, "--output_dir", run)
@@ -139,7 +139,7 @@ def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path
 def test_the_language_is_exchanged(workspace: Path, languages: dict[str, Path]) -> None:
     """The adapter of another language stands below the tagger in a test: one that spoils everything does so there."""
     run, files = workspace / "transfer", {language: workspace / f"{language}.test.wikiann" for language in VERBS}
-    flags = ["--model", workspace / "model", "--task", "ner", "--adapter", "tagger:houlsby", "--max_steps", 100, *FLAGS]
+    flags = ["--model", workspace / "model", "--task", "ner", "--adapter", "tagger:houlsby", "--max_steps", 250, *FLAGS]
     flags += ["--train", f"en={workspace / 'en.train.wikiann'}", "--validation_file", workspace / "en.dev.wikiann"]
     flags += ["--adapter_options", "reduction_factor=2", "--test", ",".join(f"{name}={files[name]}" for name in files)]
     message = script("evaluate_transfer", *flags, "--adapters", "en=x", "--output_dir", workspace / "none", fails=True)
