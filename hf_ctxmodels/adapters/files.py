@@ -261,12 +261,12 @@ def _fill(targets: Mapping[str, Tensor], given: Mapping[str, Tensor], source: st
             location=str(source),
             hint="open a model of the same type and depth as it was trained on.",
         )
-    for key, target in targets.items():
-        if found[key].shape != target.shape:
-            shapes = f"{tuple(found[key].shape)}, expected {tuple(target.shape)}"
+    for key, own in targets.items():
+        if found[key].shape != own.shape:
+            shapes = f"{tuple(found[key].shape)}, expected {tuple(own.shape)}"
             raise CtxError(f"The adapter belongs to another model: {key} is {shapes}.", location=str(source))
-    for key, target in targets.items():
-        target.copy_(found[key])
+    for key, own in targets.items():
+        own.copy_(found[key])
 
 
 def _load_head(model: PreTrainedModel, folder: Path, given: str, source: str | Path) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.adapters.places import invertible_slot, slots
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.adapter_slots import AdapterSlot
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def model_types(base: CtxPreTrainedModel) -> tuple[str, ...]:
 
 def adapter_tensors(base: CtxPreTrainedModel, name: str) -> dict[str, Tensor]:
     """The parameters of an adapter by their names in files."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for file_prefix, slot in _slots(base):
         if name in slot.members:
             found |= _named(f"{file_prefix}.adapters.{name}", slot.members[name])
@@ -93,7 +94,7 @@ def adapter_tensors(base: CtxPreTrainedModel, name: str) -> dict[str, Tensor]:
 
 def fusion_tensors(base: CtxPreTrainedModel, names: str) -> dict[str, Tensor]:
     """The parameters of a fusion by their names in files."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for file_prefix, slot in _slots(base):
         if names in slot.fusions:
             found |= _named(f"{file_prefix}.adapter_fusion_layer.{names}", slot.fusions[names])
@@ -110,7 +111,7 @@ def _prefix(base: CtxPreTrainedModel) -> str:
     return layout_of(base).prefix or base.base_model_prefix
 
 
-def _slots(base: CtxPreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+def _slots(base: CtxPreTrainedModel) -> Iterator[tuple[str, AdapterSlot]]:
     layout = layout_of(base)
     for block, place, slot in slots(base):
         yield f"{_prefix(base)}.{layout.block(block.name)}.{layout.place(block.name, place)}", slot
