@@ -104,7 +104,7 @@ def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[s
 
     Args:
         model: Opened from that directory.
-        directory: Local.
+        directory: Or Hub id.
 
     Returns:
         The adapters' names.
@@ -112,7 +112,7 @@ def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[s
     Raises:
         CtxError: There are none, or as `load_adapter`.
     """
-    folder = Path(directory) / FOLDER
+    folder = _folder(directory, [f"{FOLDER}/*"]) / FOLDER
     if not (folder / STACK_FILE).is_file():
         raise CtxError(f"There are no adapters, no {FOLDER}/{STACK_FILE}.", location=str(directory))
     found = sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}"))
@@ -158,12 +158,12 @@ def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
     return names
 
 
-def _folder(source: str | Path) -> Path:
-    """A local folder as it is, or that of a Hub id."""
+def _folder(source: str | Path, patterns: Sequence[str] = ("*.json", "*.safetensors")) -> Path:
+    """A local folder as it is, or that of a Hub id with the files of these patterns."""
     if Path(source).exists() or Path(source).is_absolute():
         return Path(source)
     try:
-        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(str(source), allow_patterns=[*patterns]))
     except Exception as error:  # no such repository, no network, no valid id
         raise CtxError(
             "There is no such adapter.", location=str(source), hint=f"give a folder with {CONFIG_FILE}, or a Hub id."

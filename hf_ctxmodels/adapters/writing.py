@@ -80,7 +80,9 @@ def _described(base: CtxPreTrainedModel, name: str, config: Mapping[str, Any]) -
         "config": dict(config),
         "hidden_size": base.config.hidden_size,
         "model_class": type(base).__name__,
-        "model_name": base.name_or_path,
+        "model_name": ""
+        if Path(base.name_or_path).exists()
+        else base.name_or_path,  # a Hub id; no path of this machine
         "model_type": model_types(base)[0],
         "name": name,
         "version": FILE_VERSION,

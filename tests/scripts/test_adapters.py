@@ -20,6 +20,7 @@ from hf_ctxmodels.adapters import (
     save_adapter,
 )
 from hf_ctxmodels.adapters.arguments import exchange_lowest
+from hf_ctxmodels.hub.files import repository_files, write_files
 from hf_ctxmodels.registry import FAMILIES
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +127,11 @@ def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path
     folders = languages["en"], run / "adapters" / "en"
     language, copy = (load_file(path / "adapter.safetensors") for path in folders)
     assert all(torch.equal(language[name], copy[name]) for name in language)
+    published = repository_files(run, "org/ner")
+    write_files(published, str(workspace / "published"), str(run))
+    again = AutoModelForTokenClassification.from_pretrained(workspace / "published")
+    assert sorted(load_saved_adapters(again, workspace / "published")) == ["en", "ner"]
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
     for wrong, message in {
         "--adapters": "No adapter is to be trained",
         "--freeze": "With --freeze encoder no adapter is trained",

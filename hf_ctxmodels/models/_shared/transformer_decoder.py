@@ -146,12 +146,11 @@ class Decoder(CtxPreTrainedModel):
         beside = self.embedded_beside(words, kwargs)
         kwargs |= recorded
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
-        packed = layout.pack(words), layout.pack(position_ids.expand(words.shape[:2]))
-        hidden_states = self.embed(*packed, **{name: layout.pack(each) for name, each in beside.items()})
-        hidden_states = after_embeddings(self.invertible_adapters, hidden_states)
+        beside |= {"words": words, "position_ids": position_ids.expand(words.shape[:2])}
+        embedded = self.embed(**{name: layout.pack(each) for name, each in beside.items()})
         outputs = run_stack(
             self.layers,
-            hidden_states,
+            after_embeddings(self.invertible, embedded),
             layout,
             self.masks,
             past_key_values=cache,

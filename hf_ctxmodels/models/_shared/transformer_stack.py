@@ -164,10 +164,8 @@ class TransformerStack(nn.Module):
         kwargs |= recorded | {"past_key_values": past_key_values}
         layout = build_layout(given, attention_mask, sequence_ids, self.config, **kwargs)
         packed = layout.pack(given)
-        embedded = self.embed(
-            packed if packed.is_floating_point() else table(packed),  # type: ignore[misc]
-            **{name: layout.pack(each) for name, each in beside.items()},
-        )
+        vectors = packed if packed.is_floating_point() else table(packed)  # type: ignore[misc]
+        embedded = self.embed(vectors, **{name: layout.pack(each) for name, each in beside.items()})
         outputs = run_stack(
             self.layers,
             after_embeddings(self.invertible, embedded),
