@@ -54,8 +54,7 @@ ADAPTERS_FAULTS = [
         "hf_ctxmodels/core/model.py",
         "return weights if _CHECKPOINT.fullmatch(directory.name) else adapters.plain(weights)",
         "return adapters.plain(weights)",
-        _FAMILIES,
-        "trainer",
+        ("tests/models/test_adapters_trainer.py",),
     ),
     Fault(
         "frozen adapters learn",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel
 from zoo import BASES, HEADS, Batch, Case, assert_close, assert_same_outputs, make_batch, make_targets, objective
 from zoo.paths import PATHS
 
@@ -197,7 +197,7 @@ def test_only_the_adapter_and_the_head_learn(subtests: pytest.Subtests) -> None:
                 train_adapter(model, "a", ["below"])
                 shaken(model).train()
                 if recompute:
-                    model.gradient_checkpointing_enable()
+                    model.activation_checkpointing_enable()
                 torch.manual_seed(0)
                 objective(case, model, batch).backward()
                 found.append(gradients_of(model))
@@ -375,57 +375,3 @@ def test_compiled_it_computes_the_same() -> None:
     expected = bert(**batch).logits
     compiled = torch.compile(bert, backend="eager")
     assert_same_outputs(compiled(**batch), {"logits": expected}, batch["attention_mask"])
-
-
-class Rows(torch.utils.data.Dataset):
-    """The rows of a batch, over and over."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> Batch:
-        return {name: value[index % len(value)] for name, value in self.batch.items()}
-
-
-def trained_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_trainer_accumulates_and_resumes(tmp_path: Path) -> None:
-    """transformers' own Trainer: two micro-batches are one batch of their sum, and a resumed run is the whole one."""
-    case = next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM")
-    rows = Rows(labelled(case))
-
-    def run(folder: str, *, micro: int, accumulate: int, resume: bool = False) -> PreTrainedModel:
-        model = case.model()
-        torch.manual_seed(3)
-        add_adapter(model, "de", "madx-language")
-        train_adapter(model, "de", freeze_head=True)
-        if resume:  # nothing of the fresh weights may remain
-            shaken(model, 1.0)
-        arguments = TrainingArguments(
-            str(tmp_path / folder),
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=accumulate,
-            max_steps=4,
-            save_steps=2,
-            learning_rate=0.01,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
-        trainer = Trainer(model, arguments, train_dataset=rows)
-        trainer.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-2") if resume else None)
-        return model
-
-    whole = trained_weights(run("a", micro=4, accumulate=1))
-    assert whole
-    assert all(is_adapter_parameter(name) for name in whole)
-    for name, value in trained_weights(run("a", micro=4, accumulate=1, resume=True)).items():
-        assert torch.equal(value, whole[name]), name
-    for name, value in trained_weights(run("b", micro=2, accumulate=2)).items():
-        assert_close(value, whole[name], name, 1e-4)
