@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks import bands, decoders, encoders, pretraining, recurrent, report, seq2seq, sharing, words
+from hf_ctxmodels.benchmarks import (
+    adapters,
+    bands,
+    decoders,
+    encoders,
+    pretraining,
+    recurrent,
+    report,
+    seq2seq,
+    sharing,
+    words,
+)
 from hf_ctxmodels.benchmarks.load import busy_core
 from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -38,6 +49,7 @@ SUITES = {
     "seq2seq": Suite([seq2seq.run], report.table, seq2seq.describe_peer, ("busy",)),
     "bands": Suite([bands.run], bands.table, lambda attention: bands.SETTING),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
+    "adapters": Suite([adapters.run], adapters.table, lambda attention: adapters.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
     "static": Suite([words.run_speed], words.speed_table, lambda attention: words.SPEED, ("dataset",)),
     "static-quality": Suite(

@@ -5,8 +5,9 @@ r"""Zero-shot transfer between languages: train a tagger in one language, test i
 
 A language is given by its code, with files named as Universal Dependencies (pos) or WikiANN (ner) name them anywhere in
 --data_dir, or as CODE=FILE. The baseline is the most frequent tag of a word in the training file; for words that do not
-occur there, the most frequent tag of all. A model with language embeddings is told the language of each file. Leaves
-the model and transfer.json in the output directory.
+occur there, the most frequent tag of all. A model with language embeddings is told the language of each file. With
+`--adapter tagger --adapters en=DIR,de=DIR,fr=DIR` a task adapter is trained on that of the training language, which is
+exchanged for a test (MAD-X). Leaves the model and transfer.json in the output directory.
 """
 
 import json
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
+from hf_ctxmodels.adapters.arguments import AdapterArguments, exchange_lowest
 from hf_ctxmodels.commands.finetune import FinetuneArguments, Finetuned, FinetuneLoopArguments, finetune
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
@@ -61,9 +63,11 @@ def language_number(config: PreTrainedConfig, language: str) -> int | None:
     return numbers[language]
 
 
-def measure(found: Finetuned, source: LanguageFile, batch_size: int) -> dict[str, Any]:
-    """The metrics in a language beside those of the baseline."""
+def measure(found: Finetuned, source: LanguageFile, batch_size: int, folders: dict[str, str]) -> dict[str, Any]:
+    """The metrics in a language, with its adapter if `folders` has it, beside those of the baseline."""
     task = found.task
+    if source.language in folders:
+        exchange_lowest(found.model, f"language_{source.language}", folders[source.language])
     examples = task.read(str(source.file), "test")
     if (number := language_number(found.model.config, source.language)) is not None:
         found.model.config.default_lang = number
@@ -95,8 +99,8 @@ def table(rows: list[dict[str, Any]], trained_in: str) -> str:
 
 def main() -> None:
     """Fine-tune in one language, test in all; print and save the table."""
-    arguments, task_arguments, loop_arguments = parse_arguments(
-        TransferArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
+    arguments, task_arguments, loop_arguments, adapters = parse_arguments(
+        TransferArguments, TaskArguments, FinetuneLoopArguments, AdapterArguments, description=__doc__
     )
     train = LanguageFile.find(arguments.train, arguments.task, "train", arguments.data_dir)
     tests = [
@@ -108,6 +112,7 @@ def main() -> None:
     validation = arguments.validation_file or str(train.split("dev").file)
     config = load_config(arguments.model)
     number, *_ = [language_number(config, each.language) for each in (train, *tests)]  # all, before training
+    folders = adapters.of_languages(train.language, [each.language for each in tests])
     found = finetune(
         FinetuneArguments(
             task="token-classification",
@@ -120,8 +125,9 @@ def main() -> None:
         task_arguments,
         loop_arguments,
         FinetuningMethodArguments(freeze=arguments.freeze),
+        adapters.on_language(folders, train.language),
     )
-    rows = [measure(found, source, loop_arguments.per_device_batch_size) for source in tests]
+    rows = [measure(found, source, loop_arguments.per_device_batch_size, folders) for source in tests]
     if found.accelerator.is_main_process:
         summary = Path(loop_arguments.output_dir) / "transfer.json"
         result = {"task": arguments.task, "train": train.language, "train_file": train.file.name, "languages": rows}

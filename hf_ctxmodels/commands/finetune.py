@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.adapters.arguments import TASK_KIND, AdapterArguments, adapter_identity
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.generation import check_generates
@@ -277,6 +278,7 @@ def finetune(
     task_arguments: TaskArguments,
     loop_arguments: LoopArguments,
     ways: FinetuningMethodArguments | None = None,
+    adapters: AdapterArguments | None = None,
 ) -> Finetuned:
     """Read, train, evaluate and save.
 
@@ -306,6 +308,8 @@ def finetune(
 
     model = open_model(arguments, task, config, tokenizer)
     methods = ways.prepare(model, arguments.model, loop_arguments, accelerator)
+    if adapters is not None:
+        adapters.apply(model, TASK_KIND, frozen=bool(ways.freeze or methods))
     count_loss_targets(model, task.targets)
     smooth_labels(model, training_smoothing(task, config))
     collate = task.collator(tokenizer)
@@ -325,6 +329,7 @@ def finetune(
             **flags_identity(ways, WHERE_THINGS_LIE),
             **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
+            **adapter_identity(model),
         },
     )
     return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, result)
@@ -332,16 +337,17 @@ def finetune(
 
 def main() -> None:
     """Fine-tune; print the metrics beside the baseline's."""
-    arguments, task_arguments, loop_arguments, ways, several = parse_arguments(
+    arguments, task_arguments, loop_arguments, ways, adapters, several = parse_arguments(
         FinetuneArguments,
         TaskArguments,
         FinetuneLoopArguments,
         FinetuningMethodArguments,
+        AdapterArguments,
         SeveralTasksArguments,
         description=__doc__,
     )
     if several.tasks is not None:
-        start = start_of(arguments, ways, open_parts, open_model)
+        start = start_of(arguments, ways, adapters, open_parts, open_model)
         report(finetune_tasks(several, task_arguments, loop_arguments, start))
         return
     predictions = arguments.predictions_file
@@ -352,7 +358,7 @@ def main() -> None:
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-    found = finetune(arguments, task_arguments, loop_arguments, ways)
+    found = finetune(arguments, task_arguments, loop_arguments, ways, adapters)
     if predictions is not None and not found.evaluation.predictions:  # nothing was left to train
         found.evaluation(found.model.eval(), found.accelerator)
     if found.accelerator.is_main_process:

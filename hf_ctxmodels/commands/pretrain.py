@@ -11,6 +11,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
+from hf_ctxmodels.adapters.arguments import AdapterArguments
 from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
@@ -19,8 +20,10 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 def main() -> None:
     """Parse the command line and pretrain; say what was saved where."""
-    arguments, loop_arguments = parse_arguments(PretrainingArguments, LoopArguments, description=__doc__)
-    summary = pretrain(arguments, loop_arguments)
+    arguments, loop_arguments, adapters = parse_arguments(
+        PretrainingArguments, LoopArguments, AdapterArguments, description=__doc__
+    )
+    summary = pretrain(arguments, loop_arguments, adapters)
     if not PartialState().is_main_process:
         return
     output = loop_arguments.output_dir

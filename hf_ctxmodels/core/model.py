@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Container
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,8 +17,11 @@ from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
+from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.core.stub import no_stub
 from hf_ctxmodels.core.weights import check_exportable, check_savable, hand_over_conversions
+
+_CHECKPOINT = re.compile(r"checkpoint-\d+(\.writing)?")  # what Trainer and this package's loop resume from
 
 
 class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
@@ -25,6 +29,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
     Attributes:
         new_modules: Names of the modules that the opened checkpoint did not have.
+        bottleneck_adapters: Of a base model, what `hf_ctxmodels.adapters` has added to it; None without adapters.
         encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.
         id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
         id_limit: The configuration's field that every id is below.
@@ -45,6 +50,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     _supports_attention_backend = True
 
     new_modules: tuple[str, ...] = ()
+    bottleneck_adapters: Any = None
     encoder_frozen: bool = False
     id_axes: ClassVar[tuple[str, ...]] = ()  # of a single token, after (batch, length)
     id_limit: ClassVar[str] = "vocab_size"
@@ -73,6 +79,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """Finish construction, as in transformers; conversion tables are registered by now."""
         hand_over_conversions()
         super().post_init()
+        self._keys_to_ignore_on_load_unexpected.add(r"(^|\.)(adapters|invertible)\.")  # of training checkpoints
 
     def _initialize_weights(self, module: torch.nn.Module, is_custom_code: bool = False) -> None:
         # For code outside of transformers it passes over modules without parameters of their own, whose `_init_weights`
@@ -92,6 +99,11 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             CtxError: A source cannot be opened, or does not fit.
         """
 
+    @property
+    def invertible_adapters(self) -> Any:
+        """The invertible adapters of the embeddings, see `layers.adapter_slots`; None without any."""
+        return None
+
     def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a head, given a `learning_rate`, does the work of this optimizer by itself: no backward pass."""
         return False
@@ -106,6 +118,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
                 getattr(module, name).requires_grad_(False)
         replaced = {name for name, *_ in report["mismatched_keys"]}  # of another shape, for example other labels
         model.new_modules = new_modules(model, replaced | set(report["missing_keys"]))
+        _mention_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
         return (model, report) if output_loading_info else model
 
     def train(self, mode: bool = True) -> Self:
@@ -146,12 +159,32 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         transformers reverses conversion tables on save by default, and Trainer's resume then finds no native key and
         silently goes on from random weights; `export_reference` is the way to the reference layout.
 
+        Bottleneck adapters are left out of the model's file, which so opens everywhere, and written to
+        `save_directory/adapters/NAME`. In a training checkpoint, a directory `checkpoint-<step>`, the model's file has
+        them too: Trainer resumes from it alone.
+
         Raises:
             CtxError: The weights are packed by `quantize_dynamic`.
         """
         if kwargs.get("state_dict") is None:
             check_savable(self)
+        if self.base_model.bottleneck_adapters is not None:
+            kwargs["state_dict"] = self._save_adapters(Path(save_directory), **kwargs)
         super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
+
+    def _save_adapters(
+        self,
+        directory: Path,
+        state_dict: dict[str, Tensor] | None = None,
+        is_main_process: bool = True,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """Write the adapters, and return what the model's file has."""
+        adapters = self.base_model.bottleneck_adapters
+        weights = self.state_dict() if state_dict is None else state_dict
+        if is_main_process:
+            adapters.save_all(self, directory / "adapters", weights)
+        return weights if _CHECKPOINT.fullmatch(directory.name) else adapters.plain(weights)
 
     def export_reference(self, save_directory: str | Path) -> None:
         """Write weights and a config.json that the reference class in transformers opens, bit for bit.
@@ -170,7 +203,9 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         self._weight_conversions: Any = self.export_conversion
         try:
             with no_stub():
-                super().save_pretrained(save_directory, save_original_format=True)
+                adapters = self.base_model.bottleneck_adapters
+                weights = None if adapters is None else self._save_adapters(Path(save_directory))
+                super().save_pretrained(save_directory, save_original_format=True, state_dict=weights)
         finally:
             self._weight_conversions = loaded_with
         path = Path(save_directory) / "config.json"
@@ -235,3 +270,11 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """
         width = getattr(self.config, "embedding_size", None) if width is None else width
         return self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, width=width, **aligned)
+
+
+def _mention_adapters(source: Any) -> None:
+    """Say which adapters lie beside an opened model: without them it is another one."""
+    folder = Path(source) / "adapters" if isinstance(source, str | Path) else None
+    names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json")) if folder else []
+    if names:
+        say(f"{source}: opened without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them")

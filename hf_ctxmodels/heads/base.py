@@ -21,6 +21,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.layer_mix import LayerMix, number_of_states, read_layers
+from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling
 
@@ -266,6 +267,15 @@ class HeadModel(CtxPreTrainedModel):
         """Pooling of the tokens' states; None for the encoder's `pooler_output`."""
         return None
 
+    @property
+    def invertible_adapters(self) -> InvertibleSlot | None:
+        """Those of the encoder's embeddings, if any."""
+        return self.base_model.invertible_adapters
+
+    def before_output_layer(self, states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., hidden), what the map to the vocabulary reads."""
+        return before_output_layer(self.invertible_adapters, states)
+
     def get_output_embeddings(self) -> nn.Module | None:
         """The linear map to the vocabulary's logits, or None."""
         return None if self.output_layer is None else self.get_submodule(self.output_layer)
@@ -321,7 +331,8 @@ class HeadModel(CtxPreTrainedModel):
 
     def penalty(self) -> Tensor | None:
         """The training loss's regularization term, a function of the parameters only; None without one."""
-        return None
+        adapters = self.base_model.bottleneck_adapters
+        return None if adapters is None else adapters.penalty()
 
     def regularized(self, loss: Tensor, encoded: Any, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
         """The loss plus each target's share of `penalty`, so that the shares of micro-batches sum to one penalty.

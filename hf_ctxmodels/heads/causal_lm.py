@@ -85,7 +85,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        logits = apply_linear(self._decoder, slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
+        logits = self._logits(slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
         loss = None
         if targets is not None:
             full = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
@@ -159,7 +159,11 @@ class ForCausalLM(HeadModel, GenerationMixin):
         """
         if logits is not None:
             return loss_of_logits(logits, targets, counts)
-        return language_modeling_loss(self._decoder, outputs.last_hidden_state, targets, counts)
+        states = self.before_output_layer(outputs.last_hidden_state)
+        return language_modeling_loss(self._decoder, states, targets, counts)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return apply_linear(self._decoder, self.before_output_layer(states))
 
     @property
     def _decoder(self) -> nn.Linear:

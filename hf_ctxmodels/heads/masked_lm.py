@@ -1,5 +1,6 @@
 """The head for masked language modelling."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -47,12 +48,13 @@ class ForMaskedLM(HeadModel):
             everywhere: Whether to return logits.
             name: The argument of `forward` that `labels` are.
         """
-        head = self.mlm_head
+        head, invertible = self.mlm_head, self.invertible_adapters
         if everywhere:
-            logits = head(states)
+            logits = head(states, invertible)
             return None if labels is None else loss_of_logits(logits, labels, counts, name), logits
         assert labels is not None
-        return language_modeling_loss(head.decoder, states, labels, counts, name, summed_loss=head.summed_loss), None
+        summed_loss = partial(head.summed_loss, invertible=invertible)
+        return language_modeling_loss(head.decoder, states, labels, counts, name, summed_loss=summed_loss), None
 
     @can_return_tuple
     def forward(

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from yaml import YAMLError
 
+from hf_ctxmodels.adapters.writing import FOLDER
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import check_new_directory, writing
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
@@ -51,6 +52,7 @@ def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, bytes):
                 (directory / name).write_bytes(content)
             else:
@@ -77,7 +79,8 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     optional = [
         name for name in (*_OPTIONAL, *family.tokenizer.vocab_files_names.values()) if (directory / name).exists()
     ]
-    files: dict[str, str | bytes] = {name: str(_inside(directory, name)) for name in (*weights, *optional)}
+    named = (*weights, *optional, *_adapters(directory))
+    files: dict[str, str | bytes] = {name: str(_inside(directory, name)) for name in named}
     files |= stub_files(directory, family)
     summary = published_summary(TrainingSummary.load(directory)) if (directory / SUMMARY_FILE).exists() else None
     if summary is not None:
@@ -91,6 +94,12 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
         card = model_card(directory, repo_id, summary, curve_image=CURVE_FILE if curve else None)
     files[CARD_FILE] = str(card).encode()
     return files
+
+
+def _adapters(directory: Path) -> list[str]:
+    """The files of the adapters that lie in folders beside the model."""
+    found = [path for kind in ("*.json", "*/*.json", "*/*.safetensors") for path in (directory / FOLDER).glob(kind)]
+    return sorted(path.relative_to(directory).as_posix() for path in found)
 
 
 def _refuse_incomplete(directory: Path) -> None:

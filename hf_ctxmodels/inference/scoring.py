@@ -153,7 +153,7 @@ class _Masked(_Scorer):
         ids = batch["input_ids"].scatter(1, places, self.tokenizer.mask_token_id)
         output_mask = torch.zeros_like(ids, dtype=torch.bool).scatter(1, places, True)
         states = self.model.encode(**{**batch, "input_ids": ids}, output_mask=output_mask).last_hidden_state
-        return self.model.mlm_head(states)[:, None]
+        return self.model.mlm_head(states, self.model.invertible_adapters)[:, None]
 
 
 class _Permuted(_Masked):

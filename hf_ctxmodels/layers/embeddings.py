@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import apply_linear
 
@@ -20,7 +21,12 @@ class TokenPositionTypeEmbeddings(nn.Module):
         padding_idx: Id with a zero word embedding without a gradient.
         projected_size: Width of a projection of the result (Lan et al. 2019, section 3.1, "factorized embedding
             parameterization"); None for none.
+
+    Attributes:
+        invertible: Invertible adapters of the result, before the projection, or None.
     """
+
+    invertible: InvertibleSlot | None
 
     def __init__(
         self,
@@ -40,6 +46,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(num_types, width)
         self.norm = nn.LayerNorm(width, eps=layer_norm_eps)
         self.dropout = Dropout(dropout)
+        self.register_module(EMBEDDING_SLOT, None)
         self.projection = None if projected_size is None else nn.Linear(width, projected_size)
 
     def forward(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
@@ -58,7 +65,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
         if token_type_ids is None:
             token_type_ids = torch.zeros_like(position_ids)
         embedded = embedded + self.token_type_embeddings(token_type_ids)
-        embedded = self.dropout(self.norm(embedded))
+        embedded = after_embeddings(self.invertible, self.dropout(self.norm(embedded)))
         return embedded if self.projection is None else apply_linear(self.projection, embedded)
 
 

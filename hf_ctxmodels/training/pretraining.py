@@ -10,6 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.adapters.arguments import LANGUAGE_KIND, AdapterArguments, adapter_identity
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.screen import progress_bar, say
@@ -64,8 +65,11 @@ class PretrainingArguments(DataArguments):
     validation_fraction: float = flag(0.0, "Share of the documents held out for evaluation; 0 for none.")
 
 
-def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> TrainingSummary:
-    """Pretrain, and save model, tokenizer, log, loss curve and summary in `output_dir`.
+def pretrain(
+    arguments: PretrainingArguments, loop_arguments: LoopArguments, adapters: AdapterArguments | None = None
+) -> TrainingSummary:
+    """Pretrain a model, or an adapter in one (MAD-X: of a language), and save model, tokenizer, log, loss curve and
+    summary in `output_dir`.
 
     With held-out documents the summary also has frequency baselines.
 
@@ -77,6 +81,9 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     family = find_family(arguments)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
     model = make_model(family, objective, tokenizer, arguments)
+    if adapters is not None and adapters.adapter is not None:
+        require_pretrained(arguments)
+        adapters.apply(model, LANGUAGE_KIND, freeze_head=True)
     examples, held_out = make_examples(arguments, objective, accelerator.is_main_process)
     evaluate = None
     if held_out is not None:
@@ -93,6 +100,7 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
             **flags_identity(arguments, _COMPARED_ELSEWHERE, files=("dataset", "translations")),
             "objective": name,
             "objective_options": asdict(objective.options),
+            **adapter_identity(model),
         },
         contiguous=objective.sampling.contiguous,
     )
@@ -111,6 +119,16 @@ def pretrain(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> 
     )
     _leave_records(accelerator, summary, Path(loop_arguments.output_dir))
     return summary
+
+
+def require_pretrained(arguments: PretrainingArguments) -> None:
+    """Raise CtxError if an adapter is to be trained in a model with random weights."""
+    if arguments.model is None:
+        raise CtxError(
+            "An adapter is trained in a pretrained model, which stays as it is.",
+            location="--adapter",
+            hint="give --model.",
+        )
 
 
 def tokenizer_source(arguments: PretrainingArguments) -> str:

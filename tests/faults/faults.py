@@ -1,5 +1,6 @@
 """The faults of all rooms."""
 
+from adapters_faults import ADAPTERS_FAULTS
 from core_faults import CORE_FAULTS
 from data_faults import DATA_FAULTS
 from docs_faults import DOCS_FAULTS
@@ -26,6 +27,7 @@ FAULTS = [
     *LAYERS_FAULTS,
     *MODELS_FAULTS,
     *MULTITASK_FAULTS,
+    *ADAPTERS_FAULTS,
     *SPANBERT_FAULTS,
     *GPT_FAULTS,
     *XLM_FAULTS,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear, linear, multiplies_fast, product
@@ -36,18 +37,19 @@ class MaskedPredictionHead(nn.Module):
         self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
         self.decoder = nn.Linear(embedding_size, vocab_size)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(..., hidden) -> (..., vocabulary) logits."""
-        return apply_linear(self.decoder, self._transform(hidden_states))
+    def forward(self, hidden_states: Tensor, invertible: InvertibleSlot | None = None) -> Tensor:
+        """(..., hidden) -> (..., vocabulary) logits; `invertible` are the adapters of the embeddings, if any."""
+        return apply_linear(self.decoder, self._transform(hidden_states, invertible))
 
-    def summed_loss(self, hidden_states: Tensor, targets: Tensor) -> Tensor:
+    def summed_loss(self, hidden_states: Tensor, targets: Tensor, invertible: InvertibleSlot | None = None) -> Tensor:
         """Summed cross-entropy in nats.
 
         Args:
             hidden_states: (targets, hidden), the encoder's output at the target positions.
             targets: (targets,) token ids.
+            invertible: As in `forward`.
         """
-        return summed_cross_entropy(self.decoder, self._transform(hidden_states), targets)
+        return summed_cross_entropy(self.decoder, self._transform(hidden_states, invertible), targets)
 
     def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "Prediction":
         """Summed cross-entropy in nats, and a sample of each prediction, from one pass over the vocabulary.
@@ -58,8 +60,9 @@ class MaskedPredictionHead(nn.Module):
         """
         return cross_entropy_and_samples(self.decoder, self._transform(hidden_states), targets, numbers)
 
-    def _transform(self, hidden_states: Tensor) -> Tensor:
-        return self.norm(self.activation(apply_linear(self.dense, hidden_states)))
+    def _transform(self, hidden_states: Tensor, invertible: InvertibleSlot | None = None) -> Tensor:
+        states = self.norm(self.activation(apply_linear(self.dense, hidden_states)))
+        return before_output_layer(invertible, states)
 
 
 class ProjectedHead(nn.Module):

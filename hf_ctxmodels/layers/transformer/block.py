@@ -9,6 +9,7 @@ from transformers import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.adapter_slots import BLOCK_SLOT, BlockAdapters, add_residual
 from hf_ctxmodels.layers.attention.backends import Mask
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
@@ -45,7 +46,7 @@ class TransformerBlock(GradientCheckpointingLayer):
     """Self-attention, optional cross-attention, and a feed-forward network, with dropout and residual connections.
 
     `norm="post"` normalises each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's
-    output then needs another norm (Radford et al. 2019, section 2.3).
+    output then needs another norm (Radford et al. 2019, section 2.3). `adapters` is None, or adapts what is added.
 
     Args:
         hidden_size: Width of the input and output.
@@ -56,6 +57,8 @@ class TransformerBlock(GradientCheckpointingLayer):
         dropout: Dropout on the output of each sub-layer.
         cross_attention: The second sub-layer of a decoder, or None.
     """
+
+    adapters: BlockAdapters | None
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class TransformerBlock(GradientCheckpointingLayer):
         self.feed_forward = feed_forward
         self.feed_forward_norm = norm_cls(hidden_size)
         self.dropout = Dropout(dropout)
+        self.register_module(BLOCK_SLOT, None)
 
     def forward(
         self,
@@ -104,7 +108,7 @@ class TransformerBlock(GradientCheckpointingLayer):
             past_key_values=own_cache,
             layer_index=layer_index,
         )
-        hidden_states = self._add(self.attention_norm, layout.query_rows(hidden_states), attended)
+        hidden_states = self._add("attention", layout.query_rows(hidden_states), attended, layer_index)
         if self.cross_attention is not None:
             if memory is None:
                 raise CtxError("This block has cross-attention, but memory is None.", hint="give memory.")
@@ -117,14 +121,15 @@ class TransformerBlock(GradientCheckpointingLayer):
                 past_key_values=cache if isinstance(cache, EncoderDecoderCache) else None,
                 layer_index=layer_index,
             )
-            hidden_states = self._add(self.cross_attention_norm, hidden_states, attended)
+            hidden_states = self._add("cross_attention", hidden_states, attended, layer_index)
         fed = self.feed_forward(self._before(self.feed_forward_norm, hidden_states))
-        hidden_states = self._add(self.feed_forward_norm, hidden_states, fed)
+        hidden_states = self._add("feed_forward", hidden_states, fed, layer_index)
         return BlockOutput(hidden_states, probabilities, cross_probabilities)
 
     def _before(self, norm: nn.Module, states: Tensor) -> Tensor:
         return norm(states) if self.norm == "pre" else states
 
-    def _add(self, norm: nn.Module, states: Tensor, output: Tensor) -> Tensor:
-        total = states + self.dropout(output)
-        return norm(total) if self.norm == "post" else total
+    def _add(self, place: str, states: Tensor, output: Tensor, depth: int) -> Tensor:
+        """The sum after a sub-layer, normalised with post-norm."""
+        norm = getattr(self, f"{place}_norm") if self.norm == "post" else None
+        return add_residual(self.adapters, place, norm, states, self.dropout(output), depth)

@@ -13,6 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, count_tokens, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
@@ -55,6 +56,7 @@ class Decoder(CtxPreTrainedModel):
     _input_embed_layer = "word_embeddings"
     masks: MaskSpec | Sequence[MaskSpec] = CAUSAL
     zeroes_padding: ClassVar[bool] = False
+    invertible: InvertibleSlot | None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -63,7 +65,13 @@ class Decoder(CtxPreTrainedModel):
         self.dropout = Dropout(config.embedding_dropout_prob)
         self.layers = nn.ModuleList(self.build_layer(config) for _ in range(config.num_hidden_layers))
         self.final_norm = self.build_final_norm(config)
+        self.register_module(EMBEDDING_SLOT, None)
         self.post_init()
+
+    @property
+    def invertible_adapters(self) -> InvertibleSlot | None:
+        """Those of the embeddings, if any."""
+        return self.invertible
 
     def build_embeddings(self, config: Any) -> None:
         """Create the tables whose rows are summed."""
@@ -138,11 +146,11 @@ class Decoder(CtxPreTrainedModel):
         beside = self.embedded_beside(words, kwargs)
         kwargs |= recorded
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
-        packed = layout.pack(words), layout.pack(position_ids.expand(words.shape[:2]))
-        hidden_states = self.embed(*packed, **{name: layout.pack(each) for name, each in beside.items()})
+        beside |= {"words": words, "position_ids": position_ids.expand(words.shape[:2])}
+        embedded = self.embed(**{name: layout.pack(each) for name, each in beside.items()})
         outputs = run_stack(
             self.layers,
-            hidden_states,
+            after_embeddings(self.invertible, embedded),
             layout,
             self.masks,
             past_key_values=cache,

@@ -12,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models._shared.transformer_stack import Source, TransformerStack
 
@@ -62,6 +63,11 @@ class EncoderDecoder(CtxPreTrainedModel):
         self.encoder = self.stack_class(config)
         self.decoder = self.stack_class(config, is_decoder=True)
         self.post_init()
+
+    @property
+    def invertible_adapters(self) -> InvertibleSlot | None:
+        """Those of the encoder's embeddings, if any."""
+        return self.encoder.invertible
 
     def get_input_embeddings(self) -> nn.Module:
         """The encoder's table of words."""

@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.inputs import check_encoder_input, check_ids
+from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
@@ -51,9 +52,11 @@ class TransformerStack(nn.Module):
         layers: The layers in the order of application.
         final_norm: The norm of the last layer's output, identity with post-norm.
         zeroes_padding: Whether padding positions are 0 in all layers.
+        invertible: The invertible adapters of the embeddings, or None.
     """
 
     zeroes_padding: ClassVar[bool] = False
+    invertible: InvertibleSlot | None
 
     def __init__(self, config: Any, *, is_decoder: bool = False) -> None:
         super().__init__()
@@ -66,6 +69,7 @@ class TransformerStack(nn.Module):
         count = config.decoder_layers if is_decoder else config.num_hidden_layers
         self.layers = nn.ModuleList(self.build_layer(config) for _ in range(count))
         self.final_norm = self.build_final_norm(config)
+        self.register_module(EMBEDDING_SLOT, None)
 
     def build_words(self, config: Any) -> nn.Embedding:
         """Create the table of words."""
@@ -160,12 +164,11 @@ class TransformerStack(nn.Module):
         kwargs |= recorded | {"past_key_values": past_key_values}
         layout = build_layout(given, attention_mask, sequence_ids, self.config, **kwargs)
         packed = layout.pack(given)
+        vectors = packed if packed.is_floating_point() else table(packed)  # type: ignore[misc]
+        embedded = self.embed(vectors, **{name: layout.pack(each) for name, each in beside.items()})
         outputs = run_stack(
             self.layers,
-            self.embed(
-                packed if packed.is_floating_point() else table(packed),  # type: ignore[misc]
-                **{name: layout.pack(each) for name, each in beside.items()},
-            ),
+            after_embeddings(self.invertible, embedded),
             layout,
             self.mask(),
             memory=None if source is None else _memory(layout, source),

@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.adapter_slots import BLOCK_SLOT, BlockAdapters, add_residual
 from hf_ctxmodels.layers.attention.backends import Mask
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
@@ -33,6 +34,8 @@ class GroverBlock(GradientCheckpointingLayer):
     GPT-2's pre-norm, which normalises before attention, nor post-norm, which normalises after it.
     """
 
+    adapters: BlockAdapters | None
+
     def __init__(self, config: CtxGroverConfig) -> None:
         super().__init__()
         width = config.hidden_size
@@ -41,6 +44,7 @@ class GroverBlock(GradientCheckpointingLayer):
         self.feed_forward = FeedForward(width, config.feed_forward_size, config.hidden_act)
         self.output_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
+        self.register_module(BLOCK_SLOT, None)
 
     def forward(
         self,
@@ -56,9 +60,11 @@ class GroverBlock(GradientCheckpointingLayer):
         attended, probabilities = self.attention(
             hidden_states, layout, mask, past_key_values=past_key_values, layer_index=layer_index
         )
-        summed = layout.query_rows(hidden_states) + self.dropout(attended)
-        fed = self.feed_forward(self.feed_forward_norm(summed))
-        return BlockOutput(self.output_norm(summed + self.dropout(fed)), probabilities, None)
+        rows = layout.query_rows(hidden_states)
+        summed = add_residual(self.adapters, "attention", None, rows, self.dropout(attended), layer_index)
+        fed = self.dropout(self.feed_forward(self.feed_forward_norm(summed)))
+        added = add_residual(self.adapters, "feed_forward", self.output_norm, summed, fed, layer_index)
+        return BlockOutput(added, probabilities, None)
 
 
 class CtxGroverPreTrainedModel(CtxPreTrainedModel):

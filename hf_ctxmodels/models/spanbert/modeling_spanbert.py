@@ -85,7 +85,8 @@ class CtxSpanBertForPreTraining(ExportsMaskedLM, heads.ForMaskedLMWithTasks, Ctx
         before, after = spans.rows(output_mask)
         rows = outputs.last_hidden_state.flatten(0, -2)
         labels, own = targets["labels"], targets["boundary_labels"]
-        total = self.sbo_head.summed_loss(rows[before], rows[after], spans.numbers, own[own != IGNORED])
+        boundaries = (rows[before], rows[after], spans.numbers)
+        total = self.sbo_head.summed_loss(*boundaries, own[own != IGNORED], self.invertible_adapters)
         share = torch.stack([(each != IGNORED).sum() for each in (own, labels)]).float()
         loss = total / (number_of_targets(own, "boundary_labels", counts) + 1)
         return heads.Prediction(loss, metrics={"sbo_share": share})

@@ -7,6 +7,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.runs import ends_of_runs
 from hf_ctxmodels.heads import IGNORED
+from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
@@ -33,18 +34,26 @@ class SpanBoundaryHead(nn.Module):
         self.activation = make_activation(config.hidden_act)
         self.decoder = nn.Linear(width, config.vocab_size)
 
-    def summed_loss(self, before: Tensor, after: Tensor, numbers: Tensor, targets: Tensor) -> Tensor:
+    def summed_loss(
+        self,
+        before: Tensor,
+        after: Tensor,
+        numbers: Tensor,
+        targets: Tensor,
+        invertible: InvertibleSlot | None = None,
+    ) -> Tensor:
         """Summed cross-entropy in nats.
 
         Args:
             before, after: (targets, hidden) the encoder's output at the boundaries of each target's span.
             numbers: (targets,) position of the target in its span, from 0.
             targets: (targets,) token ids.
+            invertible: The adapters of the embeddings, if any.
         """
         given = torch.cat([before, after, self.position_embeddings(numbers).to(before.dtype)], -1)
         states = self.first_norm(self.activation(apply_linear(self.first_dense, given)))
         states = self.second_norm(self.activation(apply_linear(self.second_dense, states)))
-        return summed_cross_entropy(self.decoder, states, targets)
+        return summed_cross_entropy(self.decoder, before_output_layer(invertible, states), targets)
 
 
 class BoundaryTargets:

@@ -16,6 +16,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.seq2seq import DecoderInputs
+from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
@@ -38,8 +39,8 @@ from hf_ctxmodels.models.t5.conversion_t5 import export_table
 class ClampedBlock(TransformerBlock):
     """A block whose residual stream stays finite in fp16."""
 
-    def _add(self, norm: nn.Module, states: Tensor, output: Tensor) -> Tensor:
-        return within_half_precision(super()._add(norm, states, output))
+    def _add(self, place: str, states: Tensor, output: Tensor, depth: int) -> Tensor:
+        return within_half_precision(super()._add(place, states, output, depth))
 
 
 class DroppedRMSNorm(RMSNorm):
@@ -200,6 +201,11 @@ class CtxT5EncoderModel(CtxT5PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         """The table of words."""
         return self.encoder.word_embeddings  # type: ignore[return-value]
+
+    @property
+    def invertible_adapters(self) -> InvertibleSlot | None:
+        """Those of the embeddings, if any."""
+        return self.encoder.invertible
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the table of words."""

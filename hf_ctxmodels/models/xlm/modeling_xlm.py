@@ -197,6 +197,7 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
         name: str = "labels",
     ) -> tuple[Tensor | None, Tensor | None]:
         """See `ForMaskedLM.masked_lm`; the states are decoded without a dense layer."""
+        states = self.before_output_layer(states)
         if everywhere:
             logits = apply_linear(self.lm_head, states)
             return None if labels is None else heads.loss_of_logits(logits, labels, counts, name), logits

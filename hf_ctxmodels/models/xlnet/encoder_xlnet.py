@@ -13,6 +13,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_unread
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.transformer.stack import chosen_numbers
 from hf_ctxmodels.models.xlnet.checks_xlnet import check_combination, check_memory, check_permutation, check_tokens
@@ -72,14 +73,22 @@ class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
 class CtxXLNetModel(CtxXLNetPreTrainedModel):
     """The encoder: one stream, or two where targets are given."""
 
+    invertible: InvertibleSlot | None
+
     def __init__(self, config: CtxXLNetConfig) -> None:
         super().__init__(config)
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.mask_embedding = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.layers = nn.ModuleList(CtxXLNetLayer(config) for _ in range(config.num_hidden_layers))
         self.dropout = Dropout(config.hidden_dropout_prob)
+        self.register_module(EMBEDDING_SLOT, None)
         self.gradient_checkpointing = False
         self.post_init()
+
+    @property
+    def invertible_adapters(self) -> InvertibleSlot | None:
+        """Those of the embeddings, if any."""
+        return self.invertible
 
     def get_input_embeddings(self) -> nn.Module:
         """The word embeddings."""
@@ -156,7 +165,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         chosen = chosen_numbers(choice, count + 1)
         streams = build_streams(inputs, self._encodings(inputs), config, output_attentions=wants_attentions)
         last = streams.for_last_layer(content=bool(chosen))
-        hidden_states = self._embed(inputs, streams)
+        hidden_states = after_embeddings(self.invertible_adapters, self._embed(inputs, streams))
         mems, attentions = [], []
         recorded: list[Tensor | None] = []
         nothing = (None,) * (1 if inputs.target_positions is None else 2)

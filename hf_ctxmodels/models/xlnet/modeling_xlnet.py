@@ -180,7 +180,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             use_mems=use_mems,
             **kwargs,
         )
-        loss, states = None, outputs.last_hidden_state
+        loss, states = None, self.before_output_layer(outputs.last_hidden_state)
         logits = apply_linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
         if labels is not None:
             states = states[target_mask] if two_streams or everywhere else states

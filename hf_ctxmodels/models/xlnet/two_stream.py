@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hf_ctxmodels.layers.adapter_slots import BLOCK_SLOT, BlockAdapters, add_residual
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.linear import apply_linear
@@ -79,6 +80,8 @@ class RelativeAttention(nn.Module):
 class CtxXLNetLayer(GradientCheckpointingLayer):
     """Relative attention and feed-forward, each followed by dropout, the residual sum and a LayerNorm (post-norm)."""
 
+    adapters: BlockAdapters | None
+
     def __init__(self, config: CtxXLNetConfig) -> None:
         super().__init__()
         self.attention = RelativeAttention(
@@ -90,11 +93,14 @@ class CtxXLNetLayer(GradientCheckpointingLayer):
         )
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
+        self.register_module(BLOCK_SLOT, None)
 
     def forward(
         self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
     ) -> tuple[Tensor, Probabilities]:
         """(..., hidden), the rows of `streams` -> (..., hidden) at the rows it computes, and the probabilities."""
         attended, probabilities = self.attention(hidden_states, streams, memory)
-        hidden_states = self.attention_norm(streams.query_rows(hidden_states) + self.dropout(attended))
-        return self.feed_forward_norm(hidden_states + self.dropout(self.feed_forward(hidden_states))), probabilities
+        rows, attended = streams.query_rows(hidden_states), self.dropout(attended)
+        hidden_states = add_residual(self.adapters, "attention", self.attention_norm, rows, attended)
+        fed = self.dropout(self.feed_forward(hidden_states))
+        return add_residual(self.adapters, "feed_forward", self.feed_forward_norm, hidden_states, fed), probabilities

@@ -46,13 +46,15 @@ def commit(temporary: Path, final: Path) -> None:
 
 
 def publish_files(temporary: Path, directory: Path) -> None:
-    """Move all files of `temporary` into `directory`, each atomically, the manifest last."""
+    """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last."""
     files = _write_manifest(temporary)
     (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it has the digests of the old files
     for path in files:
         _fsync(path)
-        path.replace(directory / path.name)
-    temporary.rmdir()
+        target = directory / path.relative_to(temporary)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    shutil.rmtree(temporary)
     _fsync(directory)
 
 

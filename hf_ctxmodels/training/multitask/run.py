@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.adapters.arguments import AdapterArguments
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
@@ -68,7 +69,11 @@ class Start:
 
 
 def start_of(
-    arguments: Any, ways: FinetuningMethodArguments, open_parts: Callable[..., Any], open_model: Callable[..., Any]
+    arguments: Any,
+    ways: FinetuningMethodArguments,
+    adapters: AdapterArguments,
+    open_parts: Callable[..., Any],
+    open_model: Callable[..., Any],
 ) -> Start:
     """The start by the flags of `hf-ctxmodels finetune`, with its functions.
 
@@ -82,10 +87,10 @@ def start_of(
             location=", ".join(given),
             hint="leave it out, or --tasks.",
         )
-    if replace(ways, freeze=None) != FinetuningMethodArguments():
+    if replace(ways, freeze=None) != FinetuningMethodArguments() or adapters != AdapterArguments():
         raise CtxError(
             "Of the ways to fine-tune, several tasks take --freeze encoder alone.",
-            location="--tasks with --layer_mix, --thaw, --anchor, --mixout or weights drawn anew",
+            location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --adapter or weights drawn anew",
             hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
         )
     where, frozen = arguments.model or arguments.config, ways.freeze is not None

@@ -1,0 +1,18 @@
+"""The table of adapters' costs: a row for each case, and the parameters that are trained alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hf_ctxmodels.benchmarks import adapters
+
+
+def test_each_case_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = replace(adapters.CASES[0], layers=2, width=64, length=9, batch=2, config={"vocab_size": 300})
+    monkeypatch.setattr(adapters, "CASES", [tiny, replace(tiny, fill=1.0)])
+    results = list(adapters.run(torch.device("cpu"), torch.float32, repeats=2, attention="sdpa"))
+    rows = adapters.table(results).splitlines()
+    assert len(rows) == 4
+    assert len({row.count("|") for row in rows}) == 1
+    assert {result.parameters for result in results} == {2 * (2 * 64 * 4 + 4 + 64)}

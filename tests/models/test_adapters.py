@@ -1,0 +1,377 @@
+"""Bottleneck adapters in every family with Transformer layers, against hooks on the maps before them."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from zoo import BASES, HEADS, Batch, Case, assert_close, assert_same_outputs, make_batch, make_targets, objective
+from zoo.paths import PATHS
+
+from hf_ctxmodels import CtxAlbertModel, CtxBertConfig, CtxBertModel, CtxError
+from hf_ctxmodels.adapters import (
+    BottleneckConfig,
+    FusionConfig,
+    add_adapter,
+    add_fusion,
+    delete_adapter,
+    get_active_adapters,
+    load_adapter,
+    merge_adapter,
+    save_adapter,
+    set_active_adapters,
+    train_adapter,
+    train_fusion,
+)
+from hf_ctxmodels.adapters.places import blocks, slots
+from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.layers.adapter_slots import AdapterSlot, is_adapter_parameter
+from hf_ctxmodels.layers.adapters import BottleneckAdapter
+
+HOULSBY = BottleneckConfig(
+    mh_adapter=True, cross_adapter=True, non_linearity="swish", original_ln_before=False, reduction_factor=4
+)
+PFEIFFER = BottleneckConfig(reduction_factor=4)
+MAPS = {"attention": "out_proj", "cross_attention": "out_proj", "feed_forward": "down_proj"}
+
+
+def transformers_of(cases: list[Case]) -> list[Case]:
+    return [case for case in cases if issubclass(case.family.config, CtxTransformerConfig)]
+
+
+ENCODERS = transformers_of(BASES)
+WRITERS = [case for case in transformers_of(HEADS) if case.predicts_where_labelled and not case.generates]
+ONE_HEAD = list({case.family.name: case for case in reversed(transformers_of(HEADS)) if not case.generates}.values())
+
+
+def labelled(case: Case) -> Batch:
+    batch = make_batch(case)
+    return batch if case.is_base else batch | make_targets(case, batch)
+
+
+def shaken(model: PreTrainedModel, scale: float = 0.3) -> PreTrainedModel:
+    """Adapters far from the identity, the same for the same names."""
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in sorted(model.base_model.named_parameters()):
+        if is_adapter_parameter(name):
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+    return model
+
+
+def adapted(case: Case, config: BottleneckConfig | str = HOULSBY, **options: Any) -> PreTrainedModel:
+    model = case.model(**options)
+    add_adapter(model, "a", config)
+    set_active_adapters(model, "a")
+    return shaken(model)
+
+
+def hooked(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
+    """A model without adapters whose maps are followed by those of another one."""
+    for block, mine in zip(blocks(other.base_model), blocks(model.base_model), strict=True):
+        for place, slot in block.slots.items():
+            down, up = slot.members["a"].adapter_down[0], slot.members["a"].adapter_up  # type: ignore[index, union-attr]
+
+            def after(_module: nn.Module, _given: Any, output: Tensor, down: Any = down, up: Any = up) -> Tensor:
+                return output + F.linear(F.silu(F.linear(output, down.weight, down.bias)), up.weight, up.bias)
+
+            getattr(getattr(mine.module, place), MAPS[place]).register_forward_hook(after)
+    return model
+
+
+@torch.no_grad()
+def test_every_family_computes_the_formula(subtests: pytest.Subtests) -> None:
+    """On every path; and when the adapter is deleted the model is what it was, to the bit."""
+    for case in ENCODERS:
+        with subtests.test(str(case)):
+            batch, plain = make_batch(case), case.model()
+            before, names = plain(**batch).last_hidden_state, list(plain.state_dict())
+            model = adapted(case)
+            expected = hooked(case.model(attention="eager", unpad=False), model)(**batch)
+            for path, options in PATHS.items():
+                model.set_attn_implementation(options["attention"])
+                model.config.unpad = options["unpad"]
+                assert_same_outputs(model(**batch), expected, batch.get("attention_mask"), 2e-5, path)
+            assert (model(**batch).last_hidden_state - before).abs().max() > 0.1
+            model.set_attn_implementation("sdpa")
+            set_active_adapters(model, None)
+            assert torch.equal(model(**batch).last_hidden_state, before)
+            delete_adapter(model, "a")
+            assert list(model.state_dict()) == names
+            assert model.bottleneck_adapters is None
+
+
+@torch.no_grad()
+def test_a_slot_computes_its_forms() -> None:
+    """Norms and residuals of all forms, with post-norm and pre-norm, in stacks; against the formula in one line."""
+    torch.manual_seed(0)
+    output, states, norm = torch.randn(5, 8), torch.randn(5, 8), nn.LayerNorm(8)
+    options = {
+        "original_ln_before": (True, False),
+        "original_ln_after": (True, False),
+        "residual_before_ln": (True, False, "post_add"),
+        "ln_after": (True, False),
+        "is_parallel": (True, False),
+    }
+    for chosen, pre_norm in itertools.product(itertools.product(*options.values()), (True, False)):
+        form = dict(zip(options, chosen, strict=True))
+        config = BottleneckConfig(**form, reduction_factor=2, scaling=0.5, ln_before=True)
+        slot = AdapterSlot()
+        for name in ("a", "b"):
+            slot.members[name] = BottleneckAdapter(8, config, 0)
+            for parameter in slot.members[name].parameters():
+                parameter.data.normal_()
+        slot.active = ("a", "b")
+        summed: Callable[[Tensor], Tensor] = (lambda x: x) if pre_norm else norm
+        value = output
+        for name in slot.active:
+            adapter: Any = slot.members[name]
+            total = value + states
+            read = states if config.is_parallel else summed(total) if config.original_ln_before else value
+            residual = {True: value, False: read, "post_add": total if config.original_ln_before else value}
+            lifted = adapter.adapter_up(F.relu(adapter.adapter_down[1](adapter.adapter_down[0](read)))) * 0.5
+            lifted = adapter.adapter_norm_after(lifted) if config.ln_after else lifted
+            value = lifted + (value if config.is_parallel else residual[config.residual_before_ln])
+        expected = summed(value + states) if config.original_ln_after else value
+        assert_close(slot(None if pre_norm else norm, states, output, 0), expected, str((form, pre_norm)))
+
+
+def embeddings_map(base: Any) -> nn.Module:
+    """The module that ends the embeddings."""
+    if hasattr(base, "embeddings"):
+        return base.embeddings.dropout
+    return base.encoder.dropout if base.config.is_encoder_decoder else base.dropout
+
+
+@torch.no_grad()
+def test_the_inverse_stands_before_every_output_layer(subtests: pytest.Subtests) -> None:
+    """The logits and the loss of every language model are those of hooks after the embeddings and before the map to
+    the vocabulary; the inverse is one."""
+    config = BottleneckConfig(reduction_factor=4, inv_adapter="nice")
+    for case in WRITERS:
+        with subtests.test(str(case)):
+            model, plain, batch = adapted(case, config), case.model(), labelled(case)
+            slot = model.invertible_adapters
+            given = torch.randn(3, 7, model.get_input_embeddings().embedding_dim)
+            assert_close(slot.inverse(slot(given)), given)
+            assert (slot(given) - given).abs().max() > 0.05
+            other = copy.deepcopy(model)
+            other.invertible_adapters.active = None
+            if case.family.name == "xlnet":
+                place = other.base_model.word_embeddings
+            else:
+                place = embeddings_map(other.base_model)
+            place.register_forward_hook(lambda _module, _given, embedded, slot=slot: slot(embedded))
+            decoder = other.get_output_embeddings()
+            for each in other.modules():
+                if isinstance(each, nn.Linear) and each.weight is decoder.weight:
+                    each.register_forward_pre_hook(lambda _module, states, slot=slot: (slot.inverse(states[0]),))
+            if case.family.name == "xlnet":
+                batch = {name: value for name, value in batch.items() if "target" not in name and "order" not in name}
+            assert_close(model(**batch).loss, other(**batch).loss, "loss")
+            assert (model(**batch).loss - plain(**batch).loss).abs() > 1e-4
+            if case.returns_logits_with_labels:
+                given_back = [each(**batch, return_logits=True) for each in (model, other)]
+                assert_same_outputs(*given_back, batch.get("attention_mask"), where="with logits")
+
+
+def gradients_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def test_only_the_adapter_and_the_head_learn(subtests: pytest.Subtests) -> None:
+    """A gradient for each of their parameters, the same on padded and packed rows and with recomputed activations."""
+    for case in ONE_HEAD:
+        with subtests.test(str(case)):
+            batch, found = labelled(case), []
+            for options in ({}, {"unpad": False, "attention": "eager"}, {"recompute": True}):
+                recompute = options.pop("recompute", False)
+                model = case.model(**options)
+                add_adapter(model, "below", "madx-language")
+                add_adapter(model, "a", HOULSBY)
+                train_adapter(model, "a", ["below"])
+                shaken(model).train()
+                if recompute:
+                    model.activation_checkpointing_enable()
+                torch.manual_seed(0)
+                objective(case, model, batch).backward()
+                found.append(gradients_of(model))
+            prefix = f"{model.base_model_prefix}."
+            inside = {name for name in found[0] if name.startswith(prefix) and ".pooler." not in name}
+            assert inside == {name for name, _ in model.named_parameters() if ".adapters." in name and ".a." in name}
+            assert all(found[0][name].abs().max() > 0 for name in inside)
+            for other in found[1:]:
+                assert other.keys() == found[0].keys()
+                for name, gradient in found[0].items():
+                    assert_close(other[name], gradient, f"{case} {name}", 1e-4)
+
+
+def test_counts_depths_and_left_out_layers() -> None:
+    with torch.device("meta"):
+        model = CtxBertModel(CtxBertConfig(), add_pooling_layer=False)
+    for name, config, count in (
+        ("houlsby", BottleneckConfig(**{**vars(HOULSBY), "reduction_factor": 12}), 2_379_264),
+        ("pfeiffer", "pfeiffer", 894_528),
+        ("all but the last", BottleneckConfig(leave_out=(11,)), 894_528 * 11 // 12),
+        ("by layer", BottleneckConfig(reduction_factor={"0": 768 / 48, "default": 768}), 74_544 + 11 * 2_305),
+    ):
+        name = name.replace(" ", "_")
+        add_adapter(model, name, config)
+        adapters = [slot.members[name] for _, _, slot in slots(model) if name in slot.members]
+        assert sum(parameter.numel() for each in adapters for parameter in each.parameters()) == count, name
+
+    def albert(**changes: Any) -> CtxAlbertModel:
+        case = next(case for case in ENCODERS if case.family.name == "albert")
+        return case.model(**{"num_hidden_layers": 4, "num_hidden_groups": 2, **changes})  # type: ignore[return-value]
+
+    shared, each = albert(), albert()
+    add_adapter(shared, "a", HOULSBY)
+    add_adapter(each, "a", BottleneckConfig(**{**vars(HOULSBY), "one_per_depth": True, "leave_out": (3,)}))
+    counts = [sum(p.numel() for n, p in model.named_parameters() if ".adapters." in n) for model in (shared, each)]
+    assert counts[1] * 2 == counts[0] * 3  # two shared layers; three of four depths
+    unshared = albert(parameter_sharing="none", num_hidden_groups=1)
+    add_adapter(unshared, "a", HOULSBY)
+    for model in (unshared, each):
+        set_active_adapters(model, "a")
+    own = {number: block.module for number, block in enumerate(blocks(unshared))}
+    state = unshared.state_dict()
+    for name in state:
+        kind, number, *rest = name.split(".")
+        if not is_adapter_parameter(name):
+            shared_name = ".".join([kind, str(int(number) // 2), *rest]) if kind == "layers" else name
+            state[name] = shared.state_dict()[shared_name]
+    unshared.load_state_dict(state)
+    shaken(each)
+    for number, place in itertools.product(range(4), ("attention", "feed_forward")):
+        slot = blocks(each)[number // 2].slots[place]
+        found = slot.at(["a"], number)
+        assert bool(found) == (number != 3)
+        mine = own[number].adapters[place].members["a"]
+        if found:
+            mine.load_state_dict(found[0].state_dict())
+        else:
+            del own[number].adapters[place].members["a"]
+    batch = make_batch(next(case for case in ENCODERS if case.family.name == "albert"))
+    with torch.no_grad():
+        assert_close(each(**batch).last_hidden_state, unshared(**batch).last_hidden_state)
+
+
+def test_saved_alone_with_the_model_and_in_a_checkpoint(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """The model's own file has no adapter in it and opens without; a checkpoint's has all."""
+    for case in ENCODERS:
+        with subtests.test(str(case)):
+            model, batch, folder = adapted(case, "houlsby"), make_batch(case), tmp_path / str(case)
+            set_active_adapters(model, None)
+            add_adapter(model, "inv", "madx-language")
+            set_active_adapters(shaken(model), ["inv", "a"])
+            model.save_pretrained(folder)
+            again = type(model).from_pretrained(folder).eval()
+            assert not any(is_adapter_parameter(name) for name in again.state_dict())
+            for name in ("inv", "a"):
+                assert load_adapter(again, folder / "adapters" / name) == name
+            set_active_adapters(again, ["inv", "a"])
+            with torch.no_grad():
+                assert_same_outputs(again(**batch), model(**batch), batch.get("attention_mask"), 0)
+            model.save_pretrained(folder / "checkpoint-5")
+            _, report = type(model).from_pretrained(folder / "checkpoint-5", output_loading_info=True)
+            assert not report["missing_keys"]
+            assert not report["unexpected_keys"]
+            with pytest.raises(CtxError, match="holds a model"):
+                save_adapter(model, "a", folder)
+
+
+@pytest.fixture
+def bert() -> PreTrainedModel:
+    return next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM").model()
+
+
+def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
+    add_adapter(bert, "de", "madx-language")
+    add_adapter(bert, "ner")
+    add_adapter(bert, "high", BottleneckConfig(leave_out=(0,)))
+    add_adapter(bert, "beside", "parallel")
+    lstm = next(case for case in BASES if case.family.name == "elmo").model()
+    encoder = next(case for case in BASES if case.family.name == "bert").model()
+    wrong: list[tuple[Callable[[], Any], str]] = [
+        (lambda: add_adapter(bert, "ner"), "already has an adapter 'ner'"),
+        (lambda: add_adapter(bert, "a.b"), "no name of an adapter"),
+        (lambda: add_adapter(bert, "x", "lora"), "kind of adapter 'lora'(.|\n)*houlsby"),
+        (lambda: add_adapter(bert, "x", BottleneckConfig(non_linearity="sharp")), "no activation 'sharp'"),
+        (lambda: add_adapter(bert, "x", BottleneckConfig(leave_out=(3,))), "leave_out=\\[3\\], but the model has 3"),
+        (lambda: add_adapter(encoder, "x", BottleneckConfig(output_adapter=False, cross_adapter=True)), "nowhere"),
+        (lambda: add_adapter(lstm, "x"), "no Transformer layers(.|\n)*xlnet"),
+        (lambda: set_active_adapters(bert, "fr"), "no adapter 'fr'(.|\n)*de, ner"),
+        (lambda: set_active_adapters(bert, ["ner", "de"]), "'de' is invertible, and not the lowest"),
+        (lambda: set_active_adapters(bert, ["ner", "ner"]), "twice"),
+        (lambda: set_active_adapters(bert, [["ner", "high"]]), "no fusion of ner, high"),
+        (lambda: add_fusion(bert, ["ner", "high"]), "not stand in the same places"),
+        (lambda: add_fusion(bert, ["ner", "de"]), "'de' is invertible, and cannot be fused"),
+        (lambda: add_fusion(bert, ["ner", "beside"]), "'beside' is parallel"),
+        (lambda: add_fusion(bert, ["ner"]), "two or more"),
+        (lambda: delete_adapter(bert, "fr"), "no adapter 'fr'"),
+        (lambda: merge_adapter(bert, "ner"), "active by itself"),
+        (lambda: save_adapter(bert, "fr", "x"), "no adapter 'fr'"),
+        (lambda: load_adapter(bert, "/none"), "no adapter_config.json"),
+    ]
+    for attempt, message in wrong:
+        with pytest.raises(CtxError, match=message):
+            attempt()
+    assert get_active_adapters(bert) == ()
+    set_active_adapters(bert, "ner")
+    with pytest.raises(CtxError, match="cannot be merged: its non-linearity is relu"):
+        merge_adapter(bert, "ner")
+
+
+def test_a_linear_adapter_is_merged(subtests: pytest.Subtests) -> None:
+    """Outputs of the merged weights are those of the adapter, with a factor of each feature."""
+    config = BottleneckConfig(**{**vars(HOULSBY), "non_linearity": "linear", "scaling": "channel"})
+    for case in ENCODERS:
+        with subtests.test(str(case)), torch.no_grad():
+            model, batch = adapted(case, config), make_batch(case)
+            expected = model(**batch)
+            if case.family.name in ("t5", "xlnet"):
+                with pytest.raises(CtxError, match="no bias"):
+                    merge_adapter(model, "a")
+                continue
+            merge_adapter(model, "a")
+            assert not any(is_adapter_parameter(name) for name in model.state_dict())
+            assert_same_outputs(model(**batch), expected, batch.get("attention_mask"), 1e-4)
+
+
+def test_a_fusion_learns_with_its_penalty() -> None:
+    """Only the fusion and the head have gradients; the loss has the distance of the values' map from the identity."""
+    case = next(case for case in HEADS if str(case) == "bert-AutoModelForTokenClassification")
+    model, batch = case.model(), labelled(case)
+    for name in ("a", "b"):
+        add_adapter(model, name)
+    add_fusion(model, ["a", "b"], FusionConfig(value_initialized=False))
+    shaken(model).train()
+    train_fusion(model, ["a", "b"])
+    loss = model(**batch).loss
+    loss.backward()
+    learned = {name for name, each in model.named_parameters() if each.grad is not None and "classifier" not in name}
+    assert learned == {name for name, _ in model.named_parameters() if "fusions" in name}
+    weights = [each for name, each in model.named_parameters() if name.endswith("value.weight")]
+    penalty = sum((0.01 * (each - torch.eye(len(each))).square().sum() for each in weights), torch.zeros(()))
+    assert_close(loss - model.eval()(**batch).loss, penalty)
+    delete_adapter(model, "a")
+    assert get_active_adapters(model) == ()
+    assert not any("fusions" in name for name in model.state_dict())
+
+
+@torch.no_grad()
+def test_compiled_it_computes_the_same() -> None:
+    case = next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM")
+    bert = case.model(num_hidden_layers=1)
+    add_adapter(bert, "de", "madx-language")
+    add_adapter(bert, "ner", HOULSBY)
+    set_active_adapters(shaken(bert), ["de", "ner"])
+    batch = make_batch(case)
+    expected = bert(**batch).logits
+    compiled = torch.compile(bert, backend="eager")
+    assert_same_outputs(compiled(**batch), {"logits": expected}, batch["attention_mask"])

@@ -1,0 +1,180 @@
+"""Adapters by the commands: of a language, of a task on it, exchanged for another language's; and pickles converted."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from forked import run_forked
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
+from zoo import tiny_config
+
+from hf_ctxmodels.adapters import (
+    add_adapter,
+    get_active_adapters,
+    load_adapter,
+    load_saved_adapters,
+    save_adapter,
+)
+from hf_ctxmodels.adapters.arguments import exchange_lowest
+from hf_ctxmodels.hub.files import repository_files, write_files
+from hf_ctxmodels.registry import FAMILIES
+
+ROOT = Path(__file__).parents[2]
+NAMES, PLACES = ["Anna", "Boris", "Clara", "David"], ["Paris", "Rome", "Athens", "Lima"]
+VERBS = {"en": "saw", "de": "sah", "fr": "vit"}
+FLAGS = ["--per_device_batch_size", 8, "--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2"]
+
+
+def script(name: str, *flags: object, fails: bool = False) -> str:
+    done = run_forked(ROOT / "scripts" / f"{name}.py", *flags)
+    assert (done.returncode == 0) != fails, done.stderr
+    return done.stderr if fails else done.stdout
+
+
+def sentence(draw: random.Random, language: str) -> list[tuple[str, str]]:
+    return [(draw.choice(NAMES), "B-PER"), (VERBS[language], "O"), (draw.choice(PLACES), "B-LOC")][
+        :: draw.choice([1, -1])
+    ]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny masked LM, texts of three languages, and entities in them."""
+    folder, family = tmp_path_factory.mktemp("adapters"), FAMILIES["bert"]
+    tokenizer = family.tokenizer.train([" ".join([*NAMES, *PLACES, *VERBS.values()])] * 20, vocab_size=120)
+    torch.manual_seed(0)
+    model = family.models["AutoModelForMaskedLM"](
+        tiny_config(family, vocab_size=len(tokenizer), initializer_range=0.2, hidden_dropout_prob=0.1)
+    )
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "model")
+    for language in VERBS:
+        draw = random.Random(language)
+        rows = [sentence(draw, language) for _ in range(64)]
+        (folder / f"{language}.txt").write_text("\n\n".join(" ".join(word for word, _ in row) for row in rows) + "\n")
+        for split in ("train", "dev", "test") if language == "en" else ("test",):
+            blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in row) for row in rows]
+            (folder / f"{language}.{split}.wikiann").write_text("\n\n".join(blocks) + "\n")
+            plain = ["\n".join(f"{word} {tag}" for word, tag in row) for row in rows]
+            (folder / f"{language}.{split}.conll").write_text("\n\n".join(plain) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def languages(workspace: Path) -> dict[str, Path]:
+    """The folders of adapters: of English trained by the command, of German drawn, and one that spoils everything."""
+    flags = ["--model", workspace / "model", "--dataset", workspace / "en.txt", "--objective", "mlm", "--adapter", "en"]
+    flags += ["--validation_fraction", 0, "--max_steps", 6, "--save_steps", 3, *FLAGS]
+    script("pretrain", *flags, "--output_dir", workspace / "en")
+    for language, size in (("de", 0.02), ("fr", 3.0)):
+        model = AutoModelForMaskedLM.from_pretrained(workspace / "model")
+        add_adapter(model, language, "madx-language")
+        for name, parameter in model.named_parameters():
+            if f".{language}." in name:
+                parameter.data.normal_(std=size)
+        save_adapter(model, language, workspace / language)
+    return {"en": workspace / "en" / "adapters" / "en", "de": workspace / "de", "fr": workspace / "fr"}
+
+
+def test_a_language_adapter_is_trained_alone_and_resumed(workspace: Path, languages: dict[str, Path]) -> None:
+    run, given = workspace / "en", load_file(workspace / "model" / "model.safetensors")
+    written = load_file(run / "model.safetensors")
+    assert written.keys() == given.keys()
+    assert all(torch.equal(written[name], given[name]) for name in given)
+    assert {path.name for path in (run / "adapters").iterdir()} == {"en", "stack.json"}
+    whole = load_file(run / "adapters" / "en" / "adapter.safetensors")
+    again = workspace / "again"
+    shutil.copytree(run, again)
+    for path in (again / "checkpoint-6", again / "adapters"):
+        shutil.rmtree(path)
+    flags = ["--model", workspace / "model", "--dataset", workspace / "en.txt", "--objective", "mlm", "--resume"]
+    flags += ["--validation_fraction", 0, "--max_steps", 6, "--save_steps", 3, *FLAGS, "--output_dir", again]
+    assert "adapters is" in script("pretrain", *flags, "--adapter", "en:pfeiffer", fails=True)
+    script("pretrain", *flags, "--adapter", "en")
+    resumed = load_file(again / "adapters" / "en" / "adapter.safetensors")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    message = script("pretrain", *flags[2:], "--family", "bert", "--tokenizer", run, "--adapter", "x", fails=True)
+    assert "trained in a pretrained model" in message
+    model = AutoModelForMaskedLM.from_pretrained(run)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    assert load_saved_adapters(model, run) == ["en"]
+    assert get_active_adapters(model) == ("en",)
+    fresh = AutoModelForMaskedLM.from_pretrained(workspace / "model")
+    assert all(torch.equal(value, before[name]) for name, value in fresh.named_parameters())
+
+
+def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path]) -> None:
+    run = workspace / "ner"
+    files = ["--train_file", workspace / "en.train.conll", "--validation_file", workspace / "en.dev.conll"]
+    flags = ["--model", workspace / "model", "--task", "token-classification", *files, *FLAGS, "--max_steps", 250]
+    adapters = ["--adapter", "ner:houlsby", "--adapter_options", "reduction_factor=4", "leave_out=[0]"]
+    adapters += ["--adapters", languages["en"]]
+    script("finetune", *flags, *adapters, "--output_dir", run)
+    summary = json.loads((run / "training_summary.json").read_text())
+    assert summary["metrics"]["eval_f1"] > 0.9
+    written, given = load_file(run / "model.safetensors"), load_file(workspace / "model" / "model.safetensors")
+    shared = [name for name in written if name in given]
+    assert len(shared) > 10
+    assert all(torch.equal(written[name], given[name]) for name in shared)
+    model = AutoModelForTokenClassification.from_pretrained(run)
+    assert sorted(load_saved_adapters(model, run)) == ["en", "ner"]
+    assert get_active_adapters(model) == ("en", "ner")
+    assert [name for name, _ in model.named_parameters() if ".ner." in name and "layers.0." in name] == []
+    folders = languages["en"], run / "adapters" / "en"
+    language, copy = (load_file(path / "adapter.safetensors") for path in folders)
+    assert all(torch.equal(language[name], copy[name]) for name in language)
+    published = repository_files(run, "org/ner")
+    write_files(published, str(workspace / "published"), str(run))
+    again = AutoModelForTokenClassification.from_pretrained(workspace / "published")
+    assert sorted(load_saved_adapters(again, workspace / "published")) == ["en", "ner"]
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    for wrong, message in {
+        "--adapters": "No adapter is to be trained",
+        "--freeze": "Below an adapter the encoder is frozen",
+        "--adapter_options": "no field of an adapter's form",
+    }.items():
+        more = {"--adapters": ["--adapters", "x"], "--freeze": ["--adapter", "a", "--freeze", "encoder"]}
+        more["--adapter_options"] = ["--adapter", "a", "--adapter_options", "width=3"]
+        assert message in script("finetune", *flags, *more[wrong], "--output_dir", workspace / "none", fails=True)
+
+
+def test_the_language_is_exchanged(workspace: Path, languages: dict[str, Path]) -> None:
+    """The adapter of another language stands below the tagger in a test: one that spoils everything does so there."""
+    run, files = workspace / "transfer", {language: workspace / f"{language}.test.wikiann" for language in VERBS}
+    flags = ["--model", workspace / "model", "--task", "ner", "--adapter", "tagger:houlsby", "--max_steps", 250, *FLAGS]
+    flags += ["--train", f"en={workspace / 'en.train.wikiann'}", "--validation_file", workspace / "en.dev.wikiann"]
+    flags += ["--adapter_options", "reduction_factor=2", "--test", ",".join(f"{name}={files[name]}" for name in files)]
+    message = script("evaluate_transfer", *flags, "--adapters", "en=x", "--output_dir", workspace / "none", fails=True)
+    assert "no adapter of the language 'de'" in message
+    given = ",".join(f"{name}={folder}" for name, folder in languages.items())
+    script("evaluate_transfer", *flags, "--adapters", given, "--output_dir", run)
+    rows = json.loads((run / "transfer.json").read_text())["languages"]
+    found = {row["language"]: row["metrics"]["f1"] for row in rows}
+    assert found["en"] > 0.9
+    assert found["de"] > 0.8 > 0.5 > found["fr"]
+    assert json.loads((run / "adapters" / "stack.json").read_text()) == {"active": ["en", "tagger"]}
+    model = AutoModelForTokenClassification.from_pretrained(run)
+    load_saved_adapters(model, run)
+    assert exchange_lowest(model, "other", str(languages["de"])) == "other"
+    assert get_active_adapters(model) == ("other", "tagger")
+
+
+def test_a_pickle_is_converted(shared_data: Path, tmp_path: Path) -> None:
+    for name in ("lang", "houlsby"):
+        given = shared_data / "adapters_fixture" / "bert" / f"{name}_bin"
+        out = script("../conversion/adapters", "--adapter", given, "--output", tmp_path / name)
+        assert name in out
+        theirs = given.parent / name
+        for path in theirs.glob("*.safetensors"):
+            mine = load_file(tmp_path / name / path.name)
+            expected = load_file(path)
+            assert mine.keys() == expected.keys()
+            assert all(torch.equal(mine[key], expected[key]) for key in expected)
+        model = FAMILIES["bert"].models["AutoModel"].from_pretrained(given.parent / "model")
+        assert load_adapter(model, tmp_path / name) == name
+    message = script("../conversion/adapters", "--adapter", tmp_path / "none", "--output", tmp_path / "x", fails=True)
+    assert "no pytorch_adapter.bin" in message
