@@ -5,7 +5,7 @@ from fault import Fault
 _FAMILIES, _FILES, _COMMANDS = (
     ("tests/models/test_adapters.py",),
     ("tests/parity/test_adapter_files.py",),
-    ("tests/scripts/test_adapters.py",),
+    ("tests/scripts/test_adapter_commands.py",),
 )
 
 ADAPTERS_FAULTS = [
