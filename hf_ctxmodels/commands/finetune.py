@@ -8,6 +8,7 @@ Runs as well under `accelerate launch`; --resume goes on where the last checkpoi
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,7 @@ from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
 from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
+from hf_ctxmodels.training.pretraining import Learner
 from hf_ctxmodels.training.recipe import parse_arguments
 
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
@@ -269,8 +271,17 @@ class Finetuned:
         summary.save(self.result.arguments.output_dir)
 
 
-def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_arguments: LoopArguments) -> Finetuned:
-    """Read, train, evaluate and save.
+Learn = Callable[[Task[Any], list[Any], Encoded, Learner, PreTrainedTokenizerBase], tuple[Learner, Any]]
+"""Task, training examples, their encoding, model and collator, tokenizer -> what is trained, on what."""
+
+
+def finetune(
+    arguments: FinetuneArguments,
+    task_arguments: TaskArguments,
+    loop_arguments: LoopArguments,
+    learn: Learn | None = None,
+) -> Finetuned:
+    """Read, train, evaluate and save; `learn` puts something else in the model's place in the loop, as distillation.
 
     Raises:
         CtxError: Files, model, tokenizer and flags do not fit.
@@ -297,10 +308,13 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
     collate = task.collator(tokenizer)
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, collate, model, tokenizer)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
+    learner = Learner(model, train_collate)
+    if learn is not None:
+        learner, examples = learn(task, training, encoded, learner, tokenizer)
     result = train(
-        model,
+        learner.model,
         examples,
-        train_collate,
+        learner.collate,
         loop_arguments,
         accelerator,
         tokenizer=tokenizer,
@@ -308,6 +322,7 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
         identity={
             **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
+            **learner.identity,
         },
     )
     return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, result)
@@ -315,9 +330,16 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
 
 def main() -> None:
     """Fine-tune; print the metrics beside the baseline's."""
-    arguments, task_arguments, loop_arguments = parse_arguments(
-        FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
-    )
+    run(*parse_arguments(FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__))
+
+
+def run(
+    arguments: FinetuneArguments,
+    task_arguments: TaskArguments,
+    loop_arguments: LoopArguments,
+    learn: Learn | None = None,
+) -> None:
+    """`finetune`, and what is written and printed after it."""
     predictions = arguments.predictions_file
     if predictions is not None:
         check_new_file(
@@ -326,7 +348,7 @@ def main() -> None:
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-    found = finetune(arguments, task_arguments, loop_arguments)
+    found = finetune(arguments, task_arguments, loop_arguments, learn)
     if predictions is not None and not found.evaluation.predictions:  # nothing was left to train
         found.evaluation(found.model.eval(), found.accelerator)
     if found.accelerator.is_main_process:

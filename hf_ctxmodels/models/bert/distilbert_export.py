@@ -1,7 +1,7 @@
 """Export to DistilBERT's classes in transformers (Sanh et al. 2019, arXiv 1910.01108).
 
-DistilBERT is BERT without segment embeddings and pooler. It is no family here: a `CtxBertConfig` with `type_vocab_size=0`
-says the same, and every head, objective and script takes it.
+DistilBERT is BERT without segment embeddings and pooler. It is no family here: a `CtxBertConfig` with
+`type_vocab_size=0` says the same, and every head, objective and script takes it.
 """
 
 from typing import Any
@@ -44,7 +44,8 @@ def distilbert_config(config: CtxBertConfig, model_class: str, has_pooler: bool)
         raise CtxError("DistilBERT has no pooler.", hint="open the model with add_pooling_layer=False.")
     if config.layer_norm_eps != _EPSILON:
         raise CtxError(
-            f"DistilBERT has layer_norm_eps={_EPSILON}, this model {config.layer_norm_eps}.", hint="use save_pretrained."
+            f"DistilBERT has layer_norm_eps={_EPSILON}, this model {config.layer_norm_eps}.",
+            hint="use save_pretrained.",
         )
     values = {name: getattr(config, own) for own, name in _FIELDS.items()}
     return {**values, "model_type": "distilbert", "architectures": [_ARCHITECTURES[model_class]]}
