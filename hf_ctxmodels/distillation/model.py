@@ -259,9 +259,8 @@ class CtxDistilled(CtxPreTrainedModel):
         file = Path(directory) / PROJECTIONS_FILE
         own = self.projections.state_dict()
         found = load_file(file) if own and file.is_file() else {}
-        if not found or {name: each.shape for name, each in found.items()} != {
-            name: each.shape for name, each in own.items()
-        }:
+        shapes = [{name: each.shape for name, each in maps.items()} for maps in (own, found)]
+        if not found or shapes[0] != shapes[1]:
             return False
         self.projections.load_state_dict(found)
         return True
