@@ -16,14 +16,15 @@ from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.distillation.runs import predictions_of, run
 
 # English function words, which are never replaced: they say little of a text's topic and much of its structure
-_STOP_WORDS = frozenset(
+_FUNCTION_WORDS = (
     "a about above after again against all am an and any are as at be because been before being below between both but "
     "by can could did do does doing don down during each few for from further had has have having he her here hers "
     "herself him himself his how i if in into is it its itself just me more most must my myself no nor not now of off "
     "on once only or other our ours ourselves out over own same shall she should so some such t than that the their "
     "theirs them themselves then there these they this those through to too under until up very was we were what when "
-    "where which while who whom why will with would you your yours yourself yourselves".split()
+    "where which while who whom why will with would you your yours yourself yourselves"
 )
+_STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
 _WORD = re.compile(r"[a-z]+")
 
 
