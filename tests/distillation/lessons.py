@@ -44,7 +44,9 @@ def padded(rows: list[dict[str, Any]], of_rows: bool = False) -> dict[str, Tenso
     width = max(len(row["input_ids"]) for row in rows)
 
     def pad(name: str, value: int) -> Tensor:
-        return torch.stack([torch.nn.functional.pad(row[name], (0, width - len(row[name])), value=value) for row in rows])
+        return torch.stack(
+            [torch.nn.functional.pad(row[name], (0, width - len(row[name])), value=value) for row in rows]
+        )
 
     ones = [{"mask": torch.ones_like(row["input_ids"]), **row} for row in rows]
     mask = torch.stack([torch.nn.functional.pad(row["mask"], (0, width - len(row["mask"]))) for row in ones])

@@ -247,7 +247,11 @@ def test_layer_maps(first, subtests):
     for (text, student, teacher), pairs in expected.items():
         with subtests.test(text):
             assert layer_pairs(text, student, teacher, first=first) == pairs
-    for text, message in (("uniform", "multiple"), ("1:6", "layer 6 of the teacher"), ("3:1", "layer 3 of the student")):
+    for text, message in (
+        ("uniform", "multiple"),
+        ("1:6", "layer 6 of the teacher"),
+        ("3:1", "layer 3 of the student"),
+    ):
         with subtests.test(text), pytest.raises(CtxError, match=message):
             layer_pairs(text, 2, 5, first=first)
     for text in ("", "1", "1:2;2:3", "-1:2", "first"):
