@@ -202,7 +202,7 @@ class CtxDistilled(CtxPreTrainedModel):
         self, student: Run, teacher: Run, targets: Mapping[str, Tensor | None], counts: Mapping[str, Any]
     ) -> dict[Term, Tensor]:
         """Each term's mean over its targets."""
-        losses = {}
+        losses: dict[Term, Tensor] = {}
         for term in self.terms:
             entry = term.counted_by(self.student)
             if entry == "labels" and student.labels is None:

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.distillation.model import TERMS
 from hf_ctxmodels.distillation.terms import Term
 from hf_ctxmodels.registry import FAMILIES
@@ -124,7 +125,8 @@ def parse_terms(weights: Sequence[str], options: Sequence[str] = ()) -> list[Ter
         options: NAME.OPTION=VALUE.
 
     Raises:
-        CtxError: A text has another form, a term or an option is unknown, or a value is of another type.
+        CtxError: A text has another form, a term or an option is unknown, or a value is of another type. An option of a
+            term that is not given is no error: it is said to have no effect.
     """
     if not weights:
         raise CtxError("There is nothing to learn.", location="--terms", hint=f"give NAME=WEIGHT of: {_listed()}")
@@ -137,6 +139,9 @@ def parse_terms(weights: Sequence[str], options: Sequence[str] = ()) -> list[Ter
     for text in options:
         key, _, value = text.partition("=")
         name, _, option = key.partition(".")
+        if name not in given and name in TERMS and option in TERMS[name].option_help():  # of a recipe, for example
+            say(f"{key} has no effect: the term {name} is not learned")
+            continue
         if name not in given or option not in TERMS[name].option_help() or not value:
             known = [f"{term}.{each}" for term in given for each in TERMS[term].option_help()]
             raise CtxError(

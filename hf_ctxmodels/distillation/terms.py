@@ -92,8 +92,9 @@ class PredictionTerm(Term):
                 f"{type(student).__name__} has no predictions for the term {self.name}.",
                 hint="use a classifier" + (" or a masked language model." if self.of_vocabulary else "."),
             )
-        if predictions_of(teacher) != where or getattr(teacher, "new_modules", ()):
-            lacks = ", ".join(getattr(teacher, "new_modules", ())) or type(teacher).__name__
+        new: tuple[str, ...] = getattr(teacher, "new_modules", ())
+        if predictions_of(teacher) != where or new:
+            lacks = ", ".join(new) or type(teacher).__name__
             raise CtxError(
                 f"The teacher has no trained head for the term {self.name} ({lacks}).",
                 location=teacher.config.name_or_path or None,

@@ -2,6 +2,7 @@
 
 from core_faults import CORE_FAULTS
 from data_faults import DATA_FAULTS
+from distillation_faults import DISTILLATION_FAULTS
 from docs_faults import DOCS_FAULTS
 from ernie_faults import ERNIE_FAULTS
 from fault import Fault
@@ -23,6 +24,7 @@ FAULTS = [
     *CORE_FAULTS,
     *LAYERS_FAULTS,
     *MODELS_FAULTS,
+    *DISTILLATION_FAULTS,
     *SPANBERT_FAULTS,
     *GPT_FAULTS,
     *XLM_FAULTS,
