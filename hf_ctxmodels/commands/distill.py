@@ -24,7 +24,7 @@ from hf_ctxmodels.distillation.arguments import TeachingArguments, part
 from hf_ctxmodels.distillation.opening import check_layers
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.loading import load_config
+from hf_ctxmodels.training.loading import load_family_config
 from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -91,7 +91,7 @@ def complete(arguments: DistillArguments, teacher: Teacher) -> None:
     """
     if arguments.student_layers:
         arguments.model = arguments.model or arguments.teacher
-        source = teacher.config if arguments.model == arguments.teacher else load_config(arguments.model)
+        source = teacher.config if arguments.model == arguments.teacher else load_family_config(arguments.model)
         check_layers(arguments.student_layers, source)
         arguments.config_options = [*arguments.config_options, f"num_hidden_layers={len(arguments.student_layers)}"]
     if arguments.tokenizer is None and (arguments.model is None or arguments.task is None):

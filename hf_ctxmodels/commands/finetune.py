@@ -34,6 +34,7 @@ from hf_ctxmodels.training.label_smoothing import smooth_labels
 from hf_ctxmodels.training.loading import (
     describe_embeddings,
     load_config,
+    load_family_config,
     load_model,
     load_tokenizer,
     new_config,
@@ -108,7 +109,9 @@ class FinetuneLoopArguments(LoopArguments):
         super().__post_init__()
 
 
-def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+def open_parts(
+    arguments: FinetuneArguments, task: Task[Any], read_config: Callable[..., PreTrainedConfig] = load_config
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of the checkpoint, or of a new model.
 
     Raises:
@@ -117,7 +120,7 @@ def open_parts(arguments: FinetuneArguments, task: Task[Any]) -> tuple[PreTraine
     if (arguments.model is None) == (arguments.family is None):
         raise CtxError("A model is to be fine-tuned, but which one?", hint="give either --model or --family.")
     if arguments.model is not None:
-        config = load_config(arguments.model, changes=parse_config_options(arguments.config_options))
+        config = read_config(arguments.model, changes=parse_config_options(arguments.config_options))
         describe_embeddings(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
     if arguments.tokenizer is None:
@@ -289,7 +292,7 @@ def finetune(
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
-    config, tokenizer = open_parts(arguments, task)
+    config, tokenizer = open_parts(arguments, task, load_config if learn is None else load_family_config)
     check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
     prepare_for_tasks(tokenizer, task_arguments.max_length)
     task.configure(config, training, validation)

@@ -15,7 +15,7 @@ from hf_ctxmodels.distillation.opening import Teacher, copy_layers
 from hf_ctxmodels.distillation.terms import Term
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.loading import load_config, load_model
+from hf_ctxmodels.training.loading import load_family_config, load_model
 from hf_ctxmodels.training.pretraining import Learner
 
 
@@ -103,7 +103,7 @@ class Lesson:
         if self.layers:
             source = teacher
             if self.student not in (None, self.teacher.source):
-                source = load_model(str(self.student), auto_class, load_config(str(self.student)))
+                source = load_model(str(self.student), auto_class, load_family_config(str(self.student)))
             copy_layers(student, source, self.layers)
         taught = CtxDistilled(student, teacher, self.terms)
         if self.student is not None and taught.load_projections(self.student):

@@ -13,9 +13,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.distillation.model import TERMS
 from hf_ctxmodels.distillation.terms import Term
-from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import check_fit, tokenizer_digest
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import load_family_config, load_model, load_tokenizer
 from hf_ctxmodels.training.pretraining import typed_options
 
 
@@ -39,16 +38,7 @@ class Teacher:
         Raises:
             CtxError: There is no such model, it belongs to no family, or its tokenizer does not fit it.
         """
-        config = load_config(source)
-        if all(type(config) is not family.config for family in FAMILIES.values()):
-            kind = next((each for each in FAMILIES.values() if each.reference == config.model_type), None)
-            if kind is None:
-                raise CtxError(
-                    f"The teacher, a {type(config).__name__}, belongs to no family.",
-                    location=f"--teacher {source}",
-                    hint=f"give a model of one of: {', '.join(FAMILIES)}.",
-                )
-            config = load_config(source, kind.config)
+        config = load_family_config(source)
         tokenizer = load_tokenizer(source, split_words=split_words)
         check_fit(tokenizer, config, location=f"--teacher {source}")
         return cls(source, config, tokenizer)

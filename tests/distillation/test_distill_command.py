@@ -114,8 +114,12 @@ def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
         "step_1": ["--recipe", "tinybert_task_1", *new, *narrow, "initializer_range=0.1"],
         "step_2": ["--recipe", "tinybert_task_2", "--model", workshop.path("step_1")],
         "of_the_teacher": [*short, "--terms", "logits=1"],
+        "of_a_peer": ["--teacher", workshop.path("peer"), *short, "--terms", "logits=1"],  # of transformers' BERT
         "bilstm": ["--recipe", "bilstm_distilled", "--tokenizer", workshop.path("infersent-tokenizer")],
     }
+    AutoModelForSequenceClassification.from_pretrained(workshop.path("teacher")).export_reference(workshop.path("peer"))
+    for file in (workshop.folder / "teacher").glob("tokenizer*"):
+        (workshop.folder / "peer" / file.name).write_bytes(file.read_bytes())
     for name, flags in ways.items():
         with subtests.test(name):
             summary = workshop.on_task("distill", name, *teacher, *flags)
