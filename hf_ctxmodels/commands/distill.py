@@ -23,6 +23,7 @@ from hf_ctxmodels.distillation import Lesson, Teacher, parse_terms
 from hf_ctxmodels.distillation.arguments import TeachingArguments, part
 from hf_ctxmodels.distillation.opening import check_layers
 from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.loading import load_family_config
 from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, pretrain
@@ -64,6 +65,7 @@ def distill(arguments: DistillArguments, loop_arguments: LoopArguments) -> None:
     terms = parse_terms(arguments.terms, arguments.term_options)
     split_words = arguments.task is not None and TASKS[arguments.task].split_words
     teacher = Teacher.open(arguments.teacher, split_words=split_words)
+    check_fit(teacher.tokenizer, teacher.config, arguments.max_length, location=f"--teacher {arguments.teacher}")
     complete(arguments, teacher)
     lesson = Lesson(teacher, terms, arguments.model, arguments.student_layers)
     if arguments.task is not None:

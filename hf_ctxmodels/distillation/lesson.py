@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
@@ -105,11 +106,11 @@ class Lesson:
             if self.student not in (None, self.teacher.source):
                 source = load_model(str(self.student), auto_class, load_family_config(str(self.student)))
             copy_layers(student, source, self.layers)
-        taught = CtxDistilled(student, teacher, self.terms)
+        taught, shown = CtxDistilled(student, teacher, self.terms), PartialState().is_main_process
         if self.student is not None and taught.load_projections(self.student):
-            say(f"projections of {self.student} are learned on")
+            say(f"projections of {self.student} are learned on", shown)
         ratio = teacher.num_parameters() / student.num_parameters()
-        say(f"a teacher of {teacher.num_parameters():,} parameters, {ratio:.1f} times the student's")
+        say(f"a teacher of {teacher.num_parameters():,} parameters, {ratio:.1f} times the student's", shown)
         return taught
 
     def _check_labels(self, student: PreTrainedModel) -> None:

@@ -82,6 +82,7 @@ class PredictionTerm(Term):
     reads: ClassVar[Reads] = "predictions"
     needs_one_tokenizer: ClassVar[bool] = False  # of rows; `check` asks where tokens are predicted
     of_vocabulary: ClassVar[bool] = False
+    of_classes: ClassVar[bool] = True  # between which probability is divided
 
     def check(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
         """See `Term`."""
@@ -106,6 +107,11 @@ class PredictionTerm(Term):
             raise CtxError(
                 f"The student predicts {sizes[0]} classes, the teacher {sizes[1]} ({field}).",
                 hint="use the teacher's tokenizer." if where == "tokens" else "use the labels of the teacher.",
+            )
+        if self.of_classes and where != "tokens" and student.config.num_labels == 1:
+            raise CtxError(
+                f"A regression has no classes for the term {self.name}.",
+                hint="use logits, or hard-targets as TinyBERT does for regression.",
             )
 
     def counted_by(self, student: PreTrainedModel) -> str:
@@ -177,6 +183,7 @@ class LogitsError(PredictionTerm):
     """Mean squared error of logits, averaged over classes (Tang et al. 2019, arXiv 1903.12136, equation 1)."""
 
     name: ClassVar[str] = "logits"
+    of_classes: ClassVar[bool] = False
 
     def summed(self, student: Run, teacher: Run, projection: Any) -> Tensor:
         """See `Term`."""
@@ -192,15 +199,6 @@ class SoftClasses(PredictionTerm):
     name: ClassVar[str] = "soft-classes"
 
     temperature: float = flag(1.0, "Both models' logits are divided by it.")
-
-    def check(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-        """See `Term`."""
-        super().check(student, teacher)
-        if student.config.num_labels == 1:
-            raise CtxError(
-                "A regression has no classes for the term soft-classes.",
-                hint="use logits, or hard-targets as TinyBERT does for regression.",
-            )
 
     def summed(self, student: Run, teacher: Run, projection: Any) -> Tensor:
         """See `Term`."""

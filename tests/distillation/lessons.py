@@ -5,7 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertForSequenceClassification
+from hf_ctxmodels import (
+    CtxBertConfig,
+    CtxBertForMaskedLM,
+    CtxBertForSequenceClassification,
+    CtxBertForTokenClassification,
+)
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.distillation import CtxDistilled, DistillationCollator
 from hf_ctxmodels.heads import HeadModel
@@ -27,6 +32,15 @@ def classifier(layers: int, seed: int = 0, labels: int = 3, **more: Any) -> Any:
     return new_model(layers, CtxBertForSequenceClassification, seed, num_labels=labels, **more)
 
 
+def tagger(layers: int, seed: int = 0, labels: int = 3, **more: Any) -> Any:
+    return new_model(layers, CtxBertForTokenClassification, seed, num_labels=labels, **more)
+
+
+def tags(row: dict[str, Any]) -> Tensor:
+    """Classes of the labelled tokens."""
+    return torch.where(row["labels"] == IGNORED, IGNORED, row["labels"] % 3)
+
+
 def features(seed: int = 0) -> list[dict[str, Any]]:
     """Rows of LENGTHS tokens, each with labels of masked tokens; the numbers of labels differ from row to row."""
     rng = torch.Generator().manual_seed(seed)
@@ -39,8 +53,9 @@ def features(seed: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def padded(rows: list[dict[str, Any]], of_rows: bool = False) -> dict[str, Tensor]:
-    """A collator: padding at the end, labels of tokens or of rows."""
+def padded(rows: list[dict[str, Any]], kind: str = "text") -> dict[str, Tensor]:
+    """A collator: padding at the end; labels of masked tokens ("text"), of classes of rows or of tokens ("tags")."""
+    rows = [{**row, "labels": tags(row)} for row in rows] if kind == "tags" else rows
     width = max(len(row["input_ids"]) for row in rows)
 
     def pad(name: str, value: int) -> Tensor:
@@ -50,13 +65,13 @@ def padded(rows: list[dict[str, Any]], of_rows: bool = False) -> dict[str, Tenso
 
     ones = [{"mask": torch.ones_like(row["input_ids"]), **row} for row in rows]
     mask = torch.stack([torch.nn.functional.pad(row["mask"], (0, width - len(row["mask"]))) for row in ones])
-    labels = torch.tensor([row["class"] for row in rows]) if of_rows else pad("labels", IGNORED)
+    labels = torch.tensor([row["class"] for row in rows]) if kind == "rows" else pad("labels", IGNORED)
     return {"input_ids": pad("input_ids", 0), "attention_mask": mask, "labels": labels}
 
 
-def batch_of(rows: list[dict[str, Any]], of_rows: bool = False) -> dict[str, Tensor]:
+def batch_of(rows: list[dict[str, Any]], kind: str = "text") -> dict[str, Tensor]:
     """With what distillation counts."""
-    return DistillationCollator(lambda some: padded(some, of_rows))(rows)
+    return DistillationCollator(lambda some: padded(some, kind))(rows)
 
 
 def gradients(model: CtxDistilled) -> dict[str, Tensor]:

@@ -168,8 +168,8 @@ def test_each_model_reads_its_own_tokens():
     rows = features()
     others = [{**row, "input_ids": torch.cat([row["input_ids"] + 9, row["input_ids"][:1]])} for row in rows]
     collate = DistillationCollator(
-        lambda some: padded(some, of_rows=True),
-        lambda some: {name: each for name, each in padded(some, of_rows=True).items() if name != "labels"},
+        lambda some: padded(some, "rows"),
+        lambda some: {name: each for name, each in padded(some, "rows").items() if name != "labels"},
     )
     batch = collate(
         [{**row, **{f"teacher_{name}": each for name, each in other.items()}} for row, other in zip(rows, others)]

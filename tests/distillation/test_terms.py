@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from lessons import LENGTHS, VOCABULARY, batch_of, classifier, features, gradients, new_model
+from lessons import LENGTHS, VOCABULARY, batch_of, classifier, features, gradients, new_model, tagger, tags
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import assert_close
 
-from hf_ctxmodels import CtxAlbertConfig, CtxAlbertForMaskedLM, CtxBertForTokenClassification, CtxBertModel
+from hf_ctxmodels import CtxAlbertConfig, CtxAlbertForMaskedLM, CtxBertModel
 from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.distillation import (
@@ -98,21 +98,29 @@ class Loops:
                 total = total + (found - wanted).square().mean(1).sum() / 2
         return total
 
+    def predicted(self, output: Any, row: Any) -> Any:
+        """The row's logits: (1, classes), or those of its tokens, of a tagger with a label."""
+        logits = output.logits
+        if logits.dim() == 2:
+            return logits
+        return logits[0] if logits.shape[-1] == VOCABULARY else logits[0][row["labels"] != IGNORED]
+
     def soft_targets(self, own: Any, other: Any, row: Any) -> Any:
-        where = row["labels"] != IGNORED if self.term.masked_only else slice(None)
-        found, wanted = (each.logits[0][where] if each.logits.dim() == 3 else each.logits for each in (own, other))
-        return divergence(found, wanted, self.term.temperature)
+        where = row["labels"] != IGNORED if self.term.masked_only else slice(None)  # of text alone
+        return divergence(self.predicted(own, row)[where], self.predicted(other, row)[where], self.term.temperature)
 
     def hard_targets(self, own: Any, other: Any, row: Any) -> Any:
         if own.logits.dim() == 2:
             return F.cross_entropy(own.logits, torch.tensor([row["class"]]))
-        return F.cross_entropy(own.logits[0], row["labels"], reduction="sum")
+        labels = row["labels"] if own.logits.shape[-1] == VOCABULARY else tags(row)
+        return F.cross_entropy(own.logits[0], labels, reduction="sum")
 
     def logits(self, own: Any, other: Any, row: Any) -> Any:
-        return (own.logits - other.logits).square().mean()
+        return (self.predicted(own, row) - self.predicted(other, row)).square().mean(-1).sum()
 
     def soft_classes(self, own: Any, other: Any, row: Any) -> Any:
-        return -(other.logits.softmax(-1) * own.logits.log_softmax(-1)).mean()
+        own, other = self.predicted(own, row), self.predicted(other, row)
+        return -(other.softmax(-1) * own.log_softmax(-1)).mean(-1).sum()
 
     def sentences(self, own: Any, other: Any, row: Any) -> Any:
         vector = mapped(self.model, self.term.name, own.hidden_states[-1][0].mean(0))
@@ -125,10 +133,13 @@ class Loops:
         return (1 - F.cosine_similarity(own.hidden_states[-1][0], other.hidden_states[-1][0], dim=-1)).sum()
 
 
-def oracle(model: CtxDistilled, term: Term, rows: list[dict[str, Any]], of_rows: bool) -> Any:
+def oracle(model: CtxDistilled, term: Term, rows: list[dict[str, Any]], kind: str) -> Any:
     """The sum over rows divided by the number of targets."""
-    of_text = LABELLED if isinstance(term, HardTargets) or getattr(term, "masked_only", False) else TOKENS
-    once_a_row = isinstance(term, (Patient, Sentences)) or (of_rows and not isinstance(term, Cosine))
+    of_predictions = term.reads == "predictions"
+    labelled = (
+        isinstance(term, HardTargets) or getattr(term, "masked_only", False) or (kind == "tags" and of_predictions)
+    )
+    once_a_row = isinstance(term, (Patient, Sentences)) or (kind == "rows" and of_predictions)
     total: Any = 0.0
     for row in rows:
         with torch.no_grad():
@@ -136,7 +147,7 @@ def oracle(model: CtxDistilled, term: Term, rows: list[dict[str, Any]], of_rows:
         total = total + getattr(Loops(model, term), term.name.replace("-", "_"))(
             each_row(model.student, row), other, row
         )
-    return total / (len(rows) if once_a_row else of_text)
+    return total / (len(rows) if once_a_row else LABELLED if labelled else TOKENS)
 
 
 ON_TEXT = [
@@ -145,27 +156,29 @@ ON_TEXT = [
     *(Sentences(), Sentences(distance="mse")),
 ]
 ON_ROWS = [SoftTargets(temperature=5.0), HardTargets(), LogitsError(), SoftClasses(), Patient(), Cosine(), Sentences()]
+ON_TAGS = [SoftTargets(temperature=5.0), HardTargets(), LogitsError(), SoftClasses(temperature=1.0), Hidden()]
+KINDS = [(new_model, "text", ON_TEXT), (classifier, "rows", ON_ROWS), (tagger, "tags", ON_TAGS)]
 
 
 def test_each_term_and_its_gradients_are_those_of_plain_loops(subtests):
     rows = features()
     rows[0]["labels"][:] = IGNORED
     rows[0]["labels"][2] = rows[0]["input_ids"][2]
-    for make, of_rows, terms in ((new_model, False, ON_TEXT), (classifier, True, ON_ROWS)):
+    for make, kind, terms in KINDS:
         for term in terms:
             for narrow in (False, True):
                 if narrow and not (isinstance(term, (Hidden, Sentences)) and term.projection):
                     continue
-                with subtests.test(term=str(term), of_rows=of_rows, narrow=narrow):
+                with subtests.test(term=str(term), kind=kind, narrow=narrow):
                     width = {"hidden_size": 4} if narrow else {}
                     student, teacher = make(2, **width), make(4, seed=1)
                     for block in teacher.base_model.layers[:2]:  # scores below -100, which count as 0
                         block.attention.qkv_proj.weight.data *= 12
                     model = CtxDistilled(student, teacher, [term])
-                    output = model(**batch_of(rows, of_rows))
+                    output = model(**batch_of(rows, kind))
                     output.loss.backward()
                     got = gradients(model)
-                    expected = oracle(model, term, rows, of_rows)
+                    expected = oracle(model, term, rows, kind)
                     expected.backward()
                     assert_close(output.loss.double(), expected.double(), str(term))
                     assert_close(getattr(output, term.loss_name), output.loss, "the term for the log")
@@ -222,13 +235,13 @@ def test_the_divergence_in_chunks_is_that_of_whole_logits(monkeypatch, subtests)
 
 def test_one_batch_of_four_is_two_of_two(subtests):
     rows = features()
-    for make, of_rows, terms in ((new_model, False, ON_TEXT), (classifier, True, ON_ROWS)):
+    for make, kind, terms in KINDS:
         for term in terms:
-            with subtests.test(term=str(term), of_rows=of_rows):
+            with subtests.test(term=str(term), kind=kind):
                 model = CtxDistilled(make(2), make(4, seed=1), [HardTargets(), term][isinstance(term, HardTargets) :])
-                model(**batch_of(rows, of_rows)).loss.backward()
+                model(**batch_of(rows, kind)).loss.backward()
                 whole = gradients(model)
-                parts = [batch_of(rows[:1], of_rows), batch_of(rows[1:], of_rows)]
+                parts = [batch_of(rows[:1], kind), batch_of(rows[1:], kind)]
                 counted = dict(zip(model.loss_targets, count_targets(parts, model.loss_targets).tolist(), strict=True))
                 for part in parts:
                     model(**part, num_items_in_batch=counted).loss.backward()
@@ -268,7 +281,6 @@ def test_what_cannot_be_learned_is_explained(subtests):
     albert = CtxAlbertForMaskedLM(
         CtxAlbertConfig(vocab_size=24, embedding_size=4, hidden_size=8, num_attention_heads=2, intermediate_size=8)
     )
-    tagger = new_model(2, CtxBertForTokenClassification, num_labels=3)
     cases: dict[str, tuple[Any, Any, list[Term], str]] = {
         "no term": (student, teacher, [], "No term"),
         "twice": (student, teacher, [Cosine(), Cosine(weight=2.0)], "given twice"),
@@ -282,9 +294,15 @@ def test_what_cannot_be_learned_is_explained(subtests):
         "heads": (four_heads, teacher, [Attention()], "4 attention heads, the teacher 2"),
         "labels": (classifier(2, labels=2), classifier(4), [SoftClasses()], "2 classes, the teacher 3"),
         "no classes": (classifier(2, labels=1), classifier(4, labels=1), [SoftClasses()], "regression"),
+        "no classes at a temperature": (
+            classifier(2, labels=1),
+            classifier(4, labels=1),
+            [SoftTargets()],
+            "regression",
+        ),
         "no head": (classifier(2), untrained, [LogitsError()], "no trained head.*classifier"),
         "another head": (classifier(2), teacher, [LogitsError()], "no trained head"),
-        "a tagger's teacher": (tagger, classifier(4), [SoftClasses()], "no trained head"),
+        "a tagger's teacher": (tagger(2), classifier(4), [SoftClasses()], "no trained head"),
         "no head of the student": (CtxBertModel(student.config), teacher, [HardTargets()], "no loss of its own"),
         "masked LM without classes": (student, teacher, [SoftClasses()], "no predictions"),
         "beyond": (student, teacher, [Hidden(layers="1:5")], "layer 5 of the teacher"),
