@@ -149,6 +149,7 @@ def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
         "no text": (["--teacher", pretrained, *soft], "--dataset is missing"),
         "no file": (["--teacher", teacher, *soft, *task[:2]], "--train_file is missing"),
         "no term": (["--teacher", pretrained, *text], "soft-targets: KL(teacher"),
+        "too long for the teacher": (["--teacher", pretrained, *text, *soft, "--max_length", 65], "limit of 64"),
         "no such layer": (["--teacher", pretrained, *text, *soft, "--student_layers", 1, 4], "There is no layer 4"),
         "no masked LM": (["--teacher", pretrained, *text, *soft, *words], "no masked language model"),
         "not fine-tuned": (["--teacher", pretrained, *task, *soft, *new], "no trained head"),
@@ -156,7 +157,7 @@ def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
     }
     for name, (flags, message) in cases.items():
         with subtests.test(name):
-            flags = [*flags, "--max_steps", 1, "--output_dir", workshop.path(f"wrong {name}")]
+            flags = ["--max_length", 24, *flags, "--max_steps", 1, "--output_dir", workshop.path(f"wrong {name}")]
             assert workshop.run("distill", *flags) == 2
             assert message in capsys.readouterr().err
     assert Teacher.open(teacher).digest != Teacher.open(pretrained).digest
@@ -173,7 +174,7 @@ def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
             assert arguments.family is None or arguments.config in FAMILIES[arguments.family].sizes
 
 
-def test_augmented_examples_have_words_that_fit(workshop, subtests):
+def test_augmented_examples_have_words_that_fit(workshop, capsys):
     """The candidates are those of the plain model at a mask in a pair, or the nearest vectors; and nothing else."""
     opened = Teacher.open(workshop.path("pretrained"))
     model, tokenizer = opened.load("AutoModelForMaskedLM"), opened.tokenizer
@@ -210,9 +211,11 @@ def test_augmented_examples_have_words_that_fit(workshop, subtests):
     assert 0.2 < 1 - len(whole) / len(masked) < 0.3
     assert 0.08 < sum(copy.count("[MASK]") for copy in whole) / (len(words) * len(whole)) < 0.12
     assert max(len(copy) for copy in masked if len(copy) < len(words)) == 5
+    check_the_command(workshop, capsys)
 
 
-def test_augment_writes_what_distill_reads(workshop, capsys):
+def check_the_command(workshop, capsys):
+    """`augment` writes what `distill` reads."""
     vectors = WordVectors([*GOOD, *BAD], torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).numpy())
     model, tokenizer = vectors.to_model("glove")
     model.save_pretrained(workshop.path("vectors"))
@@ -229,7 +232,16 @@ def test_augment_writes_what_distill_reads(workshop, capsys):
     assert "The file exists" in capsys.readouterr().err
     assert workshop.run("augment", *flags, "--rule", "masking", "--overwrite", "--output", output) == 0
     assert "[MASK]" in output.read_text()
-    teacher = ["--teacher", workshop.path("teacher"), "--recipe", "bilstm_distilled", "--num_train_epochs", 1]
+    teacher = [
+        "--teacher",
+        workshop.path("teacher"),
+        "--recipe",
+        "bilstm_distilled",
+        "--num_train_epochs",
+        1,
+        "--max_length",
+        24,
+    ]
     task = ["--text_columns", "sentence", "--label_column", "gold", "--validation_file", workshop.path("dev.tsv")]
     student = ["--tokenizer", workshop.path("infersent-tokenizer"), "--output_dir", workshop.path("augmented")]
     assert workshop.run("distill", *teacher, *task, "--train_file", output, *student) == 0
