@@ -136,7 +136,7 @@ def run(
 
 
 def arguments_of(model: PreTrainedModel) -> set[str]:
-    """Names of the inputs that a model takes; all where it passes on what it does not name."""
+    """Names of the inputs that a model's `forward` names, and `sequence_ids`, which heads pass on to their encoder."""
     return set(inspect.signature(model.forward).parameters) | {"sequence_ids"}
 
 
