@@ -25,7 +25,7 @@ from hf_ctxmodels.training.recipe import packaged_folder
 
 ROOT = Path(__file__).parents[1]
 # How-to pages that go on from one another.
-_IN_ORDER = ("pretrain", "finetune", "generate", "publish", "convert")
+_IN_ORDER = ("pretrain", "finetune", "distill", "generate", "publish", "convert")
 
 Pages = dict[str, str]
 

@@ -14,6 +14,8 @@ PROGRAM = "hf-ctxmodels"
 COMMANDS = {
     "pretrain": "Pretrain a model of any registered family on raw text.",
     "finetune": "Fine-tune a model on a task, and compare it with a baseline.",
+    "distill": "Let a small student learn from a teacher, on raw text or on a task.",
+    "augment": "Make more training examples for distillation, with other words.",
     "train-tokenizer": "Train the tokenizer of any family on documents.",
     "make-pairs": "Make sources and targets for a task of summaries or questions.",
     "find-units": "Find phrases and entities, for objectives that mask units.",

@@ -10,6 +10,7 @@ Runs as well under `accelerate launch`; --resume goes on where the last checkpoi
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +47,7 @@ from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.multitask.opening import open_config, open_start, require_task
 from hf_ctxmodels.training.multitask.run import SeveralTasksArguments, finetune_tasks, report, start_of
+from hf_ctxmodels.training.pretraining import Learner
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.writing import set_head_tokens, training_smoothing, training_targets
 
@@ -110,9 +112,9 @@ class FinetuneLoopArguments(LoopArguments):
 
 
 def open_parts(
-    arguments: FinetuneArguments, task: Task[Any], together: bool = False
+    arguments: FinetuneArguments, task: Task[Any], own: bool = False
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """Configuration and tokenizer of the checkpoint, or of a new model.
+    """Configuration and tokenizer of the checkpoint, or of a new model; `own` opens it by a family of the package.
 
     Raises:
         CtxError: both --model and --family are given, or neither; or they cannot be opened.
@@ -121,7 +123,7 @@ def open_parts(
         raise CtxError("A model is to be fine-tuned, but which one?", hint="give either --model or --family.")
     if arguments.model is not None:
         changes = parse_config_options(arguments.config_options)
-        config = open_config(arguments.model, changes, arguments.task_name, own=together)
+        config = open_config(arguments.model, changes, arguments.task_name, own=own)
         describe_embeddings(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
     if arguments.tokenizer is None:
@@ -273,14 +275,19 @@ class Finetuned:
         summary.save(self.result.arguments.output_dir)
 
 
+Learn = Callable[[Task[Any], list[Any], Encoded, Learner, PreTrainedTokenizerBase], tuple[Learner, Any]]
+"""Task, training examples, their encoding, model and collator, tokenizer -> what is trained, on what."""
+
+
 def finetune(
     arguments: FinetuneArguments,
     task_arguments: TaskArguments,
     loop_arguments: LoopArguments,
     ways: FinetuningMethodArguments | None = None,
     adapters: AdapterArguments | None = None,
+    learn: Learn | None = None,
 ) -> Finetuned:
-    """Read, train, evaluate and save.
+    """Read, train, evaluate and save; `learn` puts something else in the model's place in the loop, as distillation.
 
     Raises:
         CtxError: Files, model, tokenizer and flags do not fit.
@@ -290,7 +297,7 @@ def finetune(
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
-    config, tokenizer = open_parts(arguments, task)
+    config, tokenizer = open_parts(arguments, task, own=learn is not None)
     check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
     prepare_for_tasks(tokenizer, task_arguments.max_length)
     set_head_tokens(task, config, tokenizer)
@@ -316,10 +323,13 @@ def finetune(
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer)
     ways.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
+    learner = Learner(model, train_collate)
+    if learn is not None:
+        learner, examples = learn(task, training, encoded, learner, tokenizer)
     result = train(
-        model,
+        learner.model,
         examples,
-        train_collate,
+        learner.collate,
         loop_arguments,
         accelerator,
         tokenizer=tokenizer,
@@ -330,6 +340,7 @@ def finetune(
             **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
             **adapter_identity(model),
+            **learner.identity,
         },
     )
     return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, result)
@@ -350,6 +361,18 @@ def main() -> None:
         start = start_of(arguments, ways, adapters, open_parts, open_model)
         report(finetune_tasks(several, task_arguments, loop_arguments, start))
         return
+    run(arguments, task_arguments, loop_arguments, ways, adapters)
+
+
+def run(
+    arguments: FinetuneArguments,
+    task_arguments: TaskArguments,
+    loop_arguments: LoopArguments,
+    ways: FinetuningMethodArguments | None = None,
+    adapters: AdapterArguments | None = None,
+    learn: Learn | None = None,
+) -> None:
+    """`finetune`, and what is written and printed after it."""
     predictions = arguments.predictions_file
     if predictions is not None:
         check_new_file(
@@ -358,7 +381,7 @@ def main() -> None:
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-    found = finetune(arguments, task_arguments, loop_arguments, ways, adapters)
+    found = finetune(arguments, task_arguments, loop_arguments, ways, adapters, learn)
     if predictions is not None and not found.evaluation.predictions:  # nothing was left to train
         found.evaluation(found.model.eval(), found.accelerator)
     if found.accelerator.is_main_process:

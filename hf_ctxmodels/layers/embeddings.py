@@ -15,7 +15,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
         vocab_size: Number of tokens.
         width: Width of each table.
         max_positions: Longest sequence.
-        num_types: Number of segments.
+        num_types: Number of segments; 0 for no segment embeddings (DistilBERT).
         layer_norm_eps: Epsilon of the LayerNorm.
         dropout: Dropout on the result.
         padding_idx: Id with a zero word embedding without a gradient.
@@ -43,7 +43,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
         super().__init__()
         self.word_embeddings = nn.Embedding(vocab_size, width, padding_idx=padding_idx)
         self.position_embeddings = nn.Embedding(max_positions, width)
-        self.token_type_embeddings = nn.Embedding(num_types, width)
+        self.token_type_embeddings = nn.Embedding(num_types, width) if num_types else None
         self.norm = nn.LayerNorm(width, eps=layer_norm_eps)
         self.dropout = Dropout(dropout)
         self.register_module(EMBEDDING_SLOT, None)
@@ -55,16 +55,17 @@ class TokenPositionTypeEmbeddings(nn.Module):
         Args:
             words: (...) ids, or (..., width) word embeddings.
             position_ids: Same leading shape as `words`, or broadcastable to it.
-            token_type_ids: Likewise; None for the first segment.
+            token_type_ids: Likewise; None for the first segment. Not read without segment embeddings.
 
         Returns:
             (..., width), or (..., projected_size).
         """
         embedded = words if words.is_floating_point() else self.word_embeddings(words)
         embedded = embedded + self.position_embeddings(position_ids)
-        if token_type_ids is None:
-            token_type_ids = torch.zeros_like(position_ids)
-        embedded = embedded + self.token_type_embeddings(token_type_ids)
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros_like(position_ids)
+            embedded = embedded + self.token_type_embeddings(token_type_ids)
         embedded = after_embeddings(self.invertible, self.dropout(self.norm(embedded)))
         return embedded if self.projection is None else apply_linear(self.projection, embedded)
 

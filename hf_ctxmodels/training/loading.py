@@ -21,6 +21,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.outputs import TOKENIZER_FILES
 from hf_ctxmodels.models._shared.character import CharacterPreTrainedModel
 from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
+from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
 
@@ -70,6 +71,25 @@ def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: 
     if isinstance(config, CtxConfig):
         config.validate()
     return config
+
+
+def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingProxyType({})) -> PreTrainedConfig:
+    """`load_config` of a family here: a reference checkpoint is opened by the family whose peer it is.
+
+    Raises:
+        CtxError: As there, or no family opens it.
+    """
+    config = load_config(source)
+    if any(type(config) is family.config for family in FAMILIES.values()):
+        return load_config(source, changes=changes)
+    family = next((each for each in FAMILIES.values() if each.reference == config.model_type), None)
+    if family is None:
+        raise CtxError(
+            f"A model with a {type(config).__name__} belongs to no family.",
+            location=str(source),
+            hint=f"give a model of one of: {', '.join(FAMILIES)}.",
+        )
+    return load_config(source, family.config, changes)
 
 
 def load_config_file(

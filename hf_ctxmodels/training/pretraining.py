@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.batches import Collate
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.loading import (
     load_config,
@@ -65,13 +66,35 @@ class PretrainingArguments(DataArguments):
     validation_fraction: float = flag(0.0, "Share of the documents held out for evaluation; 0 for none.")
 
 
+@dataclass(frozen=True)
+class Learner:
+    """What the loop trains: a model, or one that learns by another loss and saves this model.
+
+    Attributes:
+        model: It; in evaluation mode it gives the model's own output for `objective.collate`'s batches.
+        collate: Makes its batches of training.
+        identity: What must be equal when the run is resumed, beside the flags.
+    """
+
+    model: PreTrainedModel
+    collate: Collate
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+
 def pretrain(
-    arguments: PretrainingArguments, loop_arguments: LoopArguments, adapters: AdapterArguments | None = None
+    arguments: PretrainingArguments,
+    loop_arguments: LoopArguments,
+    adapters: AdapterArguments | None = None,
+    learn: Callable[[PreTrainedModel, Objective], Learner] | None = None,
 ) -> TrainingSummary:
     """Pretrain a model, or an adapter in one (MAD-X: of a language), and save model, tokenizer, log, loss curve and
     summary in `output_dir`.
 
     With held-out documents the summary also has frequency baselines.
+
+    Args:
+        arguments, loop_arguments: The flags.
+        learn: Puts something else in the model's place in the loop, as distillation does; None trains the model.
 
     Raises:
         CtxError: An argument or file is unusable.
@@ -88,10 +111,11 @@ def pretrain(
     evaluate = None
     if held_out is not None:
         evaluate = LossEvaluation(held_out, objective.collate, loop_arguments.per_device_batch_size)
+    learner = Learner(model, objective.collate) if learn is None else learn(model, objective)
     result = train(
-        model,
+        learner.model,
         examples,
-        objective.collate,
+        learner.collate,
         loop_arguments,
         accelerator,
         tokenizer=tokenizer,
@@ -101,6 +125,7 @@ def pretrain(
             "objective": name,
             "objective_options": asdict(objective.options),
             **adapter_identity(model),
+            **learner.identity,
         },
         contiguous=objective.sampling.contiguous,
     )
@@ -210,13 +235,26 @@ def parse_options(
                 location=location,
                 hint=f"use key=value with one of:{explained}",
             )
-    parser = HfArgumentParser(objective.Options, exit_on_error=False)
+    return typed_options(objective.Options, pairs, location="--objective_options")
+
+
+def typed_options(kind: type, texts: Mapping[str, str], *, location: str) -> dict[str, Any]:
+    """Options by name, with the types of a dataclass's fields; raises CtxError for a value of another type.
+
+    Args:
+        kind: The dataclass.
+        texts: Some of its fields -> values as on a command line.
+        location: The flag, for the error.
+    """
+    parser = HfArgumentParser(kind, exit_on_error=False)
     try:
-        flags = [part for key, value in pairs.items() for part in (f"--{key}", value)]
+        flags = [part for key, value in texts.items() for part in (f"--{key}", value)]
         (options,) = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
+    except CtxError:
+        raise
     except Exception as error:
         raise CtxError(f"{error}.", location=location, hint="give a value of that type.") from error
-    return {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name in pairs}
+    return {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name in texts}
 
 
 def make_model(

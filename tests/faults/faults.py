@@ -3,6 +3,7 @@
 from adapters_faults import ADAPTERS_FAULTS
 from core_faults import CORE_FAULTS
 from data_faults import DATA_FAULTS
+from distillation_faults import DISTILLATION_FAULTS
 from docs_faults import DOCS_FAULTS
 from ernie_faults import ERNIE_FAULTS
 from fault import Fault
@@ -28,6 +29,7 @@ FAULTS = [
     *MODELS_FAULTS,
     *MULTITASK_FAULTS,
     *ADAPTERS_FAULTS,
+    *DISTILLATION_FAULTS,
     *SPANBERT_FAULTS,
     *GPT_FAULTS,
     *XLM_FAULTS,

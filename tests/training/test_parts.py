@@ -90,7 +90,10 @@ def test_a_missing_recipe_is_explained():
 
 
 RECIPES = {path: path.read_text() for path in sorted(ROOT.glob("scripts/recipes/*.yaml"))}
-PRETRAINING_RECIPES = [path for path, text in RECIPES.items() if "\nfamily:" in text and "\ntask:" not in text]
+OTHER_COMMANDS = ("\ntask:", "\nterms:")  # of fine-tuning, of distillation
+PRETRAINING_RECIPES = [
+    path for path, text in RECIPES.items() if "\nfamily:" in text and not any(key in text for key in OTHER_COMMANDS)
+]
 
 
 def test_recipes_in_the_repository_parse():

@@ -17,6 +17,18 @@ from hf_ctxmodels.layers.lm_loss.sampling import sample_rows
 CHUNK_ELEMENTS = 1 << 23
 
 
+class VocabularyScores(NamedTuple):
+    """Logits that are not computed yet: those of `decoder` for each row.
+
+    Attributes:
+        rows: (rows, width), the decoder's input.
+        decoder: The linear map to the vocabulary, or what stands in its place.
+    """
+
+    rows: Tensor
+    decoder: nn.Module
+
+
 class MaskedPredictionHead(nn.Module):
     """The masked-LM head: transform, normalise, decode (Devlin et al. 2019, section 3.1, task 1).
 
@@ -50,6 +62,10 @@ class MaskedPredictionHead(nn.Module):
             invertible: As in `forward`.
         """
         return summed_cross_entropy(self.decoder, self._transform(hidden_states, invertible), targets)
+
+    def scores(self, hidden_states: Tensor) -> VocabularyScores:
+        """(rows, hidden) -> their logits, not computed yet."""
+        return VocabularyScores(self._transform(hidden_states), self.decoder)
 
     def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "Prediction":
         """Summed cross-entropy in nats, and a sample of each prediction, from one pass over the vocabulary.

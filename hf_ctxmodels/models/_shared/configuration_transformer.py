@@ -21,7 +21,7 @@ class CtxEncoderConfig(CtxTransformerConfig):
         hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
         attention_probs_dropout_prob: Dropout on attention probabilities.
         max_position_embeddings: Longest sequence, in tokens.
-        type_vocab_size: Number of segments (sentence A, sentence B).
+        type_vocab_size: Number of segments (sentence A, sentence B); 0 for no segment embeddings (DistilBERT).
         initializer_range: Standard deviation of the normal initialisation.
         layer_norm_eps: Epsilon of every LayerNorm.
         pad_token_id: Id of the padding token; its embedding starts at zero.

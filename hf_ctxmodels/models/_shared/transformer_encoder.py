@@ -123,7 +123,8 @@ class Encoder(CtxPreTrainedModel):
         Args:
             input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden) in their place.
             attention_mask: (batch, length), 1 at tokens and 0 at padding; or a ready 4-D mask.
-            token_type_ids: (batch, length), 0 for the first segment, 1 for the second; None is all 0.
+            token_type_ids: (batch, length), 0 for the first segment, 1 for the second; None is all 0. Not read with
+                `type_vocab_size=0`.
             position_ids: (batch, length) or (1, length); None for `default_positions`.
             sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal
                 numbers is one sequence, whose tokens attend to each other only.
@@ -174,7 +175,8 @@ class Encoder(CtxPreTrainedModel):
         words = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, limit, width=width, **places, **ids)
         limits = {"token_type_ids": "type_vocab_size", "position_ids": "max_position_embeddings", **self.further_ids}
         for name, field in limits.items():
-            check_ids(name, ids[name], getattr(self.config, field), field)
+            if name != "token_type_ids" or self.config.type_vocab_size:  # without segments they are not read
+                check_ids(name, ids[name], getattr(self.config, field), field)
         return words
 
     def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:

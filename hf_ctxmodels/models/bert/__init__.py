@@ -18,23 +18,35 @@ from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence
 from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits, encoder_size
 
-# tiny to small: Turc et al. 2019 (arXiv 1908.08962), table 1; base, large: Devlin et al. 2019, section 3
+# tiny to small: Turc et al. 2019 (arXiv 1908.08962), table 1; base, large: Devlin et al. 2019, section 3. Students:
+# Sanh et al. 2019 (arXiv 1910.01108), Sun et al. 2019 (arXiv 1908.09355), Jiao et al. 2020 (arXiv 1909.10351)
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": encoder_size(128, 2, 2),
     "mini": encoder_size(256, 4, 4),
     "small": encoder_size(512, 4, 8),
     "base": encoder_size(768, 12, 12),
     "large": encoder_size(1024, 24, 16),
+    "distilbert": {**encoder_size(768, 6, 12), "type_vocab_size": 0},
+    "pkd-3": encoder_size(768, 3, 12),
+    "tinybert-4": {**encoder_size(312, 4, 12), "intermediate_size": 1200},
+    "tinybert-6": encoder_size(768, 6, 12),
 }
 
 # Counted with the reference classes of transformers 5.23; the base models have their pooler.
 PUBLISHED = {
+    "distilbert uncased": PublishedCount(
+        {**SIZES["distilbert"], "vocab_size": 30522}, {"AutoModelForMaskedLM": 66_985_530}
+    )
+} | {
     name: PublishedCount(fields, dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts)))
     for name, fields, counts in (
         ("base uncased", {"vocab_size": 30522}, (109_482_240, 109_514_298, 110_106_428)),
         ("base cased", {"vocab_size": 28996}, (108_310_272, 108_340_804, 108_932_934)),
         ("large uncased", {**SIZES["large"], "vocab_size": 30522}, (335_141_888, 335_174_458, 336_226_108)),
         ("large cased", {**SIZES["large"], "vocab_size": 28996}, (333_579_264, 333_610_308, 334_661_958)),
+        ("pkd-3 uncased", {**SIZES["pkd-3"], "vocab_size": 30522}, (45_691_392,)),
+        ("tinybert-4 uncased", {**SIZES["tinybert-4"], "vocab_size": 30522}, (14_350_248,)),
+        ("tinybert-6 uncased", {**SIZES["tinybert-6"], "vocab_size": 30522}, (66_955_008,)),
         ("multilingual cased", {"vocab_size": 119547}, (177_853_440, 177_974_523)),
         ("multilingual uncased", {"vocab_size": 105879}, (167_356_416, 167_463_831)),
     )

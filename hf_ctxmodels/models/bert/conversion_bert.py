@@ -1,6 +1,6 @@
-"""BERT weight names: the reference layout of transformers -> the native layout here."""
+"""BERT weight names: the reference layout of transformers -> the native layout here; and DistilBERT's, for export."""
 
-from transformers.core_model_loading import WeightRenaming, WeightTransform
+from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 
 from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, decoder_bias, fused_projections
 
@@ -17,3 +17,24 @@ BERT_EXPORT: list[WeightTransform] = [
     decoder_bias("cls.predictions"),
 ]
 BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *BERT_EXPORT]
+
+# DistilBERT (Sanh et al. 2019, arXiv 1910.01108): BERT without segment embeddings and pooler, under other names
+DISTILBERT_EXPORT: list[WeightTransform] = [
+    WeightRenaming(r"^distilbert\.", r"bert."),
+    WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
+    WeightRenaming(r"transformer\.layer\.", r"layers."),
+    WeightRenaming(r"attention\.out_lin\.", r"attention.out_proj."),
+    WeightRenaming(r"sa_layer_norm\.", r"attention_norm."),
+    WeightRenaming(r"ffn\.lin1\.", r"feed_forward.up_proj."),
+    WeightRenaming(r"ffn\.lin2\.", r"feed_forward.down_proj."),
+    WeightRenaming(r"output_layer_norm\.", r"feed_forward_norm."),
+    WeightRenaming(r"^vocab_transform\.", r"mlm_head.dense."),
+    WeightRenaming(r"^vocab_layer_norm\.", r"mlm_head.norm."),
+    WeightRenaming(r"^vocab_projector\.", r"mlm_head.decoder."),
+    *(
+        WeightConverter(
+            [f"attention.{part}_lin.{kind}" for part in "qkv"], f"attention.qkv_proj.{kind}", [Concatenate(dim=0)]
+        )
+        for kind in ("weight", "bias")
+    ),
+]

@@ -4,6 +4,7 @@ modelling and next-sentence prediction."""
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from transformers.core_model_loading import WeightTransform
 from transformers.modeling_outputs import NextSentencePredictorOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -12,7 +13,8 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts, cross_entropy_over_targets
 from hf_ctxmodels.models._shared.transformer_encoder import Encoder
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
-from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT
+from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
+from hf_ctxmodels.models.bert.distilbert_export import distilbert_config
 
 
 class CtxBertPreTrainedModel(CtxPreTrainedModel):
@@ -21,10 +23,21 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     config: CtxBertConfig
     base_model_prefix = "bert"
     reference_model_type: ClassVar[str | None] = "bert"
-    export_conversion = BERT_EXPORT
     _no_split_modules = ["TransformerBlock"]
     # Other heads of the family, and a buffer of old checkpoints.
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^nsp_head\.", r"pooler\.", r"position_ids$"]
+
+    @property
+    def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
+        """That of BERT, or of DistilBERT without segment embeddings."""
+        return BERT_EXPORT if self.config.type_vocab_size else DISTILBERT_EXPORT
+
+    def reference_config(self) -> dict[str, Any]:
+        """As of every model; DistilBERT's without segment embeddings."""
+        if self.config.type_vocab_size:
+            return super().reference_config()
+        has_pooler = getattr(self.base_model, "pooler", None) is not None
+        return distilbert_config(self.config, type(self).__name__, has_pooler)
 
 
 class CtxBertModel(Encoder, CtxBertPreTrainedModel):

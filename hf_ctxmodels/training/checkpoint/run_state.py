@@ -75,7 +75,10 @@ class RunState:
         """Load a checkpoint's weights into the bare model, before it is wrapped or sharded."""
         state = self._read(checkpoint)
         check_identity(checkpoint, self._identity, state["identity"])
-        safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
+        if hasattr(model, "load_saved_weights"):  # it saves more than one model's weights, or fewer
+            model.load_saved_weights(checkpoint)
+        else:
+            safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
 
     def attach(
         self,
@@ -93,7 +96,9 @@ class RunState:
         self._averaging, self._method = averaging, method
         self._bare_model = self._accelerator.unwrap_model(model)
         # sharding replaces the class by a subclass named FSDP<class>
-        self.model_class = type(self._bare_model).__name__.removeprefix("FSDP")
+        self.model_class = getattr(self._bare_model, "saved_class", type(self._bare_model)).__name__.removeprefix(
+            "FSDP"
+        )
 
     def load(self, checkpoint: Path) -> None:
         """Restore everything but the weights; the random states last, since the other steps may draw."""

@@ -6,12 +6,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
-from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.loading import change_config, check_weights, load_config, load_model
+from hf_ctxmodels.training.loading import change_config, check_weights, load_config, load_family_config, load_model
 
 
 def open_config(
@@ -43,15 +41,8 @@ def open_config(
             location=f"--model {source} --task_name {task_name}",
             hint="leave out --task_name, or give a directory that `finetune --tasks` wrote.",
         )
-    elif own and not isinstance(config, CtxConfig):
-        family = next((each for each in FAMILIES.values() if each.reference == config.model_type), None)
-        if family is None:
-            raise CtxError(
-                f"No family of this package reads a model of type {config.model_type!r}.",
-                location=source,
-                hint=f"use a model of one of {', '.join(FAMILIES)}.",
-            )
-        config = load_config(source, family.config)
+    elif own:
+        config = load_family_config(source)
     return change_config(config, changes, source)
 
 

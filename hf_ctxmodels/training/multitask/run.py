@@ -94,7 +94,7 @@ def start_of(
             hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
         )
     where, frozen = arguments.model or arguments.config, ways.freeze is not None
-    return Start(partial(open_parts, arguments, together=True), partial(open_model, arguments), where, frozen)
+    return Start(partial(open_parts, arguments, own=True), partial(open_model, arguments), where, frozen)
 
 
 @dataclass

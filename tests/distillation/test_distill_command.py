@@ -1,0 +1,255 @@
+"""`hf-ctxmodels distill` and `augment` as a user runs them, with tiny models."""
+
+import json
+import random
+import runpy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DistilBertForMaskedLM
+
+from hf_ctxmodels.commands.distill import DistillArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.distillation import Teacher, parse_terms
+from hf_ctxmodels.distillation.augmentation import Augmenter, Masking, Substitution, split_words
+from hf_ctxmodels.io.word_vectors import WordVectors
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.pretraining import parse_options
+from hf_ctxmodels.training.recipe import parse_arguments
+
+ROOT = Path(__file__).parents[2]
+RECIPES = [path.stem for path in sorted(ROOT.glob("scripts/recipes/*.yaml")) if "\nterms:" in path.read_text()]
+GOOD, BAD = ["lovely", "great", "splendid", "charming"], ["awful", "dreadful", "boring", "silly"]
+OTHERS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
+QUICK = ["--num_train_epochs", "7", "--learning_rate", "5e-3", "--per_device_batch_size", "16", "--max_length", "24"]
+
+
+@dataclass(frozen=True)
+class Workshop:
+    folder: Path
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def run(self, script: str, *flags: object) -> int:
+        """A script in this process; its exit code."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [f"{script}.py", *map(str, flags)])
+            with pytest.raises(SystemExit) as stopped:
+                runpy.run_path(str(ROOT / "scripts" / f"{script}.py"), run_name="__main__")
+        return stopped.value.code
+
+    def task(self, output: str) -> list[str]:
+        files = ["--train_file", self.path("train.tsv"), "--validation_file", self.path("dev.tsv")]
+        task = ["--task", "sequence-classification", "--text_columns", "sentence", "--label_column", "gold"]
+        return [*task, *files, *QUICK, "--output_dir", self.path(output)]
+
+    def on_task(self, script: str, output: str, *flags: object) -> TrainingSummary:
+        assert self.run(script, *self.task(output), *flags) == 0
+        return TrainingSummary.load(self.folder / output)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """A pretrained model, a fine-tuned one, a task's files, and text."""
+    folder = tmp_path_factory.mktemp("workshop")
+    made, generator = Workshop(folder), random.Random(0)
+    for name, size in (("train", 96), ("dev", 32)):
+        goods = [generator.random() < 0.6 for _ in range(size)]
+        rows = [f"the film was {generator.choice(GOOD if good else BAD)}\t{['neg', 'pos'][good]}" for good in goods]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tgold", *rows]) + "\n")
+    words = GOOD + BAD + OTHERS
+    text = "\n\n".join("\n".join(" ".join(generator.choices(words, k=6)) for _ in range(3)) for _ in range(20))
+    (folder / "text.txt").write_text(text + "\n")
+    for family in ("bert", "infersent"):
+        tokenizer = FAMILIES[family].tokenizer.train([" ".join(words)] * 20, vocab_size=300)
+        tokenizer.save_pretrained(folder / f"{family}-tokenizer")
+        if family == "bert":
+            sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 4}
+            torch.manual_seed(0)
+            more = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
+            model = FAMILIES["bert"].models["AutoModelForMaskedLM"](FAMILIES["bert"].config(**sizes, **more))
+            model.save_pretrained(folder / "pretrained")
+            tokenizer.save_pretrained(folder / "pretrained")
+    made.on_task("finetune", "teacher", "--model", folder / "pretrained")
+    return made
+
+
+def test_distilberts_recipe_makes_a_distilbert(workshop):
+    flags = ["--recipe", "distilbert", "--teacher", workshop.path("pretrained"), "--dataset", workshop.path("text.txt")]
+    flags += ["--student_layers", 0, 3, "--num_train_epochs", 8, "--gradient_accumulation_steps", 2, "--max_length", 24]
+    flags += ["--validation_fraction", 0.2, "--logging_steps", 1, "--save_steps", 6, "--output_dir"]
+    assert workshop.run("distill", *flags, workshop.path("student")) == 0
+    rows = [json.loads(line) for line in (workshop.folder / "student/training_log.jsonl").read_text().splitlines()]
+    first, last = rows[0], next(row for row in reversed(rows) if "soft_targets_loss" in row)
+    assert last["soft_targets_loss"] < first["soft_targets_loss"]
+    for row in (first, last):
+        parts = 5 * row["soft_targets_loss"] + 2 * row["hard_targets_loss"] + row["cosine_loss"]
+        assert row["loss"] == pytest.approx(parts, rel=1e-4)
+    summary = TrainingSummary.load(workshop.folder / "student")
+    assert summary.model_class == "CtxBertForMaskedLM"
+    assert {"eval_loss", "baseline_loss"} <= summary.metrics.keys()
+    student = AutoModelForMaskedLM.from_pretrained(workshop.path("student"))
+    assert (student.config.num_hidden_layers, student.config.type_vocab_size) == (2, 0)
+    student.export_reference(workshop.path("exported"))
+    _, report = DistilBertForMaskedLM.from_pretrained(workshop.path("exported"), output_loading_info=True)
+    assert not any(report.values())
+
+
+def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
+    """By each recipe and by a student of another family with its own words, better than by the baseline."""
+    teacher = ["--teacher", workshop.path("teacher")]
+    new = ["--family", "bert", "--config", "tiny", "--tokenizer", workshop.path("bert-tokenizer")]
+    narrow = ["--config_options", "hidden_size=16", "intermediate_size=32", "max_position_embeddings=64"]
+    short = ["--student_layers", 0, 1]
+    pretrained = ["--model", workshop.path("pretrained"), *short]
+    ways: dict[str, list[Any]] = {
+        "pkd": ["--recipe", "bert_pkd", *pretrained],
+        "step_1": ["--recipe", "tinybert_task_1", *new, *narrow, "initializer_range=0.1"],
+        "step_2": ["--recipe", "tinybert_task_2", "--model", workshop.path("step_1")],
+        "of_the_teacher": [*short, "--terms", "logits=1"],
+        "of_a_peer": ["--teacher", workshop.path("peer"), *short, "--terms", "logits=1"],  # of transformers' BERT
+        "bilstm": ["--recipe", "bilstm_distilled", "--tokenizer", workshop.path("infersent-tokenizer")],
+    }
+    AutoModelForSequenceClassification.from_pretrained(workshop.path("teacher")).export_reference(workshop.path("peer"))
+    for file in (workshop.folder / "teacher").glob("tokenizer*"):
+        (workshop.folder / "peer" / file.name).write_bytes(file.read_bytes())
+    for name, flags in ways.items():
+        with subtests.test(name):
+            summary = workshop.on_task("distill", name, *teacher, *flags)
+            assert summary.model_class.endswith("ForSequenceClassification")
+            AutoModelForSequenceClassification.from_pretrained(workshop.path(name))
+            if name != "step_1":  # which learns no predictions
+                assert summary.metrics["eval_accuracy"] > summary.metrics["baseline_accuracy"] + 0.1
+    assert (workshop.folder / "step_1" / "distillation.safetensors").is_file()
+    with subtests.test("a finished run, and one with another weight"):
+        again = [*teacher, *short, "--resume", "--terms"]
+        assert workshop.on_task("distill", "of_the_teacher", *again, "logits=1").steps == 42
+        capsys.readouterr()
+        assert workshop.run("distill", *workshop.task("of_the_teacher"), *again, "logits=2") == 2
+        assert "'weight': 2.0" in capsys.readouterr().err
+
+
+def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
+    teacher, text = workshop.path("teacher"), ["--dataset", workshop.path("text.txt")]
+    pretrained = workshop.path("pretrained")
+    task = ["--task", "sequence-classification", "--train_file", workshop.path("train.tsv"), "--validation_file"]
+    task += [workshop.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
+    soft = ["--terms", "soft-targets=1"]
+    new = ["--family", "bert", "--tokenizer", workshop.path("bert-tokenizer")]
+    words = ["--family", "infersent", "--tokenizer", workshop.path("infersent-tokenizer")]
+    cases: dict[str, tuple[list[Any], str]] = {
+        "no teacher": ([*text, *soft], "--teacher is missing"),
+        "no text": (["--teacher", pretrained, *soft], "--dataset is missing"),
+        "no file": (["--teacher", teacher, *soft, *task[:2]], "--train_file is missing"),
+        "no term": (["--teacher", pretrained, *text], "soft-targets: KL(teacher"),
+        "too long for the teacher": (["--teacher", pretrained, *text, *soft, "--max_length", 65], "limit of 64"),
+        "no such layer": (["--teacher", pretrained, *text, *soft, "--student_layers", 1, 4], "There is no layer 4"),
+        "no masked LM": (["--teacher", pretrained, *text, *soft, *words], "no masked language model"),
+        "not fine-tuned": (["--teacher", pretrained, *task, *soft, *new], "no trained head"),
+        "tokens of another vocabulary": (["--teacher", teacher, *task, *words, "--terms", "cosine=1"], "cosine"),
+    }
+    for name, (flags, message) in cases.items():
+        with subtests.test(name):
+            flags = ["--max_length", 24, *flags, "--max_steps", 1, "--output_dir", workshop.path(f"wrong {name}")]
+            assert workshop.run("distill", *flags) == 2
+            assert message in capsys.readouterr().err
+    assert Teacher.open(teacher).digest != Teacher.open(pretrained).digest
+
+
+def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
+    assert {"distilbert", "bert_pkd", "tinybert_task_2"} <= set(RECIPES)
+    for name in RECIPES:
+        with subtests.test(name):
+            given = ["--recipe", name, "--teacher", "t", "--output_dir", "o", "--dataset", "d", "--train_file", "f"]
+            arguments, loop = parse_arguments(DistillArguments, LoopArguments, argv=[*given, "--validation_file", "v"])
+            terms = parse_terms(arguments.terms, arguments.term_options)
+            assert sum(term.weight for term in terms) > 0
+            assert loop.num_train_epochs is not None
+            family = None if arguments.family is None else FAMILIES[arguments.family]
+            assert family is None or arguments.config in family.sizes
+            if arguments.objective is not None:
+                kind = FAMILIES["bert"].objectives[arguments.objective]
+                assert parse_options(kind, arguments.objective_options).keys() <= kind.option_help().keys()
+
+
+def test_augmented_examples_have_words_that_fit(workshop, capsys):
+    """The candidates are those of the plain model at a mask in a pair, or the nearest vectors; and nothing else."""
+    opened = Teacher.open(workshop.path("pretrained"))
+    model, tokenizer = opened.load("AutoModelForMaskedLM"), opened.tokenizer
+    rule = Substitution(model, tokenizer, lambda word, number: ["near", "nearer"][:number], number=5, probability=0.4)
+    text = "The film was lovely, lovelystory 1999!"
+    words, candidates = rule.prepare(text)
+    assert words == split_words(tokenizer, text) == ["the", "film", "was", "lovely", ",", "lovelystory", "1999", "!"]
+    assert sorted(candidates) == [1, 3, 5], "neither function words nor what is no word"
+    assert len(tokenizer.tokenize("lovelystory")) > 1
+    assert candidates[5] == ["near", "nearer"]
+    for place in (1, 3):
+        masked = [tokenizer.mask_token if at == place else word for at, word in enumerate(words)]
+        batch = tokenizer(" ".join(masked), " ".join(words), return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**batch).logits[0, batch["input_ids"][0] == tokenizer.mask_token_id][0]
+        best = tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist())
+        assert candidates[place] == [
+            each for each in best if not each.startswith("##") and each not in tokenizer.all_special_tokens
+        ]
+    augmenter = Augmenter(rule, copies=400, seed=1)
+    copies = augmenter.augment([text], 0)
+    assert copies[0] == (text,)
+    assert copies == augmenter.augment([text], 0) != augmenter.augment([text], 1)
+    assert len(set(copies)) == len(copies) > 5
+    drawn = [rule.draw((words, candidates), rng) for rng in [np.random.default_rng(0)] for _ in range(400)]
+    for place, word in enumerate(words):
+        seen = {copy[place] for copy in drawn}
+        assert seen == {word, *candidates.get(place, [])}
+    share = sum(copy[5] != words[5] for copy in drawn) / len(drawn)
+    assert 0.33 < share < 0.47
+    masking = Masking(tokenizer, mask_probability=0.1, ngram_probability=0.25)
+    masked = [masking.draw(words, rng) for rng in [np.random.default_rng(0)] for _ in range(800)]
+    whole = [copy for copy in masked if len(copy) == len(words)]
+    assert 0.2 < 1 - len(whole) / len(masked) < 0.3
+    assert 0.08 < sum(copy.count("[MASK]") for copy in whole) / (len(words) * len(whole)) < 0.12
+    assert max(len(copy) for copy in masked if len(copy) < len(words)) == 5
+    check_the_command(workshop, capsys)
+
+
+def check_the_command(workshop, capsys):
+    """`augment` writes what `distill` reads."""
+    vectors = WordVectors([*GOOD, *BAD], torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).numpy())
+    model, tokenizer = vectors.to_model("glove")
+    model.save_pretrained(workshop.path("vectors"))
+    tokenizer.save_pretrained(workshop.path("vectors"))
+    flags = ["--model", workshop.path("pretrained"), "--vectors", workshop.path("vectors"), "--copies", 3]
+    flags += ["--input", workshop.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
+    output = workshop.folder / "augmented.jsonl"
+    assert workshop.run("augment", *flags, "--output", output) == 0
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert 32 < len(rows) <= 128
+    assert {tuple(row) for row in rows} == {("sentence", "gold")}
+    assert {row["gold"] for row in rows} == {"neg", "pos"}
+    assert workshop.run("augment", *flags, "--output", output) == 2
+    assert "The file exists" in capsys.readouterr().err
+    assert workshop.run("augment", *flags, "--rule", "masking", "--overwrite", "--output", output) == 0
+    assert "[MASK]" in output.read_text()
+    teacher = [
+        "--teacher",
+        workshop.path("teacher"),
+        "--recipe",
+        "bilstm_distilled",
+        "--num_train_epochs",
+        1,
+        "--max_length",
+        24,
+    ]
+    task = ["--text_columns", "sentence", "--label_column", "gold", "--validation_file", workshop.path("dev.tsv")]
+    student = ["--tokenizer", workshop.path("infersent-tokenizer"), "--output_dir", workshop.path("augmented")]
+    assert workshop.run("distill", *teacher, *task, "--train_file", output, *student) == 0
+    with pytest.raises(CtxError, match="cannot replace words"):
+        Substitution(Teacher.open(workshop.path("teacher")).load("AutoModel"), tokenizer, lambda word, number: [])

@@ -1,0 +1,220 @@
+"""A student that learns: the teacher stays as it is, the student is saved alone, and runs go on exactly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lessons import VOCABULARY, batch_of, classifier, features, new_model, padded
+from safetensors.torch import load_file
+from torch.utils.data import Dataset
+from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBertModel, Trainer, TrainingArguments
+from zoo import assert_close
+
+from hf_ctxmodels import CtxBertForMaskedLM, CtxBertModel
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.distillation import (
+    Cosine,
+    CtxDistilled,
+    DistillationCollator,
+    HardTargets,
+    Hidden,
+    LogitsError,
+    SoftTargets,
+    copy_layers,
+)
+from hf_ctxmodels.distillation.model import PROJECTIONS_FILE
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.trainer import CtxTrainer
+
+TERMS = [SoftTargets(weight=5.0), HardTargets(weight=2.0), Hidden()]
+
+
+class Rows(Dataset):
+    def __init__(self) -> None:
+        self.rows = [row for seed in range(4) for row in features(seed)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[index]
+
+
+def taught(dropout: float = 0.0) -> CtxDistilled:
+    return CtxDistilled(new_model(2, hidden_size=4, dropout=dropout), new_model(4, seed=1, dropout=0.5), TERMS)
+
+
+def by_loop(model: CtxDistilled, folder: Path, steps: int, **more: Any) -> list[dict[str, float]]:
+    fixed: dict[str, Any] = {"per_device_batch_size": 4, "learning_rate": 1e-2, "lr_scheduler": "constant"}
+    options = LoopArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        logging_steps=1,
+        save_steps=2,
+        dataloader_workers=0,
+        **{**fixed, **more},
+    )
+    accelerator = make_accelerator(options)
+    train(model, EpochIndexed(Rows().rows), DistillationCollator(padded), options, accelerator)
+    return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+
+
+def same_weights(first: Any, second: Any) -> bool:
+    pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)
+    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+def test_the_teacher_is_as_it_was_and_the_student_is_saved_alone(tmp_path):
+    model = taught(dropout=0.2)
+    before = {name: each.clone() for name, each in model.teacher.state_dict().items()}
+    start = {name: each.clone() for name, each in model.state_dict().items()}
+    by_loop(model, tmp_path, 4)
+    teacher = model.teacher
+    assert all(torch.equal(each, before[name]) for name, each in teacher.state_dict().items())
+    assert not any(each.requires_grad or each.grad is not None for each in teacher.parameters())
+    assert not any(module.training for module in teacher.modules())
+    assert teacher not in list(model.modules())
+    assert not any(torch.equal(each, start[name]) for name, each in model.named_parameters()), "everything else learns"
+    saved, report = AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(saved) is CtxBertForMaskedLM
+    assert not any(report.values())
+    assert same_weights(saved, model.student)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["CtxBertForMaskedLM"]
+    found = load_file(tmp_path / PROJECTIONS_FILE)
+    assert all(torch.equal(each, found[name]) for name, each in model.projections.state_dict().items())
+    assert model.num_parameters() == saved.num_parameters()
+
+
+def test_a_resumed_run_is_an_uninterrupted_one(tmp_path):
+    whole, part = taught(dropout=0.2), taught(dropout=0.2)
+    log = by_loop(whole, tmp_path / "whole", 4)
+    by_loop(part, tmp_path / "part", 2)
+    gone_on = taught(dropout=0.2)
+    resumed = by_loop(gone_on, tmp_path / "part", 4, resume=True)
+    assert [row["loss"] for row in resumed] == [row["loss"] for row in log]
+    assert {"soft_targets_loss", "hard_targets_loss", "hidden_loss"} < log[0].keys()
+    assert same_weights(whole, gone_on)
+    for name in (PROJECTIONS_FILE, "model.safetensors"):
+        (tmp_path / "part" / "checkpoint-4" / name).rename(tmp_path / name)
+    (tmp_path / PROJECTIONS_FILE).unlink()
+    with pytest.raises(CtxError, match="projections are missing"):
+        taught().load_saved_weights(tmp_path)
+
+
+def test_accumulated_steps_are_those_of_one_batch(tmp_path):
+    """By plain SGD: Adam makes steps of what is rounding, as in the biases of keys."""
+    whole, parts = taught(), taught()
+    by_loop(whole, tmp_path / "whole", 2, optimizer="sgd")
+    by_loop(parts, tmp_path / "parts", 2, optimizer="sgd", per_device_batch_size=1, gradient_accumulation_steps=4)
+    for name, each in parts.state_dict().items():
+        assert_close(each, whole.state_dict()[name], name, 1e-5)
+
+
+def test_trainer_trains_saves_and_resumes_a_student(tmp_path):
+    def trainer(
+        model: CtxDistilled, folder: str, steps: int, kind: type[Trainer] = Trainer, batch: int = 4, optim: str = "sgd"
+    ) -> Any:
+        options = TrainingArguments(
+            tmp_path / folder,
+            max_steps=steps,
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=4 // batch,
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+            save_steps=1,
+            optim=optim,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        return kind(model, options, data_collator=DistillationCollator(padded), train_dataset=Rows())
+
+    plain, exact, accumulated = (taught() for _ in range(3))
+    trainer(plain, "plain", 2, optim="adamw_torch").train()
+    trainer(exact, "exact", 2).train()
+    trainer(accumulated, "accumulated", 2, CtxTrainer, batch=1).train()
+    for name, each in accumulated.state_dict().items():
+        assert_close(each, exact.state_dict()[name], name, 1e-5)
+    saved, report = AutoModelForMaskedLM.from_pretrained(tmp_path / "plain" / "checkpoint-2", output_loading_info=True)
+    assert not any(report.values())
+    assert same_weights(saved, plain.student)
+    resumed = taught()
+    checkpoint = tmp_path / "plain" / "checkpoint-1"
+    assert resumed.load_projections(checkpoint)
+    trainer(resumed, "plain", 2, optim="adamw_torch").train(resume_from_checkpoint=str(checkpoint))
+    assert same_weights(resumed, plain)
+
+
+def test_evaluation_is_the_students_own_and_each_model_reads_its_own_tokens():
+    model = taught().eval()
+    batch = padded(features())
+    with torch.no_grad():
+        own, through = model.student(**batch), model(**batch)
+        measured = model(**batch_of(features()))
+    assert torch.equal(own.loss, through.loss)
+    assert torch.equal(own.logits, through.logits)
+    assert measured.soft_targets_loss > 0
+    assert_close(measured.hard_targets_loss, own.loss)
+
+    # a teacher with another vocabulary, by its own inputs, whose lengths differ from the student's
+    student, teacher = classifier(2), classifier(4, seed=1, vocab_size=VOCABULARY + 9)
+    rows = features()
+    others = [{**row, "input_ids": torch.cat([row["input_ids"] + 9, row["input_ids"][:1]])} for row in rows]
+    collate = DistillationCollator(
+        lambda some: padded(some, "rows"),
+        lambda some: {name: each for name, each in padded(some, "rows").items() if name != "labels"},
+    )
+    batch = collate(
+        [{**row, **{f"teacher_{name}": each for name, each in other.items()}} for row, other in zip(rows, others)]
+    )
+    loss = CtxDistilled(student, teacher, [LogitsError()])(**batch).loss
+    with torch.no_grad():
+        wanted = torch.cat([teacher(input_ids=row["input_ids"][None]).logits for row in others])
+    own = torch.cat([student(input_ids=row["input_ids"][None]).logits for row in rows])
+    assert_close(loss, (own - wanted).square().mean())
+
+
+def test_a_student_of_some_layers_is_exported_as_distilbert(tmp_path):
+    teacher = new_model(4, seed=1)
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for each in teacher.parameters():  # norms and biases too, which start alike
+            each.add_(0.3 * torch.randn(each.shape, generator=rng))
+    student = new_model(2, type_vocab_size=0)
+    copy_layers(student, teacher, [0, 3])
+    for own, number in zip(student.bert.layers, (0, 3), strict=True):
+        assert same_weights(own, teacher.bert.layers[number])
+    CtxDistilled(student, teacher, [Cosine()]).student.export_reference(tmp_path / "mlm")
+    encoder = CtxBertModel(student.config, add_pooling_layer=False)
+    encoder.load_state_dict(student.bert.state_dict())
+    encoder.export_reference(tmp_path / "base")
+    batch = {name: each for name, each in padded(features()).items() if name != "labels"}
+    tokens = batch["attention_mask"] == 1
+    for kind, ours, folder, field in (
+        (DistilBertForMaskedLM, student, "mlm", "logits"),
+        (DistilBertModel, encoder, "base", "last_hidden_state"),
+    ):
+        peer, report = kind.from_pretrained(tmp_path / folder, output_loading_info=True)
+        assert not any(report.values()), report
+        assert peer.num_parameters() == ours.num_parameters()
+        assert all(
+            torch.equal(each, ours.get_input_embeddings().weight) for each in [peer.get_input_embeddings().weight]
+        )
+        with torch.no_grad():
+            segments = torch.ones_like(batch["input_ids"])
+            got = getattr(ours.eval()(**batch, token_type_ids=segments), field)
+            assert_close(got[tokens], getattr(peer.eval()(**batch), field)[tokens], folder, 1e-6)
+    for refused, message in (
+        (classifier(2, type_vocab_size=0), "another head"),
+        (CtxBertModel(student.config), "no pooler"),
+        (new_model(2, type_vocab_size=0, layer_norm_eps=1e-5), "layer_norm_eps"),
+    ):
+        with pytest.raises(CtxError, match=message):
+            refused.export_reference(tmp_path / "refused")
+    with pytest.raises(CtxError, match="different shapes"):
+        copy_layers(new_model(2, hidden_size=4), teacher, [0, 1])
