@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks import bands, decoders, encoders, pretraining, recurrent, report, sharing, words
+from hf_ctxmodels.benchmarks import bands, compression, decoders, encoders, pretraining, recurrent, report, sharing, words
 from hf_ctxmodels.benchmarks.load import busy_core
 from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -36,6 +36,7 @@ SUITES = {
     "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_peer, ("busy",)),
     "decoders": Suite([decoders.run], report.table, report.describe_peer, ("busy",)),
     "bands": Suite([bands.run], bands.table, lambda attention: bands.SETTING),
+    "compression": Suite([compression.run], compression.table, lambda attention: compression.SETTING),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
     "static": Suite([words.run_speed], words.speed_table, lambda attention: words.SPEED, ("dataset",)),

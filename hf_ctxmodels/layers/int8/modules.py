@@ -119,7 +119,7 @@ class Int8Linear(nn.Module):
             output = self._slow(given, part)
         else:
             output = self._fast(given, part)
-        return output.view(*input.shape[:-1], -1).to(input.dtype)
+        return output.view(*input.shape[:-1], output.shape[-1]).to(input.dtype)
 
     def _check(self, input: Tensor) -> None:
         if input.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():

@@ -56,7 +56,7 @@ class CtxInt8Quantizer(HfQuantizer):
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Raise CtxError for a GPU, or a static scale without a calibration."""
         devices = device_map.values() if isinstance(device_map, dict) else [device_map]
-        if any(torch.device(each).type != "cpu" for each in devices if isinstance(each, str) and each != "auto"):
+        if any(each not in (None, "auto", "disk") and torch.device(each).type != "cpu" for each in devices):
             raise CtxError(
                 f"Weights of 8 bits are for a CPU, not for {device_map}.",
                 location=METHOD,
@@ -80,7 +80,7 @@ class CtxInt8Quantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if not self.pre_quantized:
-            _quantize(model, self.quantization_config, None)
+            _replace(model, self.quantization_config, None)
         return model.requires_grad_(False)
 
     def is_serializable(self) -> bool:
@@ -117,7 +117,10 @@ def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputR
         CtxError: The model is quantized already or not on a CPU, a module to be left out is not there, or a map had no
             input in the calibration.
     """
-    _quantize(model, config, ranges)
+    check_not_quantized(model)
+    if model.device.type != "cpu":
+        raise CtxError(f"The model is on {model.device}.", location=METHOD, hint="move it to the CPU: model.cpu().")
+    _replace(model, config, ranges)
     quantizer = CtxInt8Quantizer(config, pre_quantized=True)
     object.__setattr__(model, "hf_quantizer", quantizer)
     model.config.quantization_config = config
@@ -125,10 +128,7 @@ def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputR
     model.requires_grad_(False).eval()
 
 
-def _quantize(model: PreTrainedModel, config: CtxInt8Config, ranges: InputRanges | None) -> None:
-    check_not_quantized(model)
-    if model.device.type != "cpu":
-        raise CtxError(f"The model is on {model.device}.", location=METHOD, hint="move it to the CPU: model.cpu().")
+def _replace(model: PreTrainedModel, config: CtxInt8Config, ranges: InputRanges | None) -> None:
     names = replaceable(model, embeddings=config.embeddings == "int8", skipped=config.skip)
     replace(model, names, config.activations, ranges)
     config.modules = names
