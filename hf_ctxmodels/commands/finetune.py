@@ -41,6 +41,7 @@ from hf_ctxmodels.training.loading import (
 )
 from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
 from hf_ctxmodels.training.loss_normalization import count_loss_targets
+from hf_ctxmodels.training.low_bits import LowBitsArguments, save_packed, start_low_bits
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -269,7 +270,12 @@ class Finetuned:
         summary.save(self.result.arguments.output_dir)
 
 
-def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_arguments: LoopArguments) -> Finetuned:
+def finetune(
+    arguments: FinetuneArguments,
+    task_arguments: TaskArguments,
+    loop_arguments: LoopArguments,
+    low_bits: LowBitsArguments | None = None,
+) -> Finetuned:
     """Read, train, evaluate and save.
 
     Raises:
@@ -296,6 +302,8 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
     smooth_labels(model, task_arguments.label_smoothing)
     collate = task.collator(tokenizer)
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, collate, model, tokenizer)
+    low_bits = low_bits or LowBitsArguments()
+    start_low_bits(model, low_bits, encoded.features, collate, loop_arguments.per_device_batch_size, accelerator)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
     result = train(
         model,
@@ -308,15 +316,17 @@ def finetune(arguments: FinetuneArguments, task_arguments: TaskArguments, loop_a
         identity={
             **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
+            **low_bits.identity(),
         },
     )
+    save_packed(model, low_bits, tokenizer, loop_arguments.output_dir, accelerator)
     return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, result)
 
 
 def main() -> None:
     """Fine-tune; print the metrics beside the baseline's."""
-    arguments, task_arguments, loop_arguments = parse_arguments(
-        FinetuneArguments, TaskArguments, FinetuneLoopArguments, description=__doc__
+    arguments, task_arguments, loop_arguments, low_bits = parse_arguments(
+        FinetuneArguments, TaskArguments, FinetuneLoopArguments, LowBitsArguments, description=__doc__
     )
     predictions = arguments.predictions_file
     if predictions is not None:
@@ -326,7 +336,7 @@ def main() -> None:
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-    found = finetune(arguments, task_arguments, loop_arguments)
+    found = finetune(arguments, task_arguments, loop_arguments, low_bits)
     if predictions is not None and not found.evaluation.predictions:  # nothing was left to train
         found.evaluation(found.model.eval(), found.accelerator)
     if found.accelerator.is_main_process:

@@ -1,6 +1,5 @@
 """The method `ctx-int8` of transformers' `quantization_config`: how `from_pretrained` opens what was saved."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.int8.modules import ActivationScale
-from hf_ctxmodels.layers.int8.replace import InputRanges, is_quantized, replace, replaceable
+from hf_ctxmodels.layers.int8.replace import InputRanges, is_quantized, names_in_class, replace, replaceable
 
 METHOD = "ctx-int8"
 
@@ -75,7 +74,7 @@ class CtxInt8Quantizer(HfQuantizer):
         if self.pre_quantized:
             config = self.quantization_config
             known = {*replaceable(model, embeddings=True)}
-            names = [name for name in _in_this_class(model, config.modules or ()) if name in known]
+            names = [name for name in names_in_class(model, config.modules or ()) if name in known]
             replace(model, names, config.activations, empty=True)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
@@ -91,18 +90,6 @@ class CtxInt8Quantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """No: codes have no gradients."""
         return False
-
-
-def _in_this_class(model: PreTrainedModel, names: Sequence[str]) -> Iterator[str]:
-    """Paths of a checkpoint in a model that may be its encoder alone, or have a head on it."""
-    prefix = f"{model.base_model_prefix}."
-    has_head = hasattr(model, model.base_model_prefix)
-    for name in names:
-        yield name
-        if has_head:
-            yield prefix + name
-        elif name.startswith(prefix):
-            yield name.removeprefix(prefix)
 
 
 def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputRanges | None = None) -> None:

@@ -1,6 +1,6 @@
 """Where maps and tables of 8 bits stand in a model: replacement, and what is tied."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -85,7 +85,7 @@ def replace(
     made: dict[int, nn.Module] = {}
     for name in names:
         module = model.get_submodule(name)
-        _keep_initialised(model, name)
+        keep_initialised(model, name)
         if isinstance(module, LSTM | GRU):
             _convert_recurrence(module, name, activations, ranges, empty)
         elif isinstance(module, nn.Embedding):
@@ -102,7 +102,7 @@ def replace(
         _tie(model)
 
 
-def _keep_initialised(model: nn.Module, name: str) -> None:
+def keep_initialised(model: nn.Module, name: str) -> None:
     """transformers draws no initial weights for what is around a module, which may set those of the module."""
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -161,6 +161,18 @@ def _tied_parts(model: PreTrainedModel, tied: Mapping[str, str]) -> Iterator[tup
         for part in ("codes", "code_scale"):
             if {f"{place}.{part}" for place in places} <= names:
                 yield f"{places[0]}.{part}", f"{places[1]}.{part}"
+
+
+def names_in_class(model: PreTrainedModel, names: Iterable[str]) -> Iterator[str]:
+    """Paths of a checkpoint in a model that may be its encoder alone, or have a head on it."""
+    prefix = f"{model.base_model_prefix}."
+    has_head = hasattr(model, model.base_model_prefix)
+    for name in names:
+        yield name
+        if has_head:
+            yield prefix + name
+        elif name.startswith(prefix):
+            yield name.removeprefix(prefix)
 
 
 def is_quantized(model: nn.Module) -> bool:
