@@ -62,7 +62,7 @@ def quantize_tokens(states: Tensor) -> Activations:
         states: (rows, width) float32. A row that is not finite has a scale that is not finite.
     """
     codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
-    scale = states.new_empty(len(states), 1)
+    scale = states.new_empty(states.shape[0], 1)
     for part in _parts(states):
         largest = states[part].abs().amax(1, keepdim=True)
         scale[part] = largest / LARGEST

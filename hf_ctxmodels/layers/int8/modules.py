@@ -115,7 +115,7 @@ class Int8Linear(nn.Module):
         part = slice(start, stop)
         if given is None:
             output = F.linear(states, self.dequantized()[part], None if self.bias is None else self.bias[part].float())
-        elif not HAS_INT8_PRODUCT or not states.numel() or operators_are_intercepted():
+        elif operators_are_intercepted() or not HAS_INT8_PRODUCT or not states.numel():
             output = self._slow(given, part)
         else:
             output = self._fast(given, part)

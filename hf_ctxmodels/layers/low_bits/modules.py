@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.int8.codes import quantize_tokens
-from hf_ctxmodels.layers.linear import linear
+from hf_ctxmodels.layers.linear import linear, operators_are_intercepted
 from hf_ctxmodels.layers.low_bits.groups import (
     GroupCodes,
     count_groups,
@@ -91,11 +91,16 @@ class _Packed(nn.Module):
 
     def values(self) -> Tensor:
         """(rows, columns) float32; made once and kept, for as long as the codes are the same."""
+        if operators_are_intercepted():
+            return self._made()
         version = tuple((each.data_ptr(), each._version) for each in (self.packed, self.least, self.step))
         if self._values is None or self._values[0] != version:
-            codes = unpack_bits(self.packed, self.bits, self.shape)
-            self._values = (version, GroupCodes(codes, self.least.float(), self.step.float()).dequantize())
+            self._values = (version, self._made())
         return self._values[1]
+
+    def _made(self) -> Tensor:
+        codes = unpack_bits(self.packed, self.bits, self.shape)
+        return GroupCodes(codes, self.least.float(), self.step.float()).dequantize()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_values": None}
