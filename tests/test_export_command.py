@@ -1,4 +1,4 @@
-"""`hf-ctxmodels export`: what was written computes the same, with weights of 8 and of fewer bits too, or is an error."""
+"""`hf-ctxmodels export`: what was written computes the same, with weights of few bits too, or is an error."""
 
 import string
 import sys
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytest import Subtests
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer, CtxError
 from hf_ctxmodels.commands import export
@@ -33,7 +32,7 @@ def classifier(kind: str, folder: Path) -> CtxBertForSequenceClassification:
 
 
 def test_programs(
-    subtests: Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command says how far it is off, and the file gives the model's outputs; what differs is not written."""
     for number, kind in enumerate(("float32", "token", "low bits", "tensor")):

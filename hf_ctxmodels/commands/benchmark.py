@@ -9,7 +9,17 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.benchmarks import bands, compression, decoders, encoders, pretraining, recurrent, report, sharing, words
+from hf_ctxmodels.benchmarks import (
+    bands,
+    compression,
+    decoders,
+    encoders,
+    pretraining,
+    recurrent,
+    report,
+    sharing,
+    words,
+)
 from hf_ctxmodels.benchmarks.load import busy_core
 from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.training.recipe import parse_arguments

@@ -2,8 +2,8 @@ r"""Write a model with weights of 8 bits, for inference on a CPU: a quarter of t
 
     hf-ctxmodels quantize --model runs/sst2 --output_dir runs/sst2-int8
 
-The Auto classes open the result as they open the model. Inputs of the maps get 8 bits too: with a scale for each token, for
-each call's tensor, or static ones of the texts of --calibration_file.
+The Auto classes open the result as they open the model. Inputs of the maps get 8 bits too: with a scale for each token,
+for each call's tensor, or static ones of the texts of --calibration_file.
 """
 
 from dataclasses import dataclass, field

@@ -20,7 +20,7 @@ LARGEST_DIFFERENCE = 1e-4
 """Of an output, as a share of its largest value."""
 
 _LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words of the texts: of the example, and of what is then run
-_WORDS = "the film was a joy from start to end and nobody left".split()
+_WORDS = ["the", "film", "was", "a", "joy", "from", "start", "to", "end", "and", "nobody", "left"]
 
 Batch = dict[str, Tensor]
 Format = Literal["onnx", "torch"]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytest import Subtests
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForSequenceClassification
@@ -45,7 +44,7 @@ def by_integers(states: Tensor, weight: Tensor, bias: Tensor | None, activations
 
 
 @torch.no_grad()
-def test_maps_multiply_whole_numbers(subtests: Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_multiply_whole_numbers(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the fast and on the slow path, with all kinds of scales, and a range of the outputs."""
     torch.manual_seed(0)
     states, weight = torch.randn(9, 24) * torch.logspace(-3, 2, 9)[:, None], torch.randn(17, 24)
@@ -78,7 +77,8 @@ def test_codes_of_rows() -> None:
     assert torch.equal(given.dequantize(), alone)
     assert bool(((alone - states).abs() <= 0.5001 * given.scale).all())
     codes, scale = quantize_rows(states)
-    assert codes[3].count_nonzero() == 0 and scale[3] == 1
+    assert codes[3].count_nonzero() == 0
+    assert scale[3] == 1
     assert bool(((codes * scale[:, None] - states).abs() <= 0.5001 * scale[:, None]).all())
     for activations in ("token", "tensor"):
         wrong = torch.ones(2, 24)
@@ -88,7 +88,7 @@ def test_codes_of_rows() -> None:
 
 
 @torch.no_grad()
-def test_every_family_is_saved_and_opened(subtests: Subtests, tmp_path: Path) -> None:
+def test_every_family_is_saved_and_opened(subtests: pytest.Subtests, tmp_path: Path) -> None:
     """By its Auto class and as its encoder; near the model, with and without labels, and the same after opening."""
     for number, case in enumerate(REPRESENTATIVES):
         with subtests.test(case=str(case)):
@@ -147,7 +147,8 @@ def test_other_ways_to_open(tmp_path: Path) -> None:
         assert torch.equal(other(**batch).last_hidden_state, opened(**batch).last_hidden_state)
     head = AutoModelForSequenceClassification.from_pretrained(tmp_path / "int8", num_labels=40)
     assert isinstance(head.bert.layers[0].attention.qkv_proj, Int8Linear)
-    assert type(head.classifier) is nn.Linear and bool(head.classifier.weight.isfinite().all())
+    assert type(head.classifier) is nn.Linear
+    assert bool(head.classifier.weight.isfinite().all())
 
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         quantize_model(model, CtxInt8Config(skip=["clasifier"]))
     with pytest.raises(CtxError, match="activations is 'row'"):
         CtxInt8Config(activations="row")  # type: ignore[arg-type]
-    with pytest.raises(CtxError, match="calibration gave .* no input"):
+    with pytest.raises(CtxError, match=r"calibration gave .* no input"):
         quantize_model(BERT.model(), CtxInt8Config(activations="static"), {})
     quantize_model(model, CtxInt8Config(skip=["layers.0", "pooler"]))
     assert type(model.bert.layers[0].feed_forward.up_proj) is nn.Linear

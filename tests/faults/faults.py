@@ -10,6 +10,7 @@ from gpt_faults import GPT_FAULTS
 from layers_faults import LAYERS_FAULTS
 from mass_faults import MASS_FAULTS
 from models_faults import MODELS_FAULTS
+from quantize_faults import QUANTIZE_FAULTS
 from seq2seq_faults import SEQ2SEQ_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
 from t5_faults import T5_FAULTS
@@ -34,5 +35,6 @@ FAULTS = [
     *DATA_FAULTS,
     *TRAINING_FAULTS,
     *GENERATION_FAULTS,
+    *QUANTIZE_FAULTS,
     *DOCS_FAULTS,
 ]

@@ -70,7 +70,6 @@ def quantize_tokens(states: Tensor) -> Activations:
     return Activations(codes, MIDDLE, scale)
 
 
-
 def range_of(states: Tensor) -> tuple[float, float]:
     """The least and the largest value, and 0 where that lies outside."""
     if not states.numel():
