@@ -34,7 +34,7 @@ QUANTIZE_FAULTS = [
         "codes of an output layer are not tied",
         "hf_ctxmodels/layers/int8/replace.py",
         'for part in ("codes", "code_scale"):',
-        'for part in ("codes",):',
+        "for part in ():",
         _INT8,
         "every_family or sizes",
     ),

@@ -87,7 +87,8 @@ def test_sensitive_layers_get_more_bits() -> None:
             self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(4))
 
         def forward(self, curvatures: Tensor) -> Any:
-            terms = [each * layer.weight.square().sum() / 2 for each, layer in zip(curvatures, self.layers)]
+            weights: list[Any] = [layer.weight for layer in self.layers]
+            terms = [each * weight.square().sum() / 2 for each, weight in zip(curvatures, weights)]
             return type("Output", (), {"loss": torch.stack(terms).sum()})
 
     names = [f"layers.{number}.map" for number in range(4)]

@@ -63,7 +63,7 @@ class Int8Linear(nn.Module):
         static = activations == "static"
         self.input_scale = _fixed(torch.empty(1)) if static else None
         self.input_zero_point = _fixed(torch.empty(1, dtype=torch.long)) if static else None
-        self._packed: dict[Any, Tensor] = {}
+        self._packed: dict[Any, tuple[tuple[int, int], tuple[Tensor, Tensor, Tensor]]] = {}
 
     @classmethod
     @torch.no_grad()
@@ -152,16 +152,14 @@ class Int8Linear(nn.Module):
         """oneDNN's product of the codes."""
         packed, scale, zeros = self._packed_weight(part)
         bias = None if self.bias is None else self.bias[part].float()
-        by_token = isinstance(given.scale, Tensor)
-        output = torch.ops.onednn.qlinear_pointwise(
-            *(given.codes, 1.0 if by_token else given.scale, given.zero_point, packed, scale, zeros),
-            *(None if by_token else bias, 1.0, 0, torch.float32, "none", [], ""),
+        scale_of_all, bias_inside = (1.0, None) if isinstance(given.scale, Tensor) else (given.scale, bias)
+        output: Tensor = torch.ops.onednn.qlinear_pointwise(
+            *(given.codes, scale_of_all, given.zero_point, packed, scale, zeros),
+            *(bias_inside, 1.0, 0, torch.float32, "none", [], ""),
         )
-        if not by_token:
+        if not isinstance(given.scale, Tensor):
             return output
-        if bias is None:
-            return output.mul_(given.scale)
-        return torch.addcmul(bias, output, given.scale, out=output)
+        return output.mul_(given.scale) if bias is None else torch.addcmul(bias, output, given.scale, out=output)
 
     def _packed_weight(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Laid out for the processor once, with the scales and zero points of the outputs."""

@@ -95,9 +95,9 @@ def replace(
         else:
             made[id(module)] = _map(module.weight, module.bias, name, activations, ranges, empty)
     for parent in [*model.modules()]:
-        for child, module in parent._modules.items():
-            if id(module) in made:
-                parent._modules[child] = made[id(module)]
+        for child, old in parent._modules.items():
+            if id(old) in made:
+                parent._modules[child] = made[id(old)]
     if isinstance(model, PreTrainedModel):
         _tie(model)
 
