@@ -28,6 +28,8 @@ COMMANDS = {
     "evaluate-transfer": "Train a tagger in one language, and test it in others.",
     "generate": "Write a text for each line of a file: translations, summaries, questions, continuations.",
     "ensemble": "Classify texts by several models together.",
+    "quantize": "Write a model with weights of 8 bits, for inference on a CPU.",
+    "export": "Export a model to ONNX or a program of torch.export.",
     "push": "Publish a trained model on the Hub.",
     "recipes": "List the recipes and the configurations for `accelerate launch`.",
     "learning": "Show that a family learns: tokenizer, pretraining and fine-tuning, beside baselines.",

@@ -11,6 +11,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.stub import register_stub
 from hf_ctxmodels.core.weights import register_conversion
+from hf_ctxmodels.layers.int8.quantizer import register_int8
+from hf_ctxmodels.layers.low_bits.quantizer import register_low_bits
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
 
@@ -129,12 +131,32 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
     raise CtxError(f"There is no family {key!r}.", hint=f"use one of: {', '.join(FAMILIES)}.")
 
 
+def saved_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class that a checkpoint was saved from.
+
+    Raises:
+        CtxError: Its configuration is of no family, or names no class of it.
+    """
+    family = get_family(config)
+    known = {model.__name__: model for model in (*family.models.values(), *family.peers.values())}
+    for name in config.architectures or []:
+        if name in known:
+            return known[name]
+    raise CtxError(
+        f"The configuration names none of the classes of {family.name}: architectures is {config.architectures}.",
+        location=config.name_or_path or None,
+        hint="save the model by save_pretrained.",
+    )
+
+
 def register() -> None:
-    """Register all families with the Auto classes of transformers; idempotent.
+    """Register all families with the Auto classes of transformers, and the method of quantization; idempotent.
 
     Raises:
         RuntimeError: A family's `model_type` is already registered by another package.
     """
+    register_int8()
+    register_low_bits()
     for family in FAMILIES.values():
         model_type = family.config.model_type
         known = transformers.models.auto.configuration_auto.CONFIG_MAPPING._extra_content.get(model_type)

@@ -12,6 +12,7 @@ from transformers.utils import logging
 from hf_ctxmodels.benchmarks import (
     adapters,
     bands,
+    compression,
     decoders,
     encoders,
     pretraining,
@@ -48,6 +49,7 @@ SUITES = {
     "decoders": Suite([decoders.run], report.table, report.describe_peer, ("busy",)),
     "seq2seq": Suite([seq2seq.run], report.table, seq2seq.describe_peer, ("busy",)),
     "bands": Suite([bands.run], bands.table, lambda attention: bands.SETTING),
+    "compression": Suite([compression.run], compression.table, lambda attention: compression.SETTING),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
     "adapters": Suite([adapters.run], adapters.table, lambda attention: adapters.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),

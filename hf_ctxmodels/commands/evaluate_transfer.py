@@ -18,7 +18,6 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig
 
 from hf_ctxmodels.adapters.arguments import AdapterArguments, exchange_lowest
-from hf_ctxmodels.commands.finetune import FinetuneArguments, Finetuned, FinetuneLoopArguments, finetune
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.outputs import writing
@@ -26,6 +25,13 @@ from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.data.tasks import TaskArguments
 from hf_ctxmodels.data.tasks.languages import LanguageFile
 from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
+from hf_ctxmodels.training.finetuning_run import (
+    FinetuneArguments,
+    Finetuned,
+    FinetuneLoopArguments,
+    HowToFinetune,
+    finetune,
+)
 from hf_ctxmodels.training.loading import load_config
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -124,8 +130,9 @@ def main() -> None:
         ),
         task_arguments,
         loop_arguments,
-        FinetuningMethodArguments(freeze=arguments.freeze),
-        adapters.on_language(folders, train.language),
+        HowToFinetune(
+            FinetuningMethodArguments(freeze=arguments.freeze), adapters.on_language(folders, train.language)
+        ),
     )
     rows = [measure(found, source, loop_arguments.per_device_batch_size, folders) for source in tests]
     if found.accelerator.is_main_process:

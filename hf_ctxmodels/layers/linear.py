@@ -44,12 +44,14 @@ def apply_linear(module: nn.Module, input: Tensor, start: int | None = None, sto
     Args:
         module: The linear map, or its replacement.
         input: (..., in).
-        start, stop: A range of the output features; a plain map computes only these.
+        start, stop: A range of the output features; a plain map, and one that says `takes_range`, computes only these.
 
     Returns:
         (..., out), or (..., stop - start).
     """
     if not is_plain_linear(module):
+        if start is not None and getattr(module, "takes_range", False):
+            return module(input, start, stop)
         output = module(input)
         return output if start is None else output[..., start:stop]
     if start is None:
@@ -100,14 +102,15 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 def multiplies_fast(*tensors: Tensor) -> bool:
     """Whether oneDNN applies: ordinary tensors on a CPU, in single precision, outside of autocast and of whatever
     records or transforms operators (compilation, export, `torch.func`, dispatch modes)."""
-    if not _HAS_ONEDNN or torch.is_autocast_enabled("cpu") or _are_operators_intercepted():
+    if not _HAS_ONEDNN or torch.is_autocast_enabled("cpu") or operators_are_intercepted():
         return False
     if not _are_ordinary(*tensors):
         return False
     return all(each.device.type == "cpu" and each.dtype is torch.float32 and each.numel() > 0 for each in tensors)
 
 
-def _are_operators_intercepted() -> bool:
+def operators_are_intercepted() -> bool:
+    """Whether something records or transforms operators: compilation, tracing, `torch.func`, a dispatch mode."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0

@@ -14,6 +14,7 @@ from layers_faults import LAYERS_FAULTS
 from mass_faults import MASS_FAULTS
 from models_faults import MODELS_FAULTS
 from multitask_faults import MULTITASK_FAULTS
+from quantize_faults import QUANTIZE_FAULTS
 from seq2seq_faults import SEQ2SEQ_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
 from t5_faults import T5_FAULTS
@@ -42,5 +43,6 @@ FAULTS = [
     *TRAINING_FAULTS,
     *FINETUNING_FAULTS,
     *GENERATION_FAULTS,
+    *QUANTIZE_FAULTS,
     *DOCS_FAULTS,
 ]

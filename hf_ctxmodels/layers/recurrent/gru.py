@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_ctxmodels.layers.linear import linear
 from hf_ctxmodels.layers.recurrent.exported import exported_gru
 from hf_ctxmodels.layers.recurrent.gru_recurrence import GATES, recur
+from hf_ctxmodels.layers.recurrent.inputs import multiply_inputs
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.layers.recurrent.precision import precision_of
 
@@ -76,8 +76,7 @@ class GRU(nn.Module):
         gated = 2 * self.hidden_size
         with outside_autocast:
             bias = torch.cat([self.bias[:, :gated] + self.state_bias[:, :gated], self.bias[:, gated:]], 1)
-            parts = (bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
-            gates = torch.stack([linear(states, weight, bias) for bias, states, weight in zip(*parts, strict=True)])
+            gates = multiply_inputs(self, packed.to(dtype), bias.to(dtype))
             weights = (self.state_weight.to(dtype), self.state_bias[:, gated:].to(dtype))
             given = (gates, start.to(dtype), *weights)
             if torch.compiler.is_compiling():

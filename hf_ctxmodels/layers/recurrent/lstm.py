@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.dropout import dropout
-from hf_ctxmodels.layers.linear import linear
 from hf_ctxmodels.layers.recurrent.exported import exported_lstm
+from hf_ctxmodels.layers.recurrent.inputs import multiply_inputs
 from hf_ctxmodels.layers.recurrent.lstm_recurrence import GATES, recur
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.layers.recurrent.precision import precision_of
@@ -116,8 +116,7 @@ class LSTM(nn.Module):
             state_weight = dropout(self.state_weight, self.weight_dropout, self.training).to(dtype)
             projection = None if self.projection is None else self.projection.to(dtype)
             bias = self.bias if self.state_bias is None else self.bias + self.state_bias
-            parts = (bias.to(dtype), packed.to(dtype), self.input_weight.to(dtype))
-            gates = torch.stack([linear(states, weight, bias) for bias, states, weight in zip(*parts)])
+            gates = multiply_inputs(self, packed.to(dtype), bias.to(dtype))
             start = LSTMState(hidden.to(dtype), cell.to(dtype))
             if not torch.compiler.is_compiling():
                 return self._recur(gates, start, state_weight, projection, rows, truncation)

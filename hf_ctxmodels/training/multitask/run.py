@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.adapters.arguments import AdapterArguments
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
@@ -24,7 +23,6 @@ from hf_ctxmodels.multitask.configuration import check_task_name, task_entry
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.directory import publish_files, temporary_path
-from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
 from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.multitask.batches import TaskCollator, mean, mixture_of, named
@@ -70,12 +68,11 @@ class Start:
 
 def start_of(
     arguments: Any,
-    ways: FinetuningMethodArguments,
-    adapters: AdapterArguments,
+    how: Any,
     open_parts: Callable[..., Any],
     open_model: Callable[..., Any],
 ) -> Start:
-    """The start by the flags of `hf-ctxmodels finetune`, with its functions.
+    """The start by the flags of `hf-ctxmodels finetune`, with its functions; `how` is `HowToFinetune`.
 
     Raises:
         CtxError: There are flags of a single task.
@@ -87,13 +84,13 @@ def start_of(
             location=", ".join(given),
             hint="leave it out, or --tasks.",
         )
-    if replace(ways, freeze=None) != FinetuningMethodArguments() or adapters != AdapterArguments():
+    if replace(how, ways=replace(how.ways, freeze=None)) != type(how)():
         raise CtxError(
             "Of the ways to fine-tune, several tasks take --freeze encoder alone.",
-            location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --adapter or weights drawn anew",
+            location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --reinit_layers, --adapter or bits",
             hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
         )
-    where, frozen = arguments.model or arguments.config, ways.freeze is not None
+    where, frozen = arguments.model or arguments.config, how.ways.freeze is not None
     return Start(partial(open_parts, arguments, own=True), partial(open_model, arguments), where, frozen)
 
 

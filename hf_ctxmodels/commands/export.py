@@ -1,0 +1,41 @@
+r"""Export an encoder or a head on one to a file that runs without this package, and compare it with the model.
+
+    hf-ctxmodels export --model runs/sst2 --format onnx --output sst2.onnx
+
+The file takes batches of any number of rows and columns.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.outputs import check_new_file
+from hf_ctxmodels.inference.exporting import check_exports, example_batches, export_model
+from hf_ctxmodels.registry import saved_class
+from hf_ctxmodels.training.loading import check_weights, load_config, load_tokenizer
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class ExportArguments:
+    """What to export, and where."""
+
+    model: str = field(metadata={"help": "Directory or Hub id of the model, with its tokenizer."})
+    output: str = field(metadata={"help": "File to write; the weights of an ONNX file are beside it, in <file>.data."})
+    format: Literal["onnx", "torch"] = flag("onnx", "onnx, or torch for a program of torch.export (.pt2).")
+    overwrite: bool = flag(False, "Replace --output if it exists.")
+
+
+def main() -> None:
+    """Open, export, compare, and print the difference."""
+    (arguments,) = parse_arguments(ExportArguments, description=__doc__)
+    check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
+    check_weights(Path(arguments.model))
+    model = open_pretrained(saved_class(load_config(arguments.model)), arguments.model, "the model")
+    check_exports(model, arguments.output, arguments.format)
+    batches = example_batches(load_tokenizer(arguments.model))
+    found = export_model(model, batches, arguments.output, arguments.format)
+    print(f"{type(model).__name__} exported to {arguments.output}, inputs {', '.join(batches[0])}")
+    print(f"largest difference on batches of other shapes: {found:.1e} of an output's largest value")

@@ -1,0 +1,105 @@
+"""Codes of 8 bits: weights by rows, activations by tokens or by tensors.
+
+A weight is `code * scale` with codes from -127 to 127 and a scale for each output row. An activation is
+`(code - zero_point) * scale` with codes from 0 to 255 (Jacob et al. 2018, arXiv 1712.05877, equation 1).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LARGEST = 127  # of a weight's code, and of the distance of a token's code from `MIDDLE`
+MIDDLE = 128  # the zero point of codes by tokens
+_CHUNK = 1 << 17  # elements that are rounded at a time: intermediate results then stay in the cache
+_ROUNDED = 0.5  # added before what is behind the point is cut off
+_TINY = 1e-30  # largest value of a row below which all its codes are `MIDDLE`
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of a weight and the scales of its rows.
+
+    Args:
+        weight: (..., rows, columns), finite.
+
+    Returns:
+        (..., rows, columns) int8 codes and (..., rows) float32 scales; a row of zeros has the scale 1.
+    """
+    weight = weight.detach().float()
+    largest = weight.abs().amax(-1)
+    scale = (largest / LARGEST).where(largest > 0, 1.0)
+    return (weight / scale[..., None]).round_().to(torch.int8), scale
+
+
+def dequantize_rows(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(..., rows, columns) weights of codes and of the scales of their rows."""
+    return (codes * scale.float()[..., None]).to(dtype)
+
+
+class Activations(NamedTuple):
+    """Codes of activations.
+
+    Attributes:
+        codes: (rows, width) uint8.
+        zero_point: The code of 0.
+        scale: (rows, 1) of every row, or a number for all.
+    """
+
+    codes: Tensor
+    zero_point: int
+    scale: Tensor | float
+
+    def dequantize(self) -> Tensor:
+        """(rows, width) float32."""
+        return (self.codes.float() - self.zero_point) * self.scale
+
+
+def quantize_tokens(states: Tensor) -> Activations:
+    """Codes with a scale for each row, so that a row's result depends on no other row.
+
+    Args:
+        states: (rows, width) float32. A row that is not finite has a scale that is not finite.
+    """
+    codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
+    scale = states.new_empty(states.shape[0], 1)
+    for part in _parts(states):
+        largest = states[part].abs().amax(1, keepdim=True)
+        scale[part] = largest / LARGEST
+        codes[part] = (states[part] * (LARGEST / largest.clamp_min(_TINY))).add_(_ROUNDED + MIDDLE)
+    return Activations(codes, MIDDLE, scale)
+
+
+def range_of(states: Tensor) -> tuple[float, float]:
+    """The least and the largest value, and 0 where that lies outside."""
+    if not states.numel():
+        return 0.0, 0.0
+    least, largest = (float(each) for each in states.aminmax())
+    return min(least, 0.0), max(largest, 0.0)
+
+
+def scale_of_range(least: float, largest: float) -> tuple[float, int]:
+    """Scale and zero point of codes from 0 to 255 for values of a range that has 0 in it."""
+    scale = (largest - least) / 255 or 1.0
+    return scale, round(-least / scale) if math.isfinite(scale) else 0
+
+
+def quantize_tensor(states: Tensor, scale: float, zero_point: int) -> Activations:
+    """Codes with one scale; values outside of its range become its ends.
+
+    Args:
+        states: (rows, width) float32.
+        scale, zero_point: Of `scale_of_range`.
+    """
+    codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
+    for part in _parts(states):
+        codes[part] = (states[part] * (1 / scale)).add_(_ROUNDED + zero_point).clamp_(0, 255)
+    return Activations(codes, zero_point, scale)
+
+
+def _parts(states: Tensor) -> list[slice]:
+    rows, width = states.shape
+    if torch.compiler.is_compiling():  # the number of parts would depend on the data
+        return [slice(None)]
+    step = max(1, _CHUNK // max(1, width))
+    return [slice(first, first + step) for first in range(0, rows, step)]

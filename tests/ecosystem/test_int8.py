@@ -1,0 +1,207 @@
+"""Weights of 8 bits: the product against integers, files of every family, errors, and the command."""
+
+import copy
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModel, AutoModelForSequenceClassification
+from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
+
+from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
+from hf_ctxmodels.commands import quantize
+from hf_ctxmodels.layers.int8 import modules
+from hf_ctxmodels.layers.int8.codes import quantize_rows, quantize_tokens
+from hf_ctxmodels.layers.int8.modules import Int8Embedding, Int8Linear
+from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.registry import FAMILIES
+
+BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
+
+
+def by_integers(states: Tensor, weight: Tensor, bias: Tensor | None, activations: str) -> Tensor:
+    """The map in whole numbers and double precision, row by row."""
+    rows = []
+    least, largest = min(0.0, float(states.min())), max(0.0, float(states.max()))
+    for row in states:
+        scale = float(row.abs().max()) / 127 if activations == "token" else (largest - least) / 255
+        zero = 128 if activations == "token" else round(-least / scale)
+        codes = torch.floor(row.float() * (1 / scale) + 0.5 + zero).long()
+        assert 0 <= int(codes.min()) <= int(codes.max()) <= 255
+        outputs = []
+        for out, each in enumerate(weight):
+            step = float(each.abs().max()) / 127
+            product = int(((codes - zero) * (each / step).round().long()).sum())
+            outputs.append(product * scale * step + (0.0 if bias is None else float(bias[out])))
+        rows.append(outputs)
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@torch.no_grad()
+def test_maps_multiply_whole_numbers(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the fast and on the slow path, with all kinds of scales, and a range of the outputs."""
+    torch.manual_seed(0)
+    states, weight = torch.randn(9, 24) * torch.logspace(-3, 2, 9)[:, None], torch.randn(17, 24)
+    assert modules.HAS_INT8_PRODUCT or not torch.cpu._is_vnni_supported()
+    for activations in ("token", "tensor", "static"):
+        for bias in (None, torch.randn(17)):
+            given = (min(0.0, float(states.min())), float(states.max())) if activations == "static" else None
+            made = Int8Linear.of(weight, bias, activations, given)  # type: ignore[arg-type]
+            expected = by_integers(states, weight, bias, activations)
+            for fast in {modules.HAS_INT8_PRODUCT, False}:
+                with subtests.test(activations=activations, bias=bias is not None, fast=fast):
+                    monkeypatch.setattr(modules, "HAS_INT8_PRODUCT", fast)
+                    found = made(states)
+                    largest = expected.abs().amax(1, keepdim=True) if activations == "token" else expected.abs().max()
+                    share = (found - expected).abs() / largest
+                    assert float(share.max()) < 1e-5, share
+                    torch.testing.assert_close(apply_linear(made, states, 3, 11), found[:, 3:11])
+                    assert made(states.view(3, 3, 24)).shape == (3, 3, 17)
+                    assert made(states[:0]).shape == (0, 17)
+            monkeypatch.undo()
+
+
+@torch.no_grad()
+def test_codes_of_rows() -> None:
+    """Rows do not depend on each other; zeros, and values that are no numbers, stay what they are."""
+    states = torch.randn(300, 700)
+    states[3] = 0
+    given = quantize_tokens(states)
+    alone = torch.cat([quantize_tokens(row[None]).dequantize() for row in states])
+    assert torch.equal(given.dequantize(), alone)
+    assert bool(((alone - states).abs() <= 0.5001 * given.scale).all())
+    codes, scale = quantize_rows(states)
+    assert codes[3].count_nonzero() == 0
+    assert scale[3] == 1
+    assert bool(((codes * scale[:, None] - states).abs() <= 0.5001 * scale[:, None]).all())
+    for activations in ("token", "tensor"):
+        wrong = torch.ones(2, 24)
+        wrong[1, 5] = math.nan
+        found = Int8Linear.of(torch.randn(17, 24), None, activations)(wrong)  # type: ignore[arg-type]
+        assert bool(found[1].isnan().all()), activations
+
+
+@torch.no_grad()
+def test_every_family_is_saved_and_opened(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    """By its Auto class and as its encoder; near the model, with and without labels, and the same after opening."""
+    for number, case in enumerate(REPRESENTATIVES):
+        with subtests.test(case=str(case)):
+            model, batch, folder = case.model(), make_batch(case), tmp_path / str(number)
+            targets = batch | make_targets(case, batch)
+            expected, loss, before = tensors_of(model(**batch)), float(model(**targets).loss), stored(model)
+            quantize_model(model, CtxInt8Config())
+            found = tensors_of(model(**batch))
+            for name, value in found.items():
+                cosine = F.cosine_similarity(value.flatten().float(), expected[name].flatten().float(), 0)
+                assert float(cosine) > 0.99, f"{name}: {float(cosine)}"
+            assert abs(float(model(**targets).loss) - loss) < 0.1 * max(loss, 1.0)
+            model.save_pretrained(folder)
+            opened, report = type(model).from_pretrained(folder, output_loading_info=True)
+            assert not any(report.values()), report
+            for name, value in tensors_of(opened(**batch)).items():
+                assert torch.equal(value, found[name]), name
+            size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+            assert size < before, f"{size} of {before} bytes"  # of these sizes, names and scales are much of the file
+            encoder = AutoModel.from_pretrained(folder)
+            assert any(isinstance(each, Int8Linear | Int8Embedding) for each in encoder.modules())
+
+
+def stored(model: nn.Module) -> int:
+    return quantize.stored_bytes(model)  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    """Of shapes as they are used: a quarter; tied tables are stored once."""
+    fields = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
+    for name, head, options in (
+        ("bert", "AutoModelForMaskedLM", fields),
+        ("ulmfit", "AutoModelForCausalLM", {"vocab_size": 9000}),
+        ("elmo", "AutoModelForPreTraining", {}),
+    ):
+        family = FAMILIES[name]
+        model = family.models[head](family.config(**(family.sizes["tiny"] | options)))
+        before = stored(model)
+        quantize_model(model, CtxInt8Config())
+        assert 3.5 < before / stored(model) < 4, f"{name}: {before / stored(model)}"
+
+
+@torch.no_grad()
+def test_other_ways_to_open(tmp_path: Path) -> None:
+    """A plain checkpoint is quantized when it is opened; a new head on a quantized encoder is in single precision;
+    copies act as their model."""
+    case = Case(FAMILIES["bert"], "AutoModel")
+    plain, batch = case.model(), make_batch(case)
+    plain.save_pretrained(tmp_path / "plain")
+    opened = AutoModel.from_pretrained(tmp_path / "plain", quantization_config=CtxInt8Config())
+    opened.save_pretrained(tmp_path / "int8")
+    again = AutoModel.from_pretrained(tmp_path / "int8", dtype=torch.bfloat16)
+    assert again.layers[0].feed_forward.up_proj.code_scale.dtype is torch.float32
+    reopened = AutoModel.from_pretrained(tmp_path / "int8")
+    for other in (reopened, copy.deepcopy(opened)):
+        assert torch.equal(other(**batch).last_hidden_state, opened(**batch).last_hidden_state)
+    head = AutoModelForSequenceClassification.from_pretrained(tmp_path / "int8", num_labels=40)
+    assert isinstance(head.bert.layers[0].attention.qkv_proj, Int8Linear)
+    assert type(head.classifier) is nn.Linear
+    assert bool(head.classifier.weight.isfinite().all())
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    model = BERT.model()
+    with pytest.raises(CtxError, match=r"no module 'clasifier'"):
+        quantize_model(model, CtxInt8Config(skip=["clasifier"]))
+    with pytest.raises(CtxError, match="activations is 'row'"):
+        CtxInt8Config(activations="row")  # type: ignore[arg-type]
+    with pytest.raises(CtxError, match=r"calibration gave .* no input"):
+        quantize_model(BERT.model(), CtxInt8Config(activations="static"), {})
+    quantize_model(model, CtxInt8Config(skip=["layers.0", "pooler"]))
+    assert type(model.bert.layers[0].feed_forward.up_proj) is nn.Linear
+    assert isinstance(model.bert.layers[1].feed_forward.up_proj, Int8Linear)
+    with pytest.raises(CtxError, match="quantized already"):
+        quantize_model(model, CtxInt8Config())
+    with pytest.raises(CtxError, match="has no gradients"):
+        model.bert.layers[1].feed_forward(torch.randn(2, 3, 32, requires_grad=True))
+    with pytest.raises(CtxError, match="plain weights"):
+        model.export_reference(tmp_path)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CtxError, match="for a CPU"):
+        AutoModelForSequenceClassification.from_pretrained(tmp_path, device_map="cuda:0")
+    with pytest.raises(CtxError, match="quantized already"):
+        quantize.open_model(str(tmp_path))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With static scales of a calibration; what is wrong with its flags is an error."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+    FAMILIES["bert"].tokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(tmp_path)
+    config = CtxBertConfig(**FAMILIES["bert"].sizes["tiny"], vocab_size=len(words), initializer_range=0.2)
+    CtxBertForSequenceClassification(config).save_pretrained(tmp_path)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a b c d\n" * 3, encoding="utf-8")
+    output = tmp_path / "int8"
+    command = ["quantize", "--model", str(tmp_path), "--output_dir", str(output)]
+
+    def run(*flags: str) -> None:
+        monkeypatch.setattr(sys, "argv", [*command, *flags])
+        quantize.main()
+
+    with pytest.raises(CtxError, match="3 texts, too few"):
+        run("--activations", "static", "--calibration_file", str(texts))
+    with pytest.raises(CtxError, match="come from a calibration"):
+        run("--calibration_file", str(texts))
+    texts.write_text("a b c d e\nf g h\n" * 10, encoding="utf-8")
+    run("--activations", "static", "--calibration_file", str(texts), "--skip", "pooler")
+    assert "times smaller" in capsys.readouterr().out
+    assert json.loads((output / "config.json").read_text())["quantization_config"]["activations"] == "static"
+    model = CtxBertForSequenceClassification.from_pretrained(tmp_path)
+    opened = AutoModelForSequenceClassification.from_pretrained(output)
+    batch = {"input_ids": torch.tensor([[2, 5, 6, 7, 3]])}
+    assert F.cosine_similarity(opened(**batch).logits, model(**batch).logits).item() > 0.98
+    assert isinstance(CtxBertModel.from_pretrained(output).layers[0].attention.qkv_proj.input_zero_point, Tensor)
+    with pytest.raises(CtxError, match="already holds"):
+        run()

@@ -1,0 +1,146 @@
+"""Weights of a few bits: codes against a loop, gradients, eigenvalues against a whole Hessian, training and files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSequenceClassification
+from zoo import Case, make_batch, make_targets
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.layers.low_bits.groups import fake_quantize, pack_bits, packed_size, quantize_groups, unpack_bits
+from hf_ctxmodels.layers.low_bits.modules import PackedLinear, TrainedLinear
+from hf_ctxmodels.layers.low_bits.quantizer import packed_model, train_with_bits
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.low_bits import LowBitsArguments, start_low_bits
+from hf_ctxmodels.training.sensitivity import layers_of, mix_bits, sensitivities, top_eigenvalue
+
+BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
+
+
+def by_loop(weight: Tensor, bits: int, groups: int) -> Tensor:
+    """The nearest of the 2^bits values between the least and the largest weight of a group of rows."""
+    size = -(-len(weight) // groups)
+    values = weight.clone()
+    for first in range(0, len(weight), size):
+        group = weight[first : first + size].double()
+        levels = torch.linspace(float(group.min()), float(group.max()), 2**bits, dtype=torch.float64)
+        for row in range(len(group)):
+            for column in range(group.shape[1]):
+                values[first + row, column] = levels[(levels - group[row, column]).abs().argmin()]
+    return values
+
+
+def test_codes_are_the_nearest_levels_of_their_group(subtests: pytest.Subtests) -> None:
+    """And pass the gradient on as it is; packed codes are the same codes."""
+    torch.manual_seed(0)
+    weight = torch.randn(10, 7) * torch.logspace(-2, 1, 10)[:, None]
+    weight.requires_grad_()
+    for bits in range(2, 9):
+        for groups in (1, 3, 10, 128):
+            with subtests.test(bits=bits, groups=groups):
+                values = fake_quantize(weight, bits, groups)
+                torch.testing.assert_close(values, by_loop(weight.detach(), bits, groups), rtol=1e-5, atol=1e-6)
+                upstream = torch.randn_like(values)
+                (gradient,) = torch.autograd.grad(values, weight, upstream)
+                assert torch.equal(gradient, upstream)
+                codes = quantize_groups(weight, bits, groups).codes
+                assert int(codes.max()) < 2**bits
+                packed = pack_bits(codes, bits)
+                assert packed.dtype is torch.uint8
+                assert len(packed) == packed_size(70, bits) == -(-70 * bits // 8)
+                assert torch.equal(unpack_bits(packed, bits, (10, 7)), codes)
+    constant = torch.full((4, 5), 0.3)
+    assert torch.equal(fake_quantize(constant, 2, 2), constant)
+
+
+def test_power_iteration_finds_the_largest_eigenvalue() -> None:
+    """Of the block of two weights of a small network, against the whole Hessian; also a negative one."""
+    torch.manual_seed(0)
+    states, first, second = torch.randn(20, 4), torch.randn(5, 4), torch.randn(3, 5)
+    labels = torch.arange(20) % 3
+
+    def loss(flat: Tensor) -> Tensor:
+        one, two = flat[:20].view(5, 4), flat[20:].view(3, 5)
+        return nn.functional.cross_entropy((states @ one.T).tanh() @ two.T, labels)
+
+    flat = torch.cat([first.flatten(), second.flatten()])
+    eigenvalues = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat))
+    largest = float(max(eigenvalues, key=abs))
+    for sign in (1, -1):
+        weights = [each.clone().requires_grad_() for each in (first, second)]
+        found = top_eigenvalue(
+            sign * loss(torch.cat([each.flatten() for each in weights])), weights, iterations=500, tolerance=1e-7
+        )
+        assert found == pytest.approx(sign * largest, rel=1e-3)
+
+
+def test_sensitive_layers_get_more_bits() -> None:
+    """A layer's number is that of its eigenvalues over the parts; the mix follows the order of the numbers."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(4))
+
+        def forward(self, curvatures: Tensor) -> Any:
+            weights: list[Any] = [layer.weight for layer in self.layers]
+            terms = [each * weight.square().sum() / 2 for each, weight in zip(curvatures, weights)]
+            return type("Output", (), {"loss": torch.stack(terms).sum()})
+
+    names = [f"layers.{number}.map" for number in range(4)]
+    assert layers_of(["pooler.dense", *names]) == {f"layers.{number}": [f"layers.{number}.map"] for number in range(4)}
+    parts = [{"curvatures": torch.tensor(each)} for each in ([1.0, 5.0, -3.0, 2.0], [1.0, 1.0, -3.0, 2.0])]
+    found = sensitivities(Model(), {name: [name] for name in ("layers.0", "layers.1", "layers.2", "layers.3")}, parts)
+    assert [*found.values()] == pytest.approx([1.0, 3.0 + 2.0, 3.0, 2.0])
+    assert mix_bits(found, [2, 4]) == {"layers.1": 4, "layers.2": 4, "layers.3": 2, "layers.0": 2}
+
+
+def test_training_and_its_file(tmp_path: Path) -> None:
+    """A step changes the weights in single precision; the packed model computes what was evaluated, and is opened."""
+    model, batch = BERT.model(), make_batch(BERT)
+    targets = batch | make_targets(BERT, batch)
+    features = [{name: value[row] for name, value in targets.items()} for row in range(4)]
+
+    def collate(rows: list[Any]) -> dict[str, Tensor]:
+        return {name: torch.stack([row[name] for row in rows]) for name in targets}
+
+    names = [name for name, _ in model.named_parameters()]
+    arguments = LowBitsArguments(quantize_bits=[3, 5], quantize_groups=4, sensitivity_parts=2)
+    start_low_bits(model, arguments, features, collate, 2, Accelerator(cpu=True))
+    assert names == [name for name, _ in model.named_parameters()]
+    bits = {module.bits for module in model.bert.layers.modules() if isinstance(module, TrainedLinear)}
+    assert bits == {3, 5}
+    assert type(model.classifier) is nn.Linear
+    weight = model.bert.layers[0].attention.qkv_proj.weight
+    before = weight.detach().clone()
+    model.train()(**targets).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.bert.layers.parameters())
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    assert not torch.equal(weight, before)
+    assert len(weight.unique()) > 2**5 * 4
+    with torch.no_grad():
+        expected = model.eval()(**batch).logits
+        packed = packed_model(model)
+        packed.save_pretrained(tmp_path)
+        opened = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+        for each in (packed, opened):
+            torch.testing.assert_close(each(**batch).logits, expected, rtol=1e-5, atol=1e-5)
+    assert isinstance(AutoModel.from_pretrained(tmp_path).layers[0].attention.qkv_proj, PackedLinear)
+    with pytest.raises(CtxError, match="cannot be trained"):
+        start_low_bits(opened, LowBitsArguments(), features, collate, 2, Accelerator(cpu=True))
+
+
+def test_errors() -> None:
+    accelerator, tied = Accelerator(cpu=True), Case(FAMILIES["bert"], "AutoModelForMaskedLM").model()
+    with pytest.raises(CtxError, match="tied to its embeddings"):
+        start_low_bits(tied, LowBitsArguments(quantize_bits=[4]), [], None, 2, accelerator)
+    with pytest.raises(CtxError, match="from 2 to 8 bits"):
+        start_low_bits(BERT.model(), LowBitsArguments(quantize_bits=[1]), [], None, 2, accelerator)
+    with pytest.raises(CtxError, match="0 training examples"):
+        start_low_bits(BERT.model(), LowBitsArguments(quantize_bits=[2, 4]), [], None, 2, accelerator)
+    with pytest.raises(CtxError, match="one group"):
+        train_with_bits(BERT.model(), {"bert.pooler.dense": 4}, 0)
