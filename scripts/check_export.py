@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_ctxmodels.inference.exporting import Batch, difference_on, write_onnx, write_program
 from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
@@ -38,8 +38,6 @@ EXAMPLE = (9, 6, 4)
 OTHERS = ((3, 12, 7, 2, 8), (5,))
 """Lengths of the rows that the exported model is run on: another number of rows and columns, and a single row."""
 WORDS = 5  # the first id that is no special token
-
-Batch = dict[str, Tensor]
 
 
 class DecoderStep(nn.Module):
@@ -128,58 +126,16 @@ def batches(model: PreTrainedModel, auto_name: str = "AutoModel", part: str = ""
     )
 
 
-def largest_difference(expected: Iterable[Tensor], got: Iterable[Tensor], mask: Tensor) -> float:
-    """Over all outputs, as a share of an output's largest value; what there is for each token is compared where `mask`,
-    (batch, length), is not 0."""
-    found = [0.0]
-    for ours, theirs in zip(expected, got, strict=True):
-        if ours.shape[:2] == mask.shape:
-            ours, theirs = ours[mask != 0], theirs[mask != 0]
-        found.append(float((ours - theirs).abs().max() / ours.abs().max()))
-    return max(found)
-
-
-def run(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """The outputs of a model by name."""
-    with torch.no_grad():
-        return {name: value for name, value in model(**batch).items() if isinstance(value, Tensor)}
-
-
 def check_program(model: nn.Module, batch: Batch, others: list[Batch], folder: Path) -> float:
     """Largest difference of the program that `torch.export` makes of a model, after it was written and read."""
-    shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in batch}
-    file = folder / "model.pt2"
     with torch.no_grad():
-        program = torch.export.export(model, (), kwargs=batch, dynamic_shapes=shapes)
-        torch.export.save(program, file)
-        opened = torch.export.load(file).module()
-    return max(
-        largest_difference(run(model, other).values(), run(opened, other).values(), other["attention_mask"])
-        for other in others
-    )
+        return difference_on(model, write_program(model, batch, folder / "model.pt2"), others)
 
 
 def check_onnx(model: nn.Module, batch: Batch, others: list[Batch], folder: Path) -> float:
     """Largest difference of what onnxruntime computes."""
-    import onnxruntime
-
-    names = [*run(model, batch)]
-    torch.onnx.export(
-        model,
-        kwargs=batch,
-        f=folder / "model.onnx",
-        dynamo=True,
-        dynamic_shapes={name: {0: "batch", 1: "steps" if name.startswith("decoder_") else "length"} for name in batch},
-        output_names=names,
-        verbose=False,
-    )
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-    differences = []
-    for other in others:
-        got = session.run(names, {name: tensor.numpy() for name, tensor in other.items()})
-        expected = run(model, other).values()
-        differences.append(largest_difference(expected, map(torch.from_numpy, got), other["attention_mask"]))
-    return max(differences)
+    with torch.no_grad():
+        return difference_on(model, write_onnx(model, batch, folder / "model.onnx"), others)
 
 
 def check(spec: FamilySpec, auto_name: str, part: str = "", *, onnx: bool) -> Result:
@@ -199,7 +155,7 @@ def check(spec: FamilySpec, auto_name: str, part: str = "", *, onnx: bool) -> Re
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found.append(kind(PARTS[part](model), *batches(model, auto_name, part), Path(folder)))
+                found.append(kind(PARTS[part](model).eval(), *batches(model, auto_name, part), Path(folder)))
             except Exception as error:
                 found.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}")
     return Result(".".join([type(model).__name__, *([part] if part else [])]), *found)

@@ -2,13 +2,13 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,6 +23,8 @@ _LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words of the texts: of the exa
 _WORDS = ["the", "film", "was", "a", "joy", "from", "start", "to", "end", "and", "nobody", "left"]
 
 Batch = dict[str, Tensor]
+Run = Callable[[Batch], Iterable[Tensor]]
+"""A batch -> outputs in their order."""
 Format = Literal["onnx", "torch"]
 
 
@@ -77,14 +79,14 @@ def export_model(model: PreTrainedModel, batches: list[Batch], file: str | Path,
     with writing(file), tempfile.TemporaryDirectory() as folder, torch.no_grad():
         written = Path(folder) / file.name
         try:
-            run = (_write_onnx if form == "onnx" else _write_program)(model, batches[0], written)
+            run = (write_onnx if form == "onnx" else write_program)(model, batches[0], written)
         except Exception as error:  # whatever the exporters meet in a model
             raise CtxError(
                 f"{type(model).__name__} cannot be exported: {(str(error).strip().splitlines() or [''])[0]}",
                 location=f"--format {form}",
                 hint="docs/how-to/export.md lists what can.",
             ) from error
-        found = max(_difference(_outputs(model, other), run(other), other["attention_mask"]) for other in batches[1:])
+        found = difference_on(model, run, batches[1:])
         if not found <= LARGEST_DIFFERENCE:
             raise CtxError(
                 f"What was exported differs from the model by {found:.1e} of an output's largest value.",
@@ -97,18 +99,20 @@ def export_model(model: PreTrainedModel, batches: list[Batch], file: str | Path,
     return found
 
 
-def _write_program(model: PreTrainedModel, batch: Batch, file: Path) -> Any:
+def write_program(model: nn.Module, batch: Batch, file: Path) -> Run:
+    """Export by `torch.export`, with a dynamic batch and length; gives what runs the written file."""
     shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in batch}
     torch.export.save(torch.export.export(model, (), kwargs=batch, dynamic_shapes=shapes), file)
     opened = torch.export.load(file).module()
     return lambda other: _tensors(opened(**other)).values()
 
 
-def _write_onnx(model: PreTrainedModel, batch: Batch, file: Path) -> Any:
+def write_onnx(model: nn.Module, batch: Batch, file: Path) -> Run:
+    """Export to ONNX, with a dynamic batch, length and number of a decoder's steps; gives what runs the file."""
     import onnxruntime
 
     names = [*_tensors(model(**batch))]
-    shapes = {name: {0: "batch", 1: "length"} for name in batch}
+    shapes = {name: {0: "batch", 1: "steps" if name.startswith("decoder_") else "length"} for name in batch}
     torch.onnx.export(
         model, kwargs=batch, f=file, dynamo=True, dynamic_shapes=shapes, output_names=names, verbose=False
     )
@@ -122,8 +126,9 @@ def _write_onnx(model: PreTrainedModel, batch: Batch, file: Path) -> Any:
     return run
 
 
-def _outputs(model: PreTrainedModel, batch: Batch) -> Iterable[Tensor]:
-    return _tensors(model(**batch)).values()
+def difference_on(model: nn.Module, run: Run, batches: Iterable[Batch]) -> float:
+    """The largest difference from the model of what was exported, as a share of an output's largest value."""
+    return max(_difference(_tensors(model(**each)).values(), run(each), each["attention_mask"]) for each in batches)
 
 
 def _tensors(output: Mapping[str, Any]) -> dict[str, Tensor]:

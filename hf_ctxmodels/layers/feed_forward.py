@@ -53,9 +53,9 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., hidden)."""
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        if len(rows) <= _CHUNK or not self._may_chunk(hidden_states):
+        if not self._may_chunk(hidden_states):
             return self._compute(hidden_states)
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         output = torch.empty_like(rows)
         for start in range(0, len(rows), _CHUNK):
             output[start : start + _CHUNK] = self._compute(rows[start : start + _CHUNK])
@@ -66,8 +66,10 @@ class FeedForward(nn.Module):
         return self._finite(apply_linear(self.down_proj, between))
 
     def _may_chunk(self, hidden_states: Tensor) -> bool:
-        """Whether nobody needs the wide states or the order of dropout, and nothing else than a CPU computes."""
-        if self.training or torch.is_grad_enabled() or self.activation._forward_hooks:
+        """Whether there are many rows, nobody needs the wide states or the order of dropout, and a CPU computes now."""
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        if hidden_states.numel() <= _CHUNK * hidden_states.shape[-1] or self.activation._forward_hooks:
             return False
         return multiplies_fast(hidden_states) and all(map(is_plain_linear, self._maps()))
 
