@@ -23,6 +23,7 @@ from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit, check_room
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
+from hf_ctxmodels.training.finetuning.method import FinetuningMethod
 from hf_ctxmodels.training.finetuning_arguments import WHERE_THINGS_LIE, FinetuningMethodArguments
 from hf_ctxmodels.training.label_smoothing import smooth_labels
 from hf_ctxmodels.training.loading import (
@@ -141,6 +142,16 @@ def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -
     if isinstance(tokenizer, CtxTokenizer):
         tokenizer.prepare_for_tasks()
     check_room(tokenizer, max_length)
+
+
+def fit_parts(
+    arguments: FinetuneArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Make tokenizer and configuration fit each other and the task; raises CtxError where they cannot."""
+    length = task.arguments.max_length
+    check_fit(tokenizer, config, length, location=arguments.model or arguments.config)
+    prepare_for_tasks(tokenizer, length)
+    set_head_tokens(task, config, tokenizer)
 
 
 def open_model(
@@ -264,6 +275,32 @@ class HowToFinetune:
     adapters: AdapterArguments = field(default_factory=AdapterArguments)
     low_bits: LowBitsArguments = field(default_factory=LowBitsArguments)
 
+    def prepare(
+        self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator
+    ) -> list[FinetuningMethod]:
+        """Draw weights anew, freeze and add adapters, as the flags say; gives the methods that the loop calls.
+
+        Args:
+            model: With its pretrained weights.
+            source: The checkpoint that it was opened from; None for a new model.
+            loop: The loop's flags.
+            accelerator: The run's.
+
+        Raises:
+            CtxError: The flags do not fit the model, or do not go together.
+        """
+        methods = self.ways.prepare(model, source, loop, accelerator)
+        self.adapters.apply(model, TASK_KIND, frozen=bool(self.ways.freeze or methods))
+        return methods
+
+    def identity(self, model: Any) -> dict[str, Any]:
+        """What must be equal when the run is resumed."""
+        return {
+            **flags_identity(self.ways, WHERE_THINGS_LIE),
+            **adapter_identity(model),
+            **self.low_bits.identity(),
+        }
+
 
 Learn = Callable[[Task[Any], list[Any], Encoded, Learner, PreTrainedTokenizerBase], tuple[Learner, Any]]
 """Task, training examples, their encoding, model and collator, tokenizer -> what is trained, on what."""
@@ -283,34 +320,28 @@ def finetune(
     """
     require_task(arguments)
     how = how or HowToFinetune()
-    ways = how.ways
     task = TASKS[arguments.task](task_arguments)
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
     config, tokenizer = open_parts(arguments, task, own=learn is not None)
-    check_fit(tokenizer, config, task_arguments.max_length, location=arguments.model or arguments.config)
-    prepare_for_tasks(tokenizer, task_arguments.max_length)
-    set_head_tokens(task, config, tokenizer)
+    fit_parts(arguments, task, config, tokenizer)
     task.configure(config, training, validation)
-    ways.configure(config)
+    how.ways.configure(config)
     accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
-    say(
-        f"tokenizing {len(training):,} training and {len(validation):,} validation examples",
-        accelerator.is_main_process,
-    )
-    train_collate = training_targets(task, config, tokenizer, loop_arguments.seed, accelerator.is_main_process)
+    shown = accelerator.is_main_process
+    say(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
+    train_collate = training_targets(task, config, tokenizer, loop_arguments.seed, shown)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
     require_whole_models(task, accelerator)
 
     model = open_model(arguments, task, config, tokenizer)
-    methods = ways.prepare(model, arguments.model, loop_arguments, accelerator)
-    how.adapters.apply(model, TASK_KIND, frozen=bool(ways.freeze or methods))
+    methods = how.prepare(model, arguments.model, loop_arguments, accelerator)
     count_loss_targets(model, task.targets)
     smooth_labels(model, training_smoothing(task, config))
     collate = task.collator(tokenizer)
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer)
-    ways.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
+    how.ways.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
     start_low_bits(model, how.low_bits, encoded.features, collate, loop_arguments.per_device_batch_size, accelerator)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
     learner = Learner(model, train_collate)
@@ -326,11 +357,9 @@ def finetune(
         evaluate=evaluation,
         methods=methods,
         identity={
-            **flags_identity(ways, WHERE_THINGS_LIE),
+            **how.identity(model),
             **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
-            **adapter_identity(model),
-            **how.low_bits.identity(),
             **learner.identity,
         },
     )

@@ -104,13 +104,10 @@ def pretrain(
     family = find_family(arguments)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
     model = make_model(family, objective, tokenizer, arguments)
-    if adapters is not None and adapters.adapter is not None:
-        require_pretrained(arguments)
-        adapters.apply(model, LANGUAGE_KIND, freeze_head=True)
+    add_adapters(model, arguments, adapters)
     examples, held_out = make_examples(arguments, objective, accelerator.is_main_process)
-    evaluate = None
-    if held_out is not None:
-        evaluate = LossEvaluation(held_out, objective.collate, loop_arguments.per_device_batch_size)
+    batch_size = loop_arguments.per_device_batch_size
+    evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
     learner = Learner(model, objective.collate) if learn is None else learn(model, objective)
     result = train(
         learner.model,
@@ -131,29 +128,30 @@ def pretrain(
     )
     if held_out is not None and accelerator.is_main_process:
         say("computing the frequency baselines")
-        result.metrics |= frequency_baselines(
-            objective, examples, held_out, model, result.metrics, loop_arguments.per_device_batch_size
-        )
+        result.metrics |= frequency_baselines(objective, examples, held_out, model, result.metrics, batch_size)
     summary = result.summary(
         task="pretraining",
         dataset=", ".join(arguments.dataset),
         max_length=arguments.max_length,
         objective=name,
         objective_options=asdict(objective.options),
-        rates=realised_rates(objective, examples, loop_arguments.per_device_batch_size),
+        rates=realised_rates(objective, examples, batch_size),
     )
     _leave_records(accelerator, summary, Path(loop_arguments.output_dir))
     return summary
 
 
-def require_pretrained(arguments: PretrainingArguments) -> None:
-    """Raise CtxError if an adapter is to be trained in a model with random weights."""
+def add_adapters(model: PreTrainedModel, arguments: PretrainingArguments, adapters: AdapterArguments | None) -> None:
+    """Give the model the adapter that is to be trained, if any; raises CtxError for one in random weights."""
+    if adapters is None or adapters.adapter is None:
+        return
     if arguments.model is None:
         raise CtxError(
             "An adapter is trained in a pretrained model, which stays as it is.",
             location="--adapter",
             hint="give --model.",
         )
+    adapters.apply(model, LANGUAGE_KIND, freeze_head=True)
 
 
 def tokenizer_source(arguments: PretrainingArguments) -> str:
@@ -235,7 +233,7 @@ def parse_options(
                 location=location,
                 hint=f"use key=value with one of:{explained}",
             )
-    return typed_options(objective.Options, pairs, location="--objective_options")
+    return typed_options(objective.Options, pairs, location=location)
 
 
 def typed_options(kind: type, texts: Mapping[str, str], *, location: str) -> dict[str, Any]:
