@@ -26,6 +26,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "small": encoder_size(512, 4, 8),
     "base": encoder_size(768, 12, 12),
     "large": encoder_size(1024, 24, 16),
+}
+# of models that were distilled from BERT (Sanh et al. 2019; Sun et al. 2019; Jiao et al. 2020)
+STUDENT_SIZES: dict[str, dict[str, Any]] = {
     "distilbert": {**encoder_size(768, 6, 12), "type_vocab_size": 0},
     "pkd-3": encoder_size(768, 3, 12),
     "tinybert-4": {**encoder_size(312, 4, 12), "intermediate_size": 1200},
@@ -35,7 +38,7 @@ SIZES: dict[str, dict[str, Any]] = {
 # Counted with the reference classes of transformers 5.23; the base models have their pooler.
 PUBLISHED = {
     "distilbert uncased": PublishedCount(
-        {**SIZES["distilbert"], "vocab_size": 30522}, {"AutoModelForMaskedLM": 66_985_530}
+        {**STUDENT_SIZES["distilbert"], "vocab_size": 30522}, {"AutoModelForMaskedLM": 66_985_530}
     )
 } | {
     name: PublishedCount(fields, dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts)))
@@ -44,9 +47,9 @@ PUBLISHED = {
         ("base cased", {"vocab_size": 28996}, (108_310_272, 108_340_804, 108_932_934)),
         ("large uncased", {**SIZES["large"], "vocab_size": 30522}, (335_141_888, 335_174_458, 336_226_108)),
         ("large cased", {**SIZES["large"], "vocab_size": 28996}, (333_579_264, 333_610_308, 334_661_958)),
-        ("pkd-3 uncased", {**SIZES["pkd-3"], "vocab_size": 30522}, (45_691_392,)),
-        ("tinybert-4 uncased", {**SIZES["tinybert-4"], "vocab_size": 30522}, (14_350_248,)),
-        ("tinybert-6 uncased", {**SIZES["tinybert-6"], "vocab_size": 30522}, (66_955_008,)),
+        ("pkd-3 uncased", {**STUDENT_SIZES["pkd-3"], "vocab_size": 30522}, (45_691_392,)),
+        ("tinybert-4 uncased", {**STUDENT_SIZES["tinybert-4"], "vocab_size": 30522}, (14_350_248,)),
+        ("tinybert-6 uncased", {**STUDENT_SIZES["tinybert-6"], "vocab_size": 30522}, (66_955_008,)),
         ("multilingual cased", {"vocab_size": 119547}, (177_853_440, 177_974_523)),
         ("multilingual uncased", {"vocab_size": 105879}, (167_356_416, 167_463_831)),
     )
@@ -68,7 +71,7 @@ SPEC = FamilySpec(
         "AutoModelForMultipleChoice": CtxBertForMultipleChoice,
     },
     objectives={"mlm+nsp": MaskedLMWithNextSentence, "mlm": MaskedLM},
-    sizes=SIZES,
+    sizes=SIZES | STUDENT_SIZES,
     published=PUBLISHED,
     conversion=BERT_CONVERSION,
     traits=Traits(learning=Learning(steps=600)),
