@@ -10,12 +10,12 @@ the student alone. Runs as well under `accelerate launch`; --resume goes on wher
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from accelerate import PartialState
 
 from hf_ctxmodels.commands import finetune
+from hf_ctxmodels.commands.pretrain import finetuning_of, show_results
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.data.tasks import TASKS, TaskArguments
@@ -76,12 +76,8 @@ def distill(arguments: DistillArguments, loop_arguments: LoopArguments) -> None:
     if PartialState().is_main_process:
         output = loop_arguments.output_dir
         print(f"{summary.model_class} of {summary.parameters:,} parameters after {summary.steps:,} steps, in {output}:")
-        print(f"  {', '.join(sorted(path.name for path in Path(output).iterdir()))}")
-        for name, value in ((name, each) for name, each in summary.metrics.items() if name.startswith("eval_")):
-            baseline = summary.baselines.get(name.removeprefix("eval_"))
-            print(f"  {name:<30}{value:.4f}" + (f"  baseline {baseline:.4f}" if baseline is not None else ""))
-        files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIR")
-        print(next_commands(("finetune", "--model", output, "--task", "sequence-classification", *files)))
+        show_results(summary, output)
+        print(next_commands(finetuning_of(output)))
 
 
 def complete(arguments: DistillArguments, teacher: Teacher) -> None:

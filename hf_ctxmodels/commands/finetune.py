@@ -9,10 +9,13 @@ Runs as well under `accelerate launch`; --resume goes on where the last checkpoi
 """
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.adapters.arguments import AdapterArguments
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.data.tasks import Task, TaskArguments
@@ -28,7 +31,7 @@ from hf_ctxmodels.training.finetuning_run import (
     open_parts,
 )
 from hf_ctxmodels.training.low_bits import LowBitsArguments
-from hf_ctxmodels.training.multitask.run import SeveralTasksArguments, finetune_tasks, report, start_of
+from hf_ctxmodels.training.multitask.run import SeveralTasksArguments, Start, finetune_tasks, report
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -54,10 +57,33 @@ def main() -> None:
     )
     how = HowToFinetune(*parts)
     if several.tasks is not None:
-        start = start_of(arguments, how, open_parts, open_model)
+        start = start_of(arguments, how)
         report(finetune_tasks(several, task_arguments, loop_arguments, start))
         return
     run(arguments, task_arguments, loop_arguments, how)
+
+
+def start_of(arguments: FinetuneArguments, how: HowToFinetune) -> Start:
+    """The start of a run over several tasks, by the flags.
+
+    Raises:
+        CtxError: There are flags of a single task.
+    """
+    single = ("task", "train_file", "validation_file", "unlabelled_file", "train_examples", "predictions_file")
+    if given := [f"--{name}" for name in single if getattr(arguments, name)]:
+        raise CtxError(
+            "Several tasks have their files in their list, and no files of predictions.",
+            location=", ".join(given),
+            hint="leave it out, or --tasks.",
+        )
+    if replace(how, ways=replace(how.ways, freeze=None)) != HowToFinetune():
+        raise CtxError(
+            "Of the ways to fine-tune, several tasks take --freeze encoder alone.",
+            location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --reinit_layers, --adapter or bits",
+            hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
+        )
+    where, frozen = arguments.model or arguments.config, how.ways.freeze is not None
+    return Start(partial(open_parts, arguments, own=True), partial(open_model, arguments), where, frozen)
 
 
 def run(

@@ -14,6 +14,7 @@ from accelerate import PartialState
 from hf_ctxmodels.adapters.arguments import AdapterArguments
 from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -28,11 +29,20 @@ def main() -> None:
         return
     output = loop_arguments.output_dir
     print(f"{summary.model_class} after {summary.steps:,} steps and {summary.tokens:,} tokens, saved in {output}:")
+    show_results(summary, output)
+    print(next_commands(finetuning_of(output), ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+
+
+def show_results(summary: TrainingSummary, output: str) -> None:
+    """Print the files in the output directory, and held-out losses beside their baselines."""
     print(f"  {', '.join(sorted(path.name for path in Path(output).iterdir()))}")
     for name, value in summary.metrics.items():
         if name.startswith("eval_"):
             baseline = summary.baselines.get(name.removeprefix("eval_"))
             print(f"  {name:<30}{value:.4f}" + (f"  baseline {baseline:.4f}" if baseline is not None else ""))
+
+
+def finetuning_of(model: str) -> tuple[str, ...]:
+    """The command that fine-tunes a model on a task."""
     files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIR")
-    finetune = ("finetune", "--model", output, "--task", "sequence-classification", *files)
-    print(next_commands(finetune, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+    return ("finetune", "--model", model, "--task", "sequence-classification", *files)

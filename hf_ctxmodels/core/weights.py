@@ -1,6 +1,6 @@
 """Shared parts of the families' weight conversions, and conversion operations that transformers lacks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -114,11 +114,12 @@ def decoder_bias(prefix: str) -> WeightConverter:
     return WeightConverter([f"{prefix}.decoder.bias", f"{prefix}.bias"], "mlm_head.decoder.bias", [FirstFound()])
 
 
-def fused_projections(attention: str) -> list[WeightConverter]:
-    """Three matrices of queries, keys and values in the reference -> one here; `attention` is their prefix there."""
+def fused_projections(attention: str, names: Sequence[str] = ("query", "key", "value")) -> list[WeightConverter]:
+    """Three matrices of queries, keys and values in the reference -> one here; `attention` is their prefix there, and
+    `names` follow it."""
     return [
         WeightConverter(
-            [f"{attention}.{part}.{kind}" for part in ("query", "key", "value")],
+            [f"{attention}.{part}.{kind}" for part in names],
             f"attention.qkv_proj.{kind}",
             [Concatenate(dim=0)],
         )

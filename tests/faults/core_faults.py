@@ -93,8 +93,8 @@ CORE_FAULTS = [
     Fault(
         "queries and keys of a checkpoint change places",
         "hf_ctxmodels/core/weights.py",
-        'for part in ("query", "key", "value")]',
-        'for part in ("key", "query", "value")]',
+        'names: Sequence[str] = ("query", "key", "value")',
+        'names: Sequence[str] = ("key", "query", "value")',
         ("tests/models/test_common_reference.py",),
         "[bert- and (TestOpening or TestExport)",
     ),

@@ -1,6 +1,6 @@
 """BERT weight names: the reference layout of transformers -> the native layout here; and DistilBERT's, for export."""
 
-from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 
 from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, decoder_bias, fused_projections
 
@@ -31,10 +31,5 @@ DISTILBERT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^vocab_transform\.", r"mlm_head.dense."),
     WeightRenaming(r"^vocab_layer_norm\.", r"mlm_head.norm."),
     WeightRenaming(r"^vocab_projector\.", r"mlm_head.decoder."),
-    *(
-        WeightConverter(
-            [f"attention.{part}_lin.{kind}" for part in "qkv"], f"attention.qkv_proj.{kind}", [Concatenate(dim=0)]
-        )
-        for kind in ("weight", "bias")
-    ),
+    *fused_projections("attention", ("q_lin", "k_lin", "v_lin")),
 ]

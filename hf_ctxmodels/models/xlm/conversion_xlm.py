@@ -1,6 +1,8 @@
 """XLM weight names: the reference layout of transformers -> the native layout here."""
 
-from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightRenaming, WeightTransform
+
+from hf_ctxmodels.core.weights import fused_projections
 
 XLM_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^transformer\.", r"xlm\."),
@@ -14,12 +16,7 @@ XLM_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"layer_norm2\.(\d+)\.", r"layers\.\1\.feed_forward_norm\."),
     WeightRenaming(r"out_lin\.", r"out_proj\."),
     WeightRenaming(r"pred_layer\.proj\.", r"lm_head\."),
-    *(
-        WeightConverter(
-            [f"attention.{part}_lin.{kind}" for part in "qkv"], f"attention.qkv_proj.{kind}", [Concatenate(dim=0)]
-        )
-        for kind in ("weight", "bias")
-    ),
+    *fused_projections("attention", ("q_lin", "k_lin", "v_lin")),
 ]
 # Of the heads on a sequence alone: their first map has another name than that of the token head.
 XLM_SUMMARY_EXPORT: list[WeightTransform] = [

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,34 +63,6 @@ class Start:
     open_model: Callable[[Task[Any], PreTrainedConfig, PreTrainedTokenizerBase], PreTrainedModel]
     where: str
     frozen: bool = False
-
-
-def start_of(
-    arguments: Any,
-    how: Any,
-    open_parts: Callable[..., Any],
-    open_model: Callable[..., Any],
-) -> Start:
-    """The start by the flags of `hf-ctxmodels finetune`, with its functions; `how` is `HowToFinetune`.
-
-    Raises:
-        CtxError: There are flags of a single task.
-    """
-    single = ("task", "train_file", "validation_file", "unlabelled_file", "train_examples", "predictions_file")
-    if given := [f"--{name}" for name in single if getattr(arguments, name)]:
-        raise CtxError(
-            "Several tasks have their files in their list, and no files of predictions.",
-            location=", ".join(given),
-            hint="leave it out, or --tasks.",
-        )
-    if replace(how, ways=replace(how.ways, freeze=None)) != type(how)():
-        raise CtxError(
-            "Of the ways to fine-tune, several tasks take --freeze encoder alone.",
-            location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --reinit_layers, --adapter or bits",
-            hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
-        )
-    where, frozen = arguments.model or arguments.config, how.ways.freeze is not None
-    return Start(partial(open_parts, arguments, own=True), partial(open_model, arguments), where, frozen)
 
 
 @dataclass
