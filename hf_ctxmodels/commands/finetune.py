@@ -19,6 +19,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.data.tasks import Task, TaskArguments
+from hf_ctxmodels.data.tasks.normalized_references import CEILING
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
 from hf_ctxmodels.training.finetuning_run import (
@@ -42,10 +43,13 @@ def write_predictions(file: str, task: Task[Any], examples: list[Any], predictio
     Path(file).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def table(metrics: dict[str, float], baseline: dict[str, float]) -> str:
-    """The metrics beside what the baseline gets."""
-    rows = [f"{'metric':<24}{'model':>10}{'baseline':>10}", f"{'loss':<24}{metrics['eval_loss']:>10.4f}{'':>10}"]
-    rows += [f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}" for name, value in baseline.items()]
+def table(metrics: dict[str, float], baseline: dict[str, float], ceiling: dict[str, float]) -> str:
+    """The metrics beside what the baseline gets, and what they are at most."""
+    most = {name: f"{value:>10.4f}" for name, value in ceiling.items()}
+    rows = [f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'ceiling':>10}" * bool(most)]
+    rows.append(f"{'loss':<24}{metrics['eval_loss']:>10.4f}")
+    for name, value in baseline.items():
+        rows.append(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}" + most.get(name, ""))
     return "\n".join(rows)
 
 
@@ -109,7 +113,9 @@ def run(
         found.save_summary(arguments)
         if predictions is not None:
             write_predictions(predictions, found.task, found.validation, found.evaluation.predictions)
-        print(table(found.result.metrics, found.baseline))
+        print(table(found.result.metrics, found.baseline, found.ceiling))
+        if found.ceiling:
+            print(CEILING)
         if found.task.baseline_name:
             print(f"baseline: {found.task.baseline_name}")
         output = loop_arguments.output_dir

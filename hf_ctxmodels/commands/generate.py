@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers import set_seed as seed_generators
 
 from hf_ctxmodels.core.errors import CtxError
@@ -17,6 +17,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.outputs import check_new_file, writing
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.data.tasks.normalized_references import CEILING, NormalizedReferences
 from hf_ctxmodels.data.tasks.text_metrics import corpus_bleu, metric_names, score_texts
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.tokenizers.base import check_fit
@@ -108,8 +109,16 @@ def lines_of(file: str) -> list[str]:
     return lines
 
 
-def scores(arguments: GenerationArguments, names: list[str], written: list[str], references: list[str]) -> list[str]:
-    """A line for each metric; BLEU's with its signature."""
+def scores(
+    arguments: GenerationArguments,
+    names: list[str],
+    written: list[str],
+    references: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[str]:
+    """A line for each metric, BLEU's with its signature, and more if the tokenizer does not give references back."""
+    if not names:
+        return []
     found = []
     for name in names:
         if name == "bleu":
@@ -117,8 +126,16 @@ def scores(arguments: GenerationArguments, names: list[str], written: list[str],
             found.append(f"BLEU {bleu.score:.2f}  {bleu.signature}")
         else:
             values = score_texts([name], written, references, lower_case=arguments.lower_case)
-            found.append("  ".join(f"{key} {value:.4f}" for key, value in values.items()))
+            found.append(pairs_of(values))
+    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case)
+    if most := normalized.ceiling(references):
+        found += [f"ceiling: {pairs_of(most)}", pairs_of(normalized.scores(written, references)), CEILING]
     return found
+
+
+def pairs_of(values: dict[str, float]) -> str:
+    """Names and values on one line."""
+    return "  ".join(f"{key} {value:.4f}" for key, value in values.items())
 
 
 def main() -> None:
@@ -151,5 +168,5 @@ def main() -> None:
             Path(arguments.output_file).parent.mkdir(parents=True, exist_ok=True)
             Path(arguments.output_file).write_text("".join(f"{line}\n" for line in written), encoding="utf-8")
     print(f"{len(written)} texts written" + (f" to {arguments.output_file}" if arguments.output_file else ""))
-    for line in scores(arguments, names, written, references):
+    for line in scores(arguments, names, written, references, tokenizer):
         print(line)

@@ -237,6 +237,7 @@ class Finetuned:
         training, validation: The task's examples.
         evaluation: Of the validation examples.
         baseline: The metrics of `Task.baseline` for them.
+        ceiling: What the metrics are at most (`Task.ceiling`).
     """
 
     task: Task[Any]
@@ -247,12 +248,14 @@ class Finetuned:
     validation: list[Any]
     evaluation: TaskEvaluation
     baseline: dict[str, float]
+    ceiling: dict[str, float]
     result: TrainingResult
 
     def save_summary(self, arguments: FinetuneArguments) -> None:
-        """Leave `TrainingSummary` in the output directory, with the baseline of the main metric."""
+        """Leave `TrainingSummary` in the output directory, with the baseline of the main metric and the ceilings."""
         main_metric, value = next(iter(self.baseline.items()))
         self.result.metrics[f"baseline_{main_metric}"] = value
+        self.result.metrics |= {f"ceiling_{name}": most for name, most in self.ceiling.items()}
         summary = self.result.summary(
             task=arguments.task,
             dataset=Path(arguments.train_file).name,
@@ -332,7 +335,7 @@ def finetune(
     say(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
     train_collate = training_targets(task, config, tokenizer, loop_arguments.seed, shown)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
-    baseline = task.score(validation, task.baseline(training, validation))
+    baseline, ceiling = task.score(validation, task.baseline(training, validation)), task.ceiling(validation)
     require_whole_models(task, accelerator)
 
     model = open_model(arguments, task, config, tokenizer)
@@ -364,4 +367,4 @@ def finetune(
         },
     )
     save_packed(model, how.low_bits, tokenizer, loop_arguments.output_dir, accelerator)
-    return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, result)
+    return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, ceiling, result)

@@ -30,6 +30,22 @@ GENERATION_FAULTS = [
         _SMOOTHING,
     ),
     Fault(
+        "the ceiling is what the references get as they are",
+        "hf_ctxmodels/data/tasks/normalized_references.py",
+        "score_texts(self._metrics, self.texts(references), references,",
+        "score_texts(self._metrics, references, references,",
+        _TASK,
+        "ceiling",
+    ),
+    Fault(
+        "normalised metrics are against the references as they are",
+        "hf_ctxmodels/data/tasks/normalized_references.py",
+        "score_texts(self._metrics, predictions, self.texts(references),",
+        "score_texts(self._metrics, predictions, references,",
+        _TASK,
+        "ceiling",
+    ),
+    Fault(
         "the worse baseline is the one to beat",
         "hf_ctxmodels/data/tasks/seq2seq.py",
         "max(scores, key",

@@ -201,6 +201,10 @@ class Task(ABC, Generic[Example]):
     def baseline(self, train: Sequence[Example], validation: Sequence[Example]) -> list[Any]:
         """Predictions for the validation examples from the training labels only, to be surpassed by a model."""
 
+    def ceiling(self, examples: Sequence[Example]) -> dict[str, float]:
+        """What each metric is at most, where no prediction could be fully right; empty where one could."""
+        return {}
+
     def record(self, example: Any, prediction: Any) -> dict[str, Any]:
         """The JSON object of an example in the predictions file."""
         return {"where": example.where, "label": example.label, "prediction": prediction}

@@ -27,6 +27,7 @@ from hf_ctxmodels.data.tasks.base import (
     TaskArguments,
     text_of,
 )
+from hf_ctxmodels.data.tasks.normalized_references import NormalizedReferences
 from hf_ctxmodels.data.tasks.readers import read_table
 from hf_ctxmodels.data.tasks.text_metrics import metric_names, score_texts
 
@@ -48,7 +49,8 @@ class Seq2Seq(Task[SourceTarget]):
     `cut_sources`; a target over `max_target_length` is an error, since a cut one would teach a wrong end. A target that
     the tokenizer begins with the decoder's first input is without it, since the decoder begins with it anyway.
 
-    The baseline is the source itself or its first sentence, whichever has the better main metric.
+    The baseline is the source itself or its first sentence, whichever has the better main metric. Where the tokenizer
+    does not give targets back as they are, there are metrics against what it gives back too: `NormalizedReferences`.
     """
 
     name: ClassVar[str] = "seq2seq"
@@ -64,6 +66,7 @@ class Seq2Seq(Task[SourceTarget]):
     def __init__(self, arguments: TaskArguments) -> None:
         super().__init__(arguments)
         self._metrics = metric_names(arguments.metrics)
+        self._references: NormalizedReferences | None = None
         for name in ("max_target_length", "num_beams"):
             if getattr(arguments, name) < 1:
                 raise CtxError(f"--{name} must be at least 1.", location=f"--{name} {getattr(arguments, name)}")
@@ -133,6 +136,7 @@ class Seq2Seq(Task[SourceTarget]):
     def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """See `Task.encode`; origins are example indices."""
         self._tokenizer = tokenizer
+        self._references = NormalizedReferences(tokenizer, self._metrics)
         language = language_number(tokenizer, self.arguments.target_language)
         more = {} if language is None else {"target_language": language}
         sources = self._sources([example.source for example in examples], tokenizer)
@@ -227,8 +231,14 @@ class Seq2Seq(Task[SourceTarget]):
         return written_texts(self._tokenizer, [np.asarray(output["sequences"]).tolist() for output in outputs])
 
     def score(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> dict[str, float]:
-        """The metrics of `--metrics`, see `text_metrics`."""
-        return score_texts(self._metrics, predictions, [example.target for example in examples])
+        """The metrics of `--metrics`, see `text_metrics`; after `encode` also `NormalizedReferences.scores`."""
+        targets = [example.target for example in examples]
+        more = {} if self._references is None else self._references.scores(predictions, targets)
+        return score_texts(self._metrics, predictions, targets) | more
+
+    def ceiling(self, examples: Sequence[SourceTarget]) -> dict[str, float]:
+        """See `Task.ceiling`; after `encode`."""
+        return {} if self._references is None else self._references.ceiling([example.target for example in examples])
 
     def baseline(self, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]) -> list[str]:
         """The sources or their first sentences, whichever has the better main metric; named in `baseline_name`."""

@@ -52,7 +52,8 @@ class TrainingSummary:
         objective, objective_options: Name and options of the pretraining objective.
         rates: Realised rates of the objective (masked share, ...).
         hyperparameters: Arguments of the training loop.
-        metrics: The last evaluation, "eval_<name>", and frequency baselines, "baseline_<name>".
+        metrics: The last evaluation, "eval_<name>", frequency baselines, "baseline_<name>", and what a
+            metric is at most, "ceiling_<name>", where the tokenizer cannot give the targets back.
         curve: The records of `training_log.jsonl`.
         versions: Versions of Python and packages.
         command: The command line.
