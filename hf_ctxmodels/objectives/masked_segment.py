@@ -44,8 +44,8 @@ class DataCollatorForMaskedSegments(PaddingCollator):
     stay. Without `block` a row has one segment of round(share * length) tokens: of the rows, 20% have it after the
     first token, 20% at the end, and 60% at a uniform place. `lambda_span` cuts it into pieces of so many tokens, the
     last one of the rest, which lie among the row's other tokens in random order; 20% of the rows then have the first
-    piece after the first token, 20% the last one at the end. With `block` each block of so many tokens has one segment
-    of int(share * tokens) at a uniform place.
+    piece after the first token, 20% the last one at the end. With `block` each block of so many tokens behind the first
+    token has one segment of int(share * tokens) at a uniform place, as in the released summarising model.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
@@ -106,11 +106,11 @@ class DataCollatorForMaskedSegments(PaddingCollator):
             draw, last = rng.random(), length - size
             start = 1 if draw < _AT_START else last if draw < _AT_START + _AT_END else int(rng.integers(1, last + 1))
             return np.arange(start, start + size)
-        parts = []
-        for first in range(0, length, self.block):
-            begin, stop = max(first, 1), min(first + self.block, length)
-            size = min(int(self.share * (stop - first)), stop - begin)
-            start = int(rng.integers(begin, stop - size + 1))
+        parts = [np.arange(0)]
+        for first in range(1, length, self.block):
+            stop = min(first + self.block, length)
+            size = int(self.share * (stop - first))
+            start = int(rng.integers(first, stop - size + 1))
             parts.append(np.arange(start, start + size))
         return np.concatenate(parts)
 

@@ -16,7 +16,7 @@ DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [1], [40] * 3, [4] * 1
 
 
 def segments_by_loops(length: int, share: float, block: int | None, rng: np.random.Generator) -> list[int]:
-    """Columns token by token, by the fact that a block has one run of its tokens, never with the first of the row."""
+    """Columns token by token, by the fact that a block, behind the row's first, has one run of its tokens."""
     if block is None:
         size = round(share * length)
         if size > length - 1:
@@ -29,14 +29,12 @@ def segments_by_loops(length: int, share: float, block: int | None, rng: np.rand
         else:
             start = int(rng.integers(1, length - size + 1))
         return [start + number for number in range(size)]
-    columns, first = [], 0
-    while first < length:
-        tokens = [place for place in range(first, first + block) if place < length]
-        free = [place for place in tokens if place]
-        size = min(int(share * len(tokens)), len(free))
-        start = int(rng.integers(free[0] if free else 1, tokens[-1] + 1 - size + 1))
+    columns, behind = [], list(range(1, length))
+    while behind:
+        tokens, behind = behind[:block], behind[block:]
+        size = int(share * len(tokens))
+        start = int(rng.integers(tokens[0], tokens[-1] + 1 - size + 1))
         columns += [start + number for number in range(size)]
-        first += block
     return columns
 
 
