@@ -58,7 +58,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         tokenizer_digest: The vocabulary that the model was trained with, written by training and conversion; see
             `hf_ctxmodels.tokenizers.base.tokenizer_digest`. None is not checked.
         layer_mix: Whether heads of tasks read a learned mix of the encoder's layers, as ELMo's do, in place of the last
-            one.
+            one; of an encoder-decoder the decoder's.
 
     Raises:
         ValueError: An unknown keyword; the message has the nearest field names. Unknown keywords from a reference

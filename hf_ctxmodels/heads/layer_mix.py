@@ -11,9 +11,12 @@ from hf_ctxmodels.layers.pooling import RowPooler, pool_rows, token_mask
 from hf_ctxmodels.layers.positions import first_columns, states_at
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 
+_RECORDED = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
+
 
 class LayerMix(ScalarMix):
-    """`ScalarMix` of an encoder's recorded states (Peters et al. 2018, section 3.2, equation 1).
+    """`ScalarMix` of an encoder's recorded states (Peters et al. 2018, section 3.2, equation 1); of an encoder-decoder
+    those of the decoder, of which its heads read the last one.
 
     Layers of another width than the last one, such as the wide ones of AWD-LSTM, are left out of the mix.
     """
@@ -29,20 +32,30 @@ class LayerMix(ScalarMix):
         return mixed
 
 
+def read_stack(encoder: PreTrainedModel) -> nn.Module | None:
+    """The module whose `layers` a head on an encoder reads the states of, or None.
+
+    It is the encoder itself or its stack; of an encoder-decoder the decoder, whose layers' states its
+    `hidden_states` are.
+    """
+    parts = [encoder, *(getattr(encoder, name, None) for name in ("decoder", "encoder"))]
+    return next((part for part in parts if hasattr(part, "layers")), None)
+
+
 def number_of_states(encoder: PreTrainedModel) -> int:
-    """Number of `hidden_states` that an encoder records.
+    """Number of `hidden_states` that an encoder records for its heads, see `read_stack`.
 
     Raises:
-        CtxError: It has no layers, or has a decoder, whose last state the heads read.
+        CtxError: It has no layers.
     """
-    inner = encoder if hasattr(encoder, "layers") else getattr(encoder, "encoder", None)
-    if hasattr(encoder, "decoder") or not hasattr(inner, "layers"):
+    stack: Any = read_stack(encoder)
+    if stack is None:
         raise CtxError(
             f"{type(encoder).__name__} has no stack of layers that its heads could read.",
             location="layer_mix=True",
             hint="leave layer_mix out.",
         )
-    return len(inner.layers) + 1  # type: ignore[union-attr, arg-type]
+    return len(stack.layers) + 1
 
 
 def read_layers(
@@ -66,7 +79,8 @@ def read_layers(
     outputs.last_hidden_state = states[-1] if mix is None else mix.mix(states)
     outputs.pooler_output = _pooled(encoder, outputs.last_hidden_state, **inputs)
     if not (encoder.config.output_hidden_states if wants is None else wants):
-        outputs.hidden_states = None
+        for name in [each for each in _RECORDED if each in outputs]:
+            setattr(outputs, name, None)
     return outputs
 
 

@@ -79,7 +79,9 @@ class FinetuningMethodArguments:
     mixout: float = flag(
         0.0, "Probability by which each input of a linear map of the encoder meets the pretrained weights in a step."
     )
-    reinit_layers: int = flag(0, "Draw the weights of so many layers anew, from the top.")
+    reinit_layers: int = flag(
+        0, "Draw the weights of so many layers anew, from the top; of an encoder-decoder those of the decoder."
+    )
     reinit_pooler: bool = flag(False, "Draw the encoder's pooler anew.")
     reset_head: bool = flag(False, "Draw a head anew that the checkpoint already has, from an earlier task.")
 

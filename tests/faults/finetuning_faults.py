@@ -71,6 +71,22 @@ FINETUNING_FAULTS = [
         "whole",
     ),
     Fault(
+        "of an encoder-decoder the encoder's layers are drawn anew",
+        "hf_ctxmodels/heads/layer_mix.py",
+        'for name in ("decoder", "encoder"))',
+        'for name in ("encoder", "decoder"))',
+        ("tests/training/test_new_weights.py",),
+        "exactly",
+    ),
+    Fault(
+        "states that nobody asked for stay in the output of a mixed encoder-decoder",
+        "hf_ctxmodels/heads/layer_mix.py",
+        '_RECORDED = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")',
+        '_RECORDED = ("hidden_states",)',
+        FEATURES,
+        "every_family",
+    ),
+    Fault(
         "the mix of layers ignores the embeddings",
         "hf_ctxmodels/heads/layer_mix.py",
         "chosen = [number for number, each in enumerate(states) if each.shape[-1] == width]",

@@ -35,7 +35,8 @@ def test_heads_of_every_family_mix_layers_and_read_kept_states(subtests: Any) ->
         with subtests.test(str(case)):
             plain, batch = case.model().eval(), make_batch(case)
             layered = hasattr(plain.base_model, "layers") or case.auto_name.endswith("TokenClassification")
-            if hasattr(plain.base_model, "decoder") or not (layered and case.family.name not in ("word2vec", "glove")):
+            writes = hasattr(plain.base_model, "decoder")
+            if not (writes or (layered and case.family.name not in ("word2vec", "glove"))):
                 with pytest.raises(CtxError, match="no stack of layers"):
                     case.model(layer_mix=True)
                 continue
@@ -48,13 +49,36 @@ def test_heads_of_every_family_mix_layers_and_read_kept_states(subtests: Any) ->
                 assert not model.load_state_dict(plain.state_dict(), strict=False).unexpected_keys
                 model.layer_mix.weights.copy_(torch.tensor([-100.0] * (len(model.layer_mix.weights) - 1) + [100.0]))
                 model.layer_mix.gamma.fill_(1.0)
-                for name, value in logits(model(**batch)).items():
+                for name, value in logits(output := model(**batch)).items():
                     assert_close(value, expected[name], name)
+                assert not [name for name in output if name.endswith("hidden_states")], "nobody asked for them"
+                if writes:
+                    check_mix_of_decoder(case, model, batch)
+                    continue
             freeze_encoder(plain)
             plain.states_of = FrozenStates(plain)
             for name, value in logits(plain(**batch)).items():
                 assert_close(value, expected[name], name)
     assert mixing > 40
+
+
+def check_mix_of_decoder(case: Case, model: Any, batch: dict[str, Any]) -> None:
+    """Half of the embeddings and half of the last layer's states: the logits are the head's of that sum."""
+    model.layer_mix.weights.copy_(torch.tensor([0.0] + [-100.0] * (len(model.layer_mix.weights) - 2) + [0.0]))
+    states = model.base_model(
+        **{k: v for k, v in batch.items() if k in ("input_ids", "attention_mask")}, output_hidden_states=True
+    )
+    states = (states.decoder_hidden_states[0] + states.decoder_hidden_states[-1]) / 2
+    output = model(**batch, output_hidden_states=True)
+    assert len(output.decoder_hidden_states) == model.config.decoder_layers + 1 == len(model.layer_mix.weights)
+    assert len(output.encoder_hidden_states) == model.config.num_hidden_layers + 1
+    if case.auto_name.endswith("QuestionAnswering"):
+        assert_close(torch.stack([output.start_logits, output.end_logits], -1), model.qa_outputs(states))
+        return
+    for row, logits_of_row in enumerate(output.logits):
+        tokens = [column for column, seen in enumerate(batch["attention_mask"][row].tolist()) if seen]
+        ends = [each for each in tokens if batch["input_ids"][row, each] == model.config.eos_token_id]
+        assert_close(logits_of_row, model.classifier(states[row, (ends or tokens)[-1]]))
 
 
 def test_the_mix_is_the_weighted_sum_and_is_saved(tmp_path: Path) -> None:

@@ -26,14 +26,14 @@ def test_new_weights_are_exactly_those_asked_for(subtests: Any) -> None:
         with subtests.test(str(case)):
             model = case.model()
             groups = {id(each) for group in layer_groups(model)[:-1] for each in group}
-            layers = getattr(model.base_model, "layers", None)
+            layers = getattr(getattr(model.base_model, "decoder", model.base_model), "layers", None)
             before = weights_of(model)
             if layers is None:
                 with pytest.raises(CtxError, match="has 0 layers"):
                     reinitialize_layers(model, 1, seed=4)
             else:
                 names = set(reinitialize_layers(model, 1, seed=4))
-                top = {id(each) for each in list(model.base_model.layers)[-1].parameters()}
+                top = {id(each) for each in list(layers)[-1].parameters()}
                 assert names == {name for name, each in model.named_parameters() if id(each) in top}
                 assert top <= groups
                 check_drawn_anew(model, before, names)

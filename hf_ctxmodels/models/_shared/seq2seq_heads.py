@@ -44,7 +44,7 @@ class Seq2SeqHeadModel(HeadModel):
             return super().task_output(kind, encoded, **found)
         names: tuple[str, ...] = ("decoder_hidden_states", "decoder_attentions", "cross_attentions")
         names += ("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "past_key_values")
-        return _OUTPUTS[kind](**found, **{name: encoded.get(name) for name in names})
+        return _OUTPUTS[kind](**found, **{name: getattr(encoded, name, None) for name in names})
 
 
 class TransformerForConditionalGeneration(ForConditionalGeneration):
@@ -167,7 +167,7 @@ class EndTokenHead(SequenceHead):
         columns = self.read_columns(given, ids, attention_mask if fits else None)
         places = torch.arange(given.shape[1], device=given.device) == columns[:, None]
         recorded = self.config.recorded_outputs(kwargs)["output_hidden_states"]
-        everywhere = is_traced(given) or (recorded is not None and recorded is not False)
+        everywhere = is_traced(given) or self.layer_mix is not None or (recorded is not None and recorded is not False)
         output_mask = None if everywhere or (not fits and attention_mask is not None) else places
         outputs = HeadModel.encode(self, attention_mask=attention_mask, output_mask=output_mask, **kwargs)
         states = outputs.last_hidden_state

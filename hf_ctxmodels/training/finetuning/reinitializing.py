@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.heads.layer_mix import read_stack
 from hf_ctxmodels.training.optim.discriminative_lr import LAYERS
 
 
@@ -14,7 +15,8 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
     """Draw the weights of the top layers of the encoder as in a new model (Zhang et al. 2021, arXiv 2006.05987,
     section 5).
 
-    Layers that share all their weights are one. The paper draws the pooler anew as well.
+    Layers that share all their weights are one. Of an encoder-decoder they are the decoder's, which its heads read:
+    self-attention, cross-attention and feed-forward network of each. The paper draws the pooler anew as well.
 
     Args:
         model: The model with its pretrained weights.
@@ -88,10 +90,10 @@ def _weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _distinct_layers(model: PreTrainedModel) -> list[list[torch.nn.Parameter]]:
-    """The parameters of each layer that has some of its own, from the lowest up."""
+    """The parameters of each layer below the head that has some of its own, from the lowest up."""
     found: list[list[torch.nn.Parameter]] = []
     seen: set[int] = set()
-    for layer in getattr(model.base_model, LAYERS, ()):
+    for layer in getattr(read_stack(model.base_model), LAYERS, ()):
         own = [each for each in layer.parameters() if id(each) not in seen]
         seen |= {id(each) for each in own}
         if own:
