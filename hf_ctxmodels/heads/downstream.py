@@ -268,9 +268,13 @@ class ForMultipleChoice(SequenceHead):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        choice_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
-        """Logits (batch, choices) from inputs (batch, choices, length), and the loss with `labels` (batch,)."""
+        """Logits (batch, choices) from inputs (batch, choices, length), and the loss with `labels` (batch,).
+
+        `choice_mask` (batch, choices) is 0 at what fills up rows of fewer choices: its logits are the lowest number.
+        """
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -279,7 +283,7 @@ class ForMultipleChoice(SequenceHead):
             "inputs_embeds": inputs_embeds,
             **{name: kwargs.pop(name) for name in getattr(self.encoder_class, "further_ids", ()) if name in kwargs},
         }
-        check_tensors(**inputs)
+        check_tensors(**inputs, choice_mask=choice_mask)
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None or given.dim() != (3 if input_ids is not None else 4):
             raise CtxError(
@@ -292,9 +296,13 @@ class ForMultipleChoice(SequenceHead):
                     f"{name} is {tuple(tensor.shape)}, expected (batch, choices, ...) as of the input, "
                     f"{tuple(given.shape[:2])}."
                 )
+        if choice_mask is not None and choice_mask.shape != given.shape[:2]:
+            raise CtxError(f"choice_mask is {tuple(choice_mask.shape)}, expected {tuple(given.shape[:2])}.")
         inputs = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in inputs.items()}
         outputs = self.encode(**inputs, **kwargs)
         logits = self.score(outputs.pooler_output, given.shape[1]).view(given.shape[:2])
+        if choice_mask is not None:
+            logits = logits.masked_fill(choice_mask == 0, torch.finfo(logits.dtype).min)
         loss = None
         if labels is not None:
             targets = row_targets(labels, "labels", len(logits))

@@ -1,5 +1,6 @@
 """Fine-tuning of a model on a task: what is opened, trained and evaluated."""
 
+import inspect
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -55,6 +56,7 @@ class FinetuneArguments:
         "token-classification",
         "question-answering",
         "multiple-choice",
+        "ranking",
         "seq2seq",
     ] = field(default="", metadata={"help": "What the model learns to do; needed, as its files are, without --tasks."})  # type: ignore[arg-type]
     train_file: str = field(
@@ -171,6 +173,13 @@ def open_model(
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if task.generates:
         check_generates(model)
+    known = inspect.signature(model.forward).parameters
+    if missing := [name for name in task.further_inputs if name not in known]:
+        raise CtxError(
+            f"{type(model).__name__} does not take {', '.join(missing)}, which the task {task.name} needs.",
+            location=arguments.model or arguments.family,
+            hint="use a model of this package.",
+        )
     if task.arguments.both_orders and not getattr(model, "takes_both_orders", False):
         raise CtxError(
             f"{type(model).__name__} reads a pair in one order.", location="--both_orders", hint="leave it out."

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from task_files import make_task, written
 
 from hf_ctxmodels.core.errors import CtxError
@@ -196,6 +197,48 @@ def test_choices_are_paired_with_their_context(tmp_path, tokenizer, form):
     assert batch["labels"].tolist() == [1, 0]
     outputs = [{"logits": np.array([0.0, 1.0])}] * 2
     assert task.score(examples, task.decode(examples, encoded, outputs)) == {"accuracy": 0.5}
+
+
+RANKED = ["query,candidate,label", "the cat,a dog saw,0", "the cat,nobody,1", "the cat,a cat,1", "her dog,a cat,1"]
+RANKED += ["her dog,her cat,0", "her dog,no cat,0", "her dog,my cat,0"]
+
+
+def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
+    """Each relevant candidate beside all that are not; rows of different lengths; scores of the candidates in order."""
+    task = make_task("ranking")
+    examples = task.read(written(tmp_path / "a.csv", "\n".join(RANKED)), "train")
+    assert [example.relevant for example in examples] == [(False, True, True), (True, False, False, False)]
+    encoded = task.encode(examples, tokenizer)
+    texts = [[tokenizer.decode(ids) for ids in feature["input_ids"]] for feature in encoded.features]
+    assert texts[0] == ["[CLS] the cat [SEP] nobody [SEP]", "[CLS] the cat [SEP] a dog saw [SEP]"]
+    assert texts[1] == ["[CLS] the cat [SEP] a cat [SEP]", "[CLS] the cat [SEP] a dog saw [SEP]"]
+    assert texts[2] == [f"[CLS] her dog [SEP] {each} cat [SEP]" for each in ("a", "her", "no", "my")]
+    batch = task.collator(tokenizer)([feature | {"epoch": 1, "example_index": 0} for feature in encoded.features])
+    assert batch["labels"].tolist() == [0, 0, 0]
+    assert batch["choice_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
+    assert torch.equal(batch["input_ids"][:2, 2], batch["input_ids"][:2, 0])
+    outputs = [
+        {"logits": np.array(row)} for row in ([3.0, 2.0, -9.0, -9.0], [1.0, 2.0, -9.0, -9.0], [0.0, 1.0, 0.0, -1.0])
+    ]
+    scores = task.decode(examples, encoded, outputs)
+    assert scores == [[2.0, 3.0, 1.0], [0.0, 1.0, 0.0, -1.0]]
+    # the best relevant candidate of the first query is first, that of the second third: one is above, one is equal
+    assert task.score(examples, scores) == {"mrr": pytest.approx((1 + 1 / 3) / 2), "accuracy_at_1": 0.5}
+    assert task.baseline(examples, examples) == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.0]]
+    assert task.record(examples[0], scores[0])["relevant"] == [False, True, True]
+    for lines, says in (
+        ([*RANKED, "the cat,no,0"], r"(?s)stands in two places: 'the cat'.*csv:9, first at .*csv:2"),
+        (["query,candidate,label", "the cat,a,2"], r"(?s)label '2' is neither 1.*csv:2"),
+        (
+            ["query,candidate,label", "the cat,a,1", "the cat,b,1"],
+            r"(?s)Of the 2 candidates .* all are relevant.*csv:2",
+        ),
+        (["query,candidate,label", "the cat,a,0"], r"(?s)Of the 1 candidates of a query none is relevant"),
+    ):
+        with pytest.raises(CtxError, match=says):
+            task.read(written(tmp_path / "b.csv", "\n".join(lines)), "train")
+    with pytest.raises(CtxError, match="1 text columns"):
+        make_task("ranking", text_columns="query").read(str(tmp_path / "a.csv"), "train")
 
 
 @pytest.mark.parametrize(

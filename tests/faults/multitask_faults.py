@@ -4,6 +4,30 @@ from fault import Fault
 
 MULTITASK_FAULTS = [
     Fault(
+        "choices that fill a row up are in the softmax",
+        "hf_ctxmodels/heads/downstream.py",
+        "logits.masked_fill(choice_mask == 0, torch.finfo(logits.dtype).min)",
+        "logits * 1",
+        ("tests/models/test_heads.py",),
+        "fill_a_row",
+    ),
+    Fault(
+        "of equal scores the relevant candidate has the highest rank",
+        "hf_ctxmodels/data/tasks/metrics.py",
+        "sum(score >= best for",
+        "sum(score > best for",
+        ("tests/data/test_tasks.py",),
+        "ranked",
+    ),
+    Fault(
+        "a relevant candidate competes with the query's other relevant ones",
+        "hf_ctxmodels/data/tasks/ranking.py",
+        "if not relevant]",
+        "]",
+        ("tests/data/test_tasks.py",),
+        "ranked",
+    ),
+    Fault(
         "an epoch of several tasks is not shuffled",
         "hf_ctxmodels/data/mixtures.py",
         "return generator(seed, epoch, 0, Stream.MIXTURE).permutation(parts)",

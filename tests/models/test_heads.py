@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from zoo import CASES, Case, assert_close, make_batch, make_targets
+from zoo import CASES, HEADS, Case, assert_close, make_batch, make_targets
 
 from hf_ctxmodels import CtxBertForPreTraining, CtxBertForSequenceClassification, CtxError
 from hf_ctxmodels.heads import ForMaskedLMWithTasks, PretrainingTask
@@ -49,6 +49,26 @@ def test_a_head_of_several_tasks_has_their_names(case: Case) -> None:
     terms = [again[f"{name}_loss"] for name in ("mlm", *names) if f"{name}_loss" in again]
     assert_close(again.loss, sum(terms))
     assert set(again.metrics) <= {f"{name}_accuracy" for name in names} | {"sbo_share"}
+
+
+def test_choices_that_fill_a_row_up_are_in_no_softmax(subtests: pytest.Subtests) -> None:
+    """Of every family: the loss is that of the shorter rows by themselves, and gives what fills up no gradient."""
+    for case in (case for case in HEADS if case.has_choices):
+        with subtests.test(str(case)):
+            model, batch = case.model().eval(), make_batch(case)
+            mask = torch.ones(batch["input_ids"].shape[:2], dtype=torch.long)
+            mask[1:, -1] = 0
+            labels = torch.arange(len(mask)) % (mask.shape[1] - 1)
+            plain = model(**batch).logits
+            found = model(**batch, choice_mask=mask, labels=labels)
+            assert_close(found.logits[mask == 1], plain[mask == 1])
+            lengths = mask.sum(1).tolist()
+            terms = [row[label] - row[:length].logsumexp(0) for row, label, length in zip(plain, labels, lengths)]
+            assert_close(found.loss, -torch.stack(terms).mean())
+            (gradient,) = torch.autograd.grad(found.loss, found.logits, retain_graph=True)
+            assert not gradient[mask == 0].any()
+            with pytest.raises(CtxError, match="choice_mask is"):
+                model(**batch, choice_mask=mask[:, :1])
 
 
 def test_a_pair_head_of_three_classes() -> None:

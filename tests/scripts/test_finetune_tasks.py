@@ -1,6 +1,7 @@
 """`finetune --tasks` as a user runs it: what is learned and saved, resuming, accumulation, two processes, errors."""
 
 import json
+import random
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ import torch
 import yaml
 from forked import run_forked
 from test_finetune import (
+    BAD,
+    GOOD,
     ROOT,
     TWO_PROCESSES,
     choice_files,
@@ -65,6 +68,43 @@ def written(folder: Path, tasks: dict[str, dict[str, object]], **top: object) ->
 
 def logged(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
+
+
+def ranking_files(directory: Path) -> list[str]:
+    """From 2 to 4 candidates, of which one or two are good."""
+    generator = random.Random(0)
+    for name, size in (("train", 96), ("dev", 32)):
+        rows = ["query,candidate,label"]
+        for number in range(size):
+            labels = [1, 0, *generator.choices((0, 0, 0, 1), k=generator.randrange(3))]
+            generator.shuffle(labels)
+            words = [generator.choice(GOOD if label else BAD) for label in labels]
+            pairs = zip(words, labels, strict=True)
+            rows += [f"{number} was the film,{word},{label}" for word, label in pairs]
+        (directory / f"{name}.csv").write_text("\n".join(rows))
+    return ["--train_file", str(directory / "train.csv"), "--validation_file", str(directory / "dev.csv")]
+
+
+def test_candidates_are_ranked_alone_and_in_a_list(checkpoint, tmp_path, monkeypatch, capsys):
+    """The relevant ones come first, and a list of tasks has the kind; a head of transformers is refused."""
+    files, predicted = ranking_files(tmp_path), tmp_path / "predictions.jsonl"
+    flags = ["--task", "ranking", *files, "--max_length", 16, "--save_steps", 0, "--per_device_batch_size", 8]
+    flags += ["--max_steps", 60, "--learning_rate", "3e-3", "--predictions_file", predicted]
+    assert finetune(monkeypatch, "--model", checkpoint, *flags, "--output_dir", tmp_path / "out") == 0
+    metrics = TrainingSummary.load(tmp_path / "out").metrics
+    assert metrics["eval_mrr"] > 0.9 > metrics["baseline_mrr"]
+    rows = [json.loads(line) for line in predicted.read_text().splitlines()]
+    first = [row["relevant"][max(range(len(row["scores"])), key=row["scores"].__getitem__)] for row in rows]
+    assert sum(first) / len(first) == metrics["eval_accuracy_at_1"]
+    monkeypatch.setitem(MAKERS, "ranked", ("ranking", ranking_files))
+    both = written(tmp_path / "list", listed(tmp_path / "list", ranked={}, sentences={}))
+    more = ["--max_length", 16, "--max_steps", 2, "--save_steps", 0, "--output_dir", tmp_path / "together"]
+    assert finetune(monkeypatch, "--model", checkpoint, *both, *more) == 0
+    assert 0 < TrainingSummary.load(tmp_path / "together").metrics["eval_ranked_mrr"] <= 1
+    peer = save_tiny(tmp_path / "peer", FAMILIES["bert"], upstream=True)
+    capsys.readouterr()
+    assert finetune(monkeypatch, "--model", peer, *flags, "--overwrite", "--output_dir", tmp_path / "no") == 2
+    assert "BertForMultipleChoice does not take choice_mask" in capsys.readouterr().err
 
 
 def test_tasks_are_learned_together_saved_published_and_tuned_again(checkpoint, tmp_path, monkeypatch, capsys):

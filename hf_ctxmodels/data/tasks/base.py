@@ -28,14 +28,14 @@ class TaskArguments:
         metadata={
             "help": "Column(s) of the text, separated by commas: one for single texts, two for pairs. Numbers "
             "(1 = first) for a file without a header line. Default: text, or the task's usual columns (seq2seq: "
-            "source)."
+            "source; ranking: query,candidate)."
         },
     )
     label_column: str | None = field(
         default=None,
         metadata={
-            "help": "Column of the label, tag, target number or correct choice; seq2seq: of the text to be written. "
-            "Default: label, or target."
+            "help": "Column of the label, tag, target number or correct choice; ranking: 1 for a relevant candidate, "
+            "else 0; seq2seq: of the text to be written. Default: label, or target."
         },
     )
     choice_columns: str | None = field(
@@ -143,6 +143,8 @@ class Task(ABC, Generic[Example]):
     """Whether the main metric is at most 100, not 1."""
     generates: ClassVar[bool] = False
     """Whether `decode` gets what `generate` writes, in place of fields of the head's output."""
+    further_inputs: ClassVar[tuple[str, ...]] = ()
+    """Arguments of the head's forward that not every head of this Auto class has, and without which it is wrong."""
     baseline_name: str = ""
     """What `baseline` is, where the task has several, once it was called."""
 

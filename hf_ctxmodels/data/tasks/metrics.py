@@ -48,6 +48,25 @@ def accuracy(*, predictions: Sequence[Any], references: Sequence[Any]) -> dict[s
     return {"accuracy": float(right / len(references))}
 
 
+def ranking(*, predictions: Sequence[Sequence[float]], references: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """`mrr` and `accuracy_at_1` of scores of candidates, 0 to 1, means over the queries.
+
+    They are the reciprocal of the best relevant candidate's rank, and whether that is 1. Of equal scores the relevant
+    candidate has the lowest rank, so that equal scores for all earn nothing.
+
+    Args:
+        predictions: A query's scores, one for each candidate.
+        references: Whether each is relevant; some of a query's are, some are not.
+    """
+    _check_lengths(predictions, references)
+    ranks = []
+    for scores, relevant in zip(predictions, references):
+        best = max(score for score, own in zip(scores, relevant, strict=True) if own)
+        ranks.append(1 + sum(score >= best for score, own in zip(scores, relevant, strict=True) if not own))
+    count = len(ranks)
+    return {"mrr": sum(1 / rank for rank in ranks) / count, "accuracy_at_1": ranks.count(1) / count}
+
+
 def f1(
     *, predictions: Sequence[Any], references: Sequence[Any], average: str = "binary", pos_label: Any = 1
 ) -> dict[str, float]:
