@@ -40,6 +40,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         reference_model_type: `model_type` of the reference implementation in transformers; None where there is none.
         reference_architecture: Name of the reference's class where it is not this one's without its prefix.
         export_conversion: The invertible part of the family's conversion table.
+        takes_reentrant_checkpoints: Whether layers may be recomputed with `use_reentrant=True`, which differentiates
+            the tensors among a layer's arguments alone.
     """
 
     config: CtxConfig
@@ -60,6 +62,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     reference_model_type: ClassVar[str | None] = None
     reference_architecture: ClassVar[str | None] = None
     export_conversion: ClassVar[list[WeightTransform]]
+    takes_reentrant_checkpoints: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Take the most derived configuration among the class's own annotation and its bases.
@@ -85,6 +88,22 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         # For code outside of transformers it passes over modules without parameters of their own, whose `_init_weights`
         # may set those of their children. All of ours use `transformers.initialization`, which keeps loaded weights.
         super()._initialize_weights(module)
+
+    def _set_gradient_checkpointing(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers.
+
+        Raises:
+            CtxError: `use_reentrant=True`, and the layers take more than their input that is differentiated.
+        """
+        function = kwargs.get("gradient_checkpointing_func")
+        if getattr(function, "keywords", {}).get("use_reentrant") and not self.takes_reentrant_checkpoints:
+            raise CtxError(
+                f"The layers of {type(self).__name__} also read the source's states or a learned bias, whose gradients "
+                "a re-entrant checkpoint loses.",
+                location="use_reentrant=True",
+                hint='leave it out, or give gradient_checkpointing_kwargs={"use_reentrant": False}.',
+            )
+        super()._set_gradient_checkpointing(*args, **kwargs)
 
     def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
         """Copy what the configuration takes from other models, for example word vectors: for families that take any.

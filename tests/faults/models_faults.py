@@ -4,6 +4,14 @@ from fault import Fault
 
 MODELS_FAULTS = [
     Fault(
+        "checkpoints that lose gradients are not refused",
+        "hf_ctxmodels/core/model.py",
+        '.get("use_reentrant") and not self.takes_reentrant_checkpoints',
+        '.get("use_reentrant") and not hasattr(self, "takes_reentrant_checkpoints")',
+        ("tests/models/test_common_training.py",),
+        "reentrant",
+    ),
+    Fault(
         "a scored token stands in its own context",
         "hf_ctxmodels/inference/scoring.py",
         'ids = batch["input_ids"].scatter(1, places, self.tokenizer.mask_token_id)',

@@ -29,6 +29,7 @@ from zoo import (
     tensors_of,
 )
 
+from hf_ctxmodels import CtxError
 from hf_ctxmodels.spec import Target
 
 RECOMPUTED = [case for case in NETWORKS if case.model_class.supports_gradient_checkpointing]
@@ -244,6 +245,28 @@ class TestGradients:
         assert torch.equal(plain, recomputed)
         for name, gradient in plain_gradients.items():
             assert torch.equal(gradient, recomputed_gradients[name]), name
+
+    def test_reentrant_checkpoints_work_or_are_refused(self, subtests: pytest.Subtests) -> None:
+        """Layers that read the source's states or a learned bias cannot have them."""
+        refusing = [case for case in HEADS if case.family.name in ("bart", "mass", "t5")]
+        taking = [case for case in REPRESENTATIVES if case.model_class.supports_gradient_checkpointing]
+        for case in [*refusing, *(case for case in taking if case not in refusing)]:
+            with subtests.test(str(case)):
+                model = case.model().train()
+                if case in refusing:
+                    with pytest.raises(CtxError, match=r"(?s)a re-entrant checkpoint loses.*use_reentrant=True"):
+                        model.activation_checkpointing_enable({"use_reentrant": True})
+                    assert not model.is_activation_checkpointing
+                    continue
+                batch = make_batch(case)
+                batch |= make_targets(case, batch)
+                results = []
+                for reentrant in (False, True):
+                    if reentrant:
+                        model.activation_checkpointing_enable({"use_reentrant": True})
+                    torch.manual_seed(7)
+                    results.append(gradients(model, model(**batch).loss))
+                assert_same_gradients(*reversed(results))
 
     @pytest.mark.parametrize("case", DROPPING, ids=str)
     def test_dropout_only_in_training(self, case: Case) -> None:

@@ -33,6 +33,7 @@ class Seq2SeqHeadModel(HeadModel):
     """A head on an encoder-decoder, which has no pooler."""
 
     encoder_class: ClassVar[type[EncoderDecoder]]  # type: ignore[misc]
+    takes_reentrant_checkpoints = False
 
     def build_encoder(self, config: Any) -> EncoderDecoder:
         """Create the encoder-decoder."""

@@ -57,6 +57,7 @@ class EncoderDecoder(CtxPreTrainedModel):
     """
 
     stack_class: ClassVar[type[TransformerStack]] = TransformerStack
+    takes_reentrant_checkpoints = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -136,6 +136,7 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "t5"
     reference_model_type = "t5"
     prefixed_reference: ClassVar[bool] = False
+    takes_reentrant_checkpoints = False
     _supports_flash_attn = False  # it knows no bias
     _no_split_modules = ["TransformerBlock", "ClampedBlock"]
     # The output layer, copies of the table of words, and a bias of cross-attention in old files, which nothing reads.
