@@ -169,8 +169,21 @@ def new_config(
     for name in ("bos_token_id", "eos_token_id"):  # where the family's models begin or end texts by them
         if getattr(defaults, name) is not None:
             own[name] = getattr(tokenizer, name)
-    fields = {**family.sizes[size], **own, **changes}
+    fields = {**family.sizes[size], **own, **_writing_tokens(family, tokenizer), **changes}
     return make_config(family.config, fields, location=" ".join([size, *options]))
+
+
+def _writing_tokens(family: FamilySpec, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The tokens by which the family's head writes, which otherwise were numbers in the released vocabulary.
+
+    Nothing for a tokenizer that lacks one, with which the head refuses to write.
+    """
+    if family.writing is None:
+        return {}
+    try:
+        return family.writing.objective.head_fields(tokenizer)
+    except CtxError:
+        return {}
 
 
 def describe_embeddings(config: PreTrainedConfig) -> None:

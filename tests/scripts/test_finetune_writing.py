@@ -22,6 +22,7 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.label_smoothing import smooth_labels
+from hf_ctxmodels.training.loading import new_config
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.writing import set_head_tokens, training_smoothing, training_targets
 
@@ -94,6 +95,24 @@ def test_every_family_learns_to_write(subtests, tmp_path, monkeypatch, capsys):
                 assert model.config.label_smoothing == family.writing.label_smoothing
                 right = sum(" ".join(map(WORDS.get, row["source"].split())) == row["prediction"] for row in rows)
                 assert right / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
+
+
+def test_a_new_configuration_has_the_tokens_of_its_tokenizer(subtests):
+    """And none of the released vocabulary, of which transformers warns where the new one is smaller."""
+    for family in WRITING:
+        with subtests.test(family=family.name):
+            tokenizer = tokenizer_of(family)
+            assert len(tokenizer) < 100 or family not in OWN, "the released numbers would fit"
+            config = new_config(family, tokenizer, "tiny")
+            numbers = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
+            assert all(value is None or value < config.vocab_size for value in numbers.values()), numbers
+            if family in OWN:
+                query = {"unilm": "[MASK]", "ernie_gen": "[ATTN]"}[family.name]
+                names = ("query_token_id", "decoder_start_token_id", "eos_token_id")
+                found = tokenizer.convert_ids_to_tokens([numbers[name] for name in names])
+                assert found == [query, "[CLS]", "[SEP]"]
+                tokenizer.mask_token = tokenizer.cls_token = None
+                assert new_config(family, tokenizer, "tiny").vocab_size == len(tokenizer)
 
 
 def prepared(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
