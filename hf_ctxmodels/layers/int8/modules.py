@@ -65,6 +65,11 @@ class Int8Linear(nn.Module):
         self.input_zero_point = _fixed(torch.empty(1, dtype=torch.long)) if static else None
         self._packed: dict[Any, tuple[tuple[int, int], tuple[Tensor, Tensor, Tensor]]] = {}
 
+    @property
+    def maps_rows_alone(self) -> bool:
+        """Whether an output depends on its own row alone, so that rows can be given in parts."""
+        return self.activations != "tensor"
+
     @classmethod
     @torch.no_grad()
     def of(
