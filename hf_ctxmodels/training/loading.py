@@ -19,6 +19,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.outputs import TOKENIZER_FILES
+from hf_ctxmodels.layers.int8.replace import is_quantized
 from hf_ctxmodels.models._shared.character import CharacterPreTrainedModel
 from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
 from hf_ctxmodels.registry import FAMILIES
@@ -263,6 +264,16 @@ def check_weights(directory: Path) -> None:
             f"The weights are damaged: {'; '.join(damages)}.",
             location=str(directory / "model.safetensors"),
             hint=f"{_GET_AGAIN} If you replaced the weights yourself, delete {directory / MANIFEST_FILE}.",
+        )
+
+
+def check_trainable(model: PreTrainedModel) -> None:
+    """Raise CtxError for a quantized model, which has no gradients."""
+    if is_quantized(model) or getattr(model, "is_quantized", False):
+        raise CtxError(
+            "A quantized model cannot be trained: its weights are codes.",
+            location=model.config.name_or_path or None,
+            hint="train the model in single precision, and quantize it afterwards.",
         )
 
 

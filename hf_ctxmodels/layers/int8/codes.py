@@ -8,7 +8,9 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from hf_ctxmodels.core.errors import CtxError
 
 LARGEST = 127  # of a weight's code, and of the distance of a token's code from `MIDDLE`
 MIDDLE = 128  # the zero point of codes by tokens
@@ -36,6 +38,17 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 def dequantize_rows(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """(..., rows, columns) weights of codes and of the scales of their rows."""
     return (codes * scale.float()[..., None]).to(dtype)
+
+
+def check_not_trained(module: nn.Module) -> None:
+    """Raise CtxError for a module with codes in training mode, where gradients are recorded: they would end here, and a
+    training run would learn nothing of the encoder, or fail in its first backward pass."""
+    if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise CtxError(
+            "A quantized model cannot be trained: its weights are codes.",
+            location=type(module).__name__,
+            hint="train the model in single precision and quantize it afterwards; for inference call model.eval().",
+        )
 
 
 class Activations(NamedTuple):
