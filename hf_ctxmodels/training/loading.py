@@ -83,7 +83,9 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
     config = load_config(source)
     if any(type(config) is family.config for family in FAMILIES.values()):
         return load_config(source, changes=changes)
-    family = next((each for each in FAMILIES.values() if each.reference == config.model_type), None)
+    kind = config.model_type
+    families = (each for each in FAMILIES.values() if kind in (each.reference, *each.config.other_references))
+    family = next(families, None)
     if family is None:
         raise CtxError(
             f"A model with a {type(config).__name__} belongs to no family.",

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBertModel, Trainer, TrainingArguments
 from zoo import assert_close
 
+import hf_ctxmodels
 from hf_ctxmodels import CtxBertForMaskedLM, CtxBertModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.distillation import (
@@ -28,6 +29,7 @@ from hf_ctxmodels.distillation import (
 from hf_ctxmodels.distillation.model import PROJECTIONS_FILE
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.loading import load_family_config
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.trainer import CtxTrainer
 
@@ -245,6 +247,7 @@ def test_distilbert_of_transformers_is_opened(tmp_path, subtests):
                 expected, found = peer(**batch), ours(**batch)
             for field in expected:
                 assert_close(found[field][tokens], expected[field][tokens], field, 1e-5)
+            assert type(load_family_config(tmp_path / name)) is type(ours.config)
             ours.save_pretrained(tmp_path / "own")
             assert torch.equal(kind.from_pretrained(tmp_path / "own", **options)(**batch)[0], found[0])
     for name in ("ForSequenceClassification", "ForMultipleChoice"):

@@ -1,6 +1,6 @@
 """BERT configuration (Devlin et al. 2019, section 3 and appendix A.2)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
@@ -20,8 +20,10 @@ class CtxBertConfig(CtxEncoderConfig):
 
     classifier_dropout: float | int | None = None
 
+    other_references: ClassVar[tuple[str, ...]] = ("distilbert",)
+
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As of every family; of a DistilBERT of transformers, this package's fields that say the same."""
         fields, unused = super().get_config_dict(*args, **kwargs)
-        return (bert_fields(fields, cls.model_type) if fields.get("model_type") == "distilbert" else fields), unused
+        return (bert_fields(fields) if fields.get("model_type") in cls.other_references else fields), unused

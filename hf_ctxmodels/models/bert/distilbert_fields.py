@@ -28,16 +28,11 @@ _DEFAULTS = {"num_hidden_layers": 6}
 _POOLED = {"DistilBertForSequenceClassification", "DistilBertForMultipleChoice"}
 
 
-def bert_fields(fields: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """The fields of a `CtxBertConfig` that is the DistilBERT of a config.json.
-
-    Args:
-        fields: Of transformers' DistilBERT.
-        model_type: Of the family here.
-    """
+def bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `CtxBertConfig` that is the DistilBERT of a config.json."""
     own = {name: fields[theirs] for name, theirs in FIELDS.items() if theirs in fields}
     kept = {name: value for name, value in fields.items() if name in _KEPT}
-    fixed = {"type_vocab_size": 0, "layer_norm_eps": EPSILON, "model_type": model_type}
+    fixed = {"type_vocab_size": 0, "layer_norm_eps": EPSILON, "model_type": "ctx-bert"}
     return {**_DEFAULTS, **own, **kept, **fixed}
 
 
