@@ -9,18 +9,17 @@ the largest value of that output.
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
-from hf_ctxmodels.inference.exporting import Batch, difference_on, write_onnx, write_program
+from hf_ctxmodels.inference.exporting import PARTS, Batch, Part, difference_on, write_onnx, write_program
 from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
@@ -37,41 +36,18 @@ EXAMPLE = (9, 6, 4)
 """Lengths of the rows that a model is exported with."""
 OTHERS = ((3, 12, 7, 2, 8), (5,))
 """Lengths of the rows that the exported model is run on: another number of rows and columns, and a single row."""
+PARTS_OF_OTHERS: tuple[Part, ...] = ("model",)
 WORDS = 5  # the first id that is no special token
 
 
-class DecoderStep(nn.Module):
-    """Logits of a target for what the encoder gave: the part of a model that generation repeats."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, encoder_hidden_states: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor
-    ) -> dict[str, Tensor]:
-        """(batch, length, hidden), (batch, length) and (batch, steps) -> "logits" (batch, steps, vocabulary)."""
-        encoded = BaseModelOutput(encoder_hidden_states)
-        outputs = self.model(
-            encoder_outputs=encoded, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids
-        )
-        return {"logits": outputs.logits}
-
-
-PARTS: dict[str, Callable[[PreTrainedModel], nn.Module]] = {
-    "": lambda model: model,
-    "encoder": lambda model: model.get_encoder(),
-    "decoder_step": DecoderStep,
-}
-"""What is exported of a model, by the end of its name in the table."""
-
-
-def exported(spec: FamilySpec) -> Iterator[tuple[str, str]]:
+def exported(spec: FamilySpec) -> Iterator[tuple[str, Part]]:
     """The Auto classes of a family that are exported, and which of `PARTS`."""
     both = issubclass(spec.models["AutoModel"], EncoderDecoder)
     for auto_name in (*_HEADS, *_OF_ENCODER_DECODERS) if both else _HEADS:
         if auto_name in spec.models:
-            yield from ((auto_name, part) for part in (PARTS if auto_name == "AutoModelForSeq2SeqLM" else [""]))
+            yield from (
+                (auto_name, part) for part in (PARTS if auto_name == "AutoModelForSeq2SeqLM" else PARTS_OF_OTHERS)
+            )
 
 
 @dataclass(frozen=True)
@@ -98,7 +74,7 @@ def tiny_model(spec: FamilySpec, auto_name: str) -> PreTrainedModel:
     return spec.models[auto_name](spec.config(**fields)).eval()
 
 
-def make_batch(model: PreTrainedModel, lengths: Iterable[int], auto_name: str, part: str = "") -> Batch:
+def make_batch(model: PreTrainedModel, lengths: Iterable[int], auto_name: str, part: Part = "model") -> Batch:
     """Random rows of these lengths, padded at their ends; for a decoder targets that are longer."""
     lengths = torch.tensor([*lengths])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
@@ -110,7 +86,7 @@ def make_batch(model: PreTrainedModel, lengths: Iterable[int], auto_name: str, p
         "input_ids": ids * (mask if width is None else mask[..., None]),
         "attention_mask": mask.long(),
     }
-    if part == "decoder_step":
+    if part == "decoder":
         del batch["input_ids"]
         batch["encoder_hidden_states"] = torch.randn(*mask.shape, model.config.hidden_size)
     if auto_name == "AutoModelForSeq2SeqLM" and part != "encoder":
@@ -118,7 +94,7 @@ def make_batch(model: PreTrainedModel, lengths: Iterable[int], auto_name: str, p
     return batch
 
 
-def batches(model: PreTrainedModel, auto_name: str = "AutoModel", part: str = "") -> tuple[Batch, list[Batch]]:
+def batches(model: PreTrainedModel, auto_name: str = "AutoModel", part: Part = "model") -> tuple[Batch, list[Batch]]:
     """What a model is exported with, and what it is then run on."""
     return (
         make_batch(model, EXAMPLE, auto_name, part),
@@ -138,7 +114,7 @@ def check_onnx(model: nn.Module, batch: Batch, others: list[Batch], folder: Path
         return difference_on(model, write_onnx(model, batch, folder / "model.onnx"), others)
 
 
-def check(spec: FamilySpec, auto_name: str, part: str = "", *, onnx: bool) -> Result:
+def check(spec: FamilySpec, auto_name: str, part: Part = "model", *, onnx: bool) -> Result:
     """Export a model in both ways.
 
     Args:
@@ -158,7 +134,7 @@ def check(spec: FamilySpec, auto_name: str, part: str = "", *, onnx: bool) -> Re
                 found.append(kind(PARTS[part](model).eval(), *batches(model, auto_name, part), Path(folder)))
             except Exception as error:
                 found.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}")
-    return Result(".".join([type(model).__name__, *([part] if part else [])]), *found)
+    return Result(".".join([type(model).__name__, *([] if part == "model" else [part])]), *found)
 
 
 def table(families: Iterable[str], *, onnx: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import string
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,16 +63,53 @@ def test_programs(
                 monkeypatch.setattr(exporting, "LARGEST_DIFFERENCE", 1e-4)
 
 
-def test_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a model with weights of 8 bits, which stay 8 bits in the file."""
+def test_onnx(subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of models with weights of 8 and of 3 bits, which stay so in the file."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name, reason=f"needs {name}, which the extra `onnx` brings")
     import onnx
 
-    classifier("token", tmp_path)
-    file = tmp_path / "model.onnx"
-    monkeypatch.setattr(sys, "argv", ["export", "--model", str(tmp_path), "--output", str(file)])
+    for kind, stored in (("token", onnx.TensorProto.INT8), ("low bits", onnx.TensorProto.UINT8)):
+        with subtests.test(kind=kind):
+            folder = tmp_path / kind
+            classifier(kind, folder)
+            export_by_command(monkeypatch, "--model", folder, "--output", folder / "model.onnx")
+            graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+            assert [each.data_type for each in graph.initializer].count(stored) >= 4
+
+
+def test_encoder_decoders(
+    subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole, and as encoder and decoder, which together give the whole one's logits; with other numbers of rows, of
+    tokens and of steps. What has no decoder has no parts."""
+    family = FAMILIES["bart"]
+    tokenizer = family.tokenizer.train([" ".join(exporting._WORDS)] * 20, vocab_size=300)
+    tokenizer.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    sizes = {**family.sizes["tiny"], "vocab_size": len(tokenizer), "initializer_range": 0.2}
+    model = family.models["AutoModelForSeq2SeqLM"](family.config(**sizes)).eval()
+    model.save_pretrained(tmp_path)
+    onnx = all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+    for part, form in (("encoder", "torch"), ("decoder", "torch"), ("model", "onnx" if onnx else "torch")):
+        with subtests.test(part=part, form=form):
+            file = tmp_path / f"{part}.{'pt2' if form == 'torch' else form}"
+            flags = ["--model", tmp_path, "--part", part, "--format", form, "--output", file]
+            export_by_command(monkeypatch, *flags)  # which compares the file's outputs with the model's
+            assert ("decoder_input_ids" in capsys.readouterr().out) == (part != "encoder")
+    encoder, decoder = (torch.export.load(tmp_path / f"{part}.pt2").module() for part in ("encoder", "decoder"))
+    text = {"input_ids": torch.randint(5, 20, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
+    text["attention_mask"][1, 2:] = 0
+    written = torch.randint(5, 20, (4, 13))
+    expected = model(**text, decoder_input_ids=written).logits
+    states = encoder(**text).last_hidden_state
+    parts = {"encoder_hidden_states": states, "attention_mask": text["attention_mask"], "decoder_input_ids": written}
+    torch.testing.assert_close(decoder(**parts)["logits"], expected, rtol=1e-4, atol=1e-4)
+    classifier("float32", tmp_path / "encoder")
+    with pytest.raises(CtxError, match="no decoder"):
+        export_by_command(monkeypatch, "--model", tmp_path / "encoder", "--part", "encoder", "--output", tmp_path / "x")
+
+
+def export_by_command(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["export", *map(str, flags)])
     export.main()
-    assert "largest difference" in capsys.readouterr().out
-    kinds = [each.data_type for each in onnx.load(file, load_external_data=False).graph.initializer]
-    assert kinds.count(onnx.TensorProto.INT8) >= 4

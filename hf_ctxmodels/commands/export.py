@@ -1,8 +1,10 @@
-r"""Export an encoder or a head on one to a file that runs without this package, and compare it with the model.
+r"""Export a model to a file that runs without this package, and compare it with the model.
 
     hf-ctxmodels export --model runs/sst2 --format onnx --output sst2.onnx
+    hf-ctxmodels export --model runs/summaries --part decoder --output decoder.onnx
 
-The file takes batches of any number of rows and columns.
+The file takes batches of any number of rows and columns. An encoder-decoder takes `decoder_input_ids` too, and is
+exported whole, or in the two parts of which generation runs the first once and repeats the second.
 """
 
 from dataclasses import dataclass, field
@@ -25,6 +27,11 @@ class ExportArguments:
     model: str = field(metadata={"help": "Directory or Hub id of the model, with its tokenizer."})
     output: str = field(metadata={"help": "File to write; the weights of an ONNX file are beside it, in <file>.data."})
     format: Literal["onnx", "torch"] = flag("onnx", "onnx, or torch for a program of torch.export (.pt2).")
+    part: Literal["model", "encoder", "decoder"] = flag(
+        "model",
+        "Of an encoder-decoder: model, encoder, or decoder, which maps encoder_hidden_states, attention_mask and "
+        "decoder_input_ids to logits.",
+    )
     overwrite: bool = flag(False, "Replace --output if it exists.")
 
 
@@ -34,8 +41,9 @@ def main() -> None:
     check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
     check_weights(Path(arguments.model))
     model = open_pretrained(saved_class(load_config(arguments.model)), arguments.model, "the model")
-    check_exports(model, arguments.output, arguments.format)
-    batches = example_batches(load_tokenizer(arguments.model))
-    found = export_model(model, batches, arguments.output, arguments.format)
-    print(f"{type(model).__name__} exported to {arguments.output}, inputs {', '.join(batches[0])}")
+    check_exports(model, arguments.output, arguments.format, arguments.part)
+    batches = example_batches(load_tokenizer(arguments.model), model, arguments.part)
+    found = export_model(model, batches, arguments.output, arguments.format, arguments.part)
+    of_model = "" if arguments.part == "model" else f"The {arguments.part} of "
+    print(f"{of_model}{type(model).__name__} exported to {arguments.output}, inputs {', '.join(batches[0])}")
     print(f"largest difference on batches of other shapes: {found:.1e} of an output's largest value")

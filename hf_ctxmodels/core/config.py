@@ -90,6 +90,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     own_fields: ClassVar[tuple[str, ...]] = ("unpad", "return_logits_with_labels", "tokenizer_digest", "layer_mix")
     # `model_type` of the reference implementation, where it is not the family's without its prefix
     reference_model_type: ClassVar[str | None] = None
+    # `model_type` of other models in transformers that the family opens
+    other_references: ClassVar[tuple[str, ...]] = ()
     # reference field -> supported values; another value in a reference config.json is an error
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 

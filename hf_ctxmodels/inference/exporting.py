@@ -1,4 +1,5 @@
-"""Export of encoders and heads as a program of torch or an ONNX file, and the check of what was written."""
+"""Export of models and of parts of encoder-decoders as a program of torch or an ONNX file, and the check of what was
+written."""
 
 import shutil
 import tempfile
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.heads import Seq2SeqHead
 from hf_ctxmodels.layers.int8.modules import Int8Linear
 
 LARGEST_DIFFERENCE = 1e-4
@@ -26,15 +29,44 @@ Batch = dict[str, Tensor]
 Run = Callable[[Batch], Iterable[Tensor]]
 """A batch -> outputs in their order."""
 Format = Literal["onnx", "torch"]
+Part = Literal["model", "encoder", "decoder"]
+"""What is exported: the whole model, or what generation runs once, or what it repeats."""
 
 
-def check_exports(model: PreTrainedModel, file: str | Path, form: Format) -> None:
-    """Raise CtxError for a model that has no graph, a format whose packages are missing, or a wrong name."""
-    if model.config.is_encoder_decoder:
+class DecoderStep(nn.Module):
+    """Logits of a target for what the encoder gave: the part of an encoder-decoder that generation repeats."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, encoder_hidden_states: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor
+    ) -> dict[str, Tensor]:
+        """(batch, length, hidden), (batch, length) and (batch, steps) -> "logits" (batch, steps, vocabulary)."""
+        encoded = BaseModelOutput(encoder_hidden_states)  # type: ignore[arg-type]
+        outputs = self.model(
+            encoder_outputs=encoded, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids
+        )
+        return {"logits": outputs.logits}
+
+
+PARTS: dict[Part, Callable[[PreTrainedModel], nn.Module]] = {
+    "model": lambda model: model,
+    "encoder": lambda model: model.get_encoder(),
+    "decoder": DecoderStep,
+}
+"""The module of a part."""
+
+
+def check_exports(model: PreTrainedModel, file: str | Path, form: Format, part: Part = "model") -> None:
+    """Raise CtxError for a model that has no graph or no such part, a format whose packages are missing, or a wrong
+    name."""
+    if part != "model" and not _writes(model):
         raise CtxError(
-            f"{type(model).__name__} is an encoder-decoder, which is exported in parts.",
-            location="--model",
-            hint="export an encoder, or a head on one.",
+            f"{type(model).__name__} has no decoder that writes.",
+            location=f"--part {part}",
+            hint="leave --part out: the model is exported whole.",
         )
     scales = {module.activations for module in model.modules() if isinstance(module, Int8Linear)}
     if scales - {"token"}:
@@ -52,20 +84,51 @@ def check_exports(model: PreTrainedModel, file: str | Path, form: Format) -> Non
         )
 
 
-def example_batches(tokenizer: PreTrainedTokenizerBase) -> list[Batch]:
-    """What a model is exported with, and two batches of other shapes to compare on."""
+def _writes(model: PreTrainedModel) -> bool:
+    """Whether it takes `decoder_input_ids` beside its input."""
+    return bool(model.config.is_encoder_decoder) and isinstance(model, Seq2SeqHead)
+
+
+def example_batches(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None, part: Part = "model"
+) -> list[Batch]:
+    """What a model is exported with, and two batches of other shapes to compare on.
+
+    Args:
+        tokenizer: Its own.
+        model: For an encoder-decoder that writes, whose batches have `decoder_input_ids` of lengths of their own.
+        part: What is exported.
+    """
     texts = [[" ".join(_WORDS[index % len(_WORDS)] for index in range(each)) for each in row] for row in _LENGTHS]
-    return [dict(tokenizer(each, padding=True, return_tensors="pt")) for each in texts]
+    batches = [dict(tokenizer(each, padding=True, return_tensors="pt")) for each in texts]
+    if model is None or not _writes(model) or part == "encoder":
+        return batches
+    return [batch | _decoder_input(model, batch, part) for batch in batches]
 
 
-def export_model(model: PreTrainedModel, batches: list[Batch], file: str | Path, form: Format) -> float:
+@torch.no_grad()
+def _decoder_input(model: Any, batch: Batch, part: Part) -> Batch:
+    """Targets two tokens longer than the texts; for the decoder alone also the encoder's states, without ids."""
+    ids = batch["input_ids"]
+    written = model.prepare_decoder_input_ids_from_labels(torch.cat([ids, ids[:, :2]], 1))
+    if part == "model":
+        return {"decoder_input_ids": written}
+    states = model.eval().get_encoder()(**batch).last_hidden_state
+    batch.pop("input_ids")
+    return {"encoder_hidden_states": states, "decoder_input_ids": written}
+
+
+def export_model(
+    model: PreTrainedModel, batches: list[Batch], file: str | Path, form: Format, part: Part = "model"
+) -> float:
     """Write a model, and compare what was written with the model on batches of other shapes.
 
     Args:
-        model: An encoder or a head on one; evaluated.
+        model: Evaluated.
         batches: That of the example, with at least two rows and columns, and those to compare on.
         file: To be written, with the weights of an ONNX file in `<file>.data` beside it.
         form: `torch` for `torch.export`, or `onnx`.
+        part: What of an encoder-decoder is exported.
 
     Returns:
         The largest difference of an output, as a share of its largest value.
@@ -73,20 +136,20 @@ def export_model(model: PreTrainedModel, batches: list[Batch], file: str | Path,
     Raises:
         CtxError: The model cannot be exported, the file cannot be written, or what it computes differs.
     """
-    check_exports(model, file, form)
-    model.eval()
+    check_exports(model, file, form, part)
+    exported = PARTS[part](model.eval()).eval()
     file = Path(file)
     with writing(file), tempfile.TemporaryDirectory() as folder, torch.no_grad():
         written = Path(folder) / file.name
         try:
-            run = (write_onnx if form == "onnx" else write_program)(model, batches[0], written)
+            run = (write_onnx if form == "onnx" else write_program)(exported, batches[0], written)
         except Exception as error:  # whatever the exporters meet in a model
             raise CtxError(
                 f"{type(model).__name__} cannot be exported: {(str(error).strip().splitlines() or [''])[0]}",
                 location=f"--format {form}",
                 hint="docs/how-to/export.md lists what can.",
             ) from error
-        found = difference_on(model, run, batches[1:])
+        found = difference_on(exported, run, batches[1:])
         if not found <= LARGEST_DIFFERENCE:
             raise CtxError(
                 f"What was exported differs from the model by {found:.1e} of an output's largest value.",

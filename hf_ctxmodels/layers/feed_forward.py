@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear, multiplies_fast
+from hf_ctxmodels.layers.linear import apply_linear, maps_rows_alone, multiplies_fast
 
 _CHUNK = 1024  # rows for which a CPU holds the wide states at once, where no gradient needs them
 
@@ -71,7 +71,7 @@ class FeedForward(nn.Module):
             return False
         if hidden_states.numel() <= _CHUNK * hidden_states.shape[-1] or self.activation._forward_hooks:
             return False
-        return multiplies_fast(hidden_states) and all(map(is_plain_linear, self._maps()))
+        return multiplies_fast(hidden_states) and all(map(maps_rows_alone, self._maps()))
 
     def _maps(self) -> list[nn.Module]:
         return [self.up_proj, self.down_proj]

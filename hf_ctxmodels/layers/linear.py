@@ -82,6 +82,15 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     return _are_ordinary(module.weight, module.bias)
 
 
+def maps_rows_alone(module: nn.Module) -> bool:
+    """Whether a row of the output depends on the same row of the input alone: a plain map, or a replacement without
+    hooks that says so by `maps_rows_alone`."""
+    if is_plain_linear(module):
+        return True
+    hooked = module._forward_pre_hooks or module._forward_hooks or _has_any_global_hook()
+    return not hooked and getattr(module, "maps_rows_alone", False)
+
+
 def _are_ordinary(*tensors: Tensor | None) -> bool:
     """Whether none is of a subclass, for example quantized or sharded."""
     for each in tensors:

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective, collator_options
 from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids, padded_columns
@@ -43,6 +43,7 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
     Args:
         tokenizer: With a mask token and a padding token.
         mlm_probability, mask_share, random_share, whole_word, ngram, max_predictions: See `MaskingRule`.
+        mlm_smoothing: `MaskingRule.smoothing`; `masker.weigh` takes the counts that it needs.
         static: The same mask in every epoch.
         seed: Seed of the masks.
         pad_to_multiple_of: Round the width of the batch up.
@@ -66,6 +67,7 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
     static: bool = False
     seed: int = 0
     pad_to_multiple_of: int | None = None
+    mlm_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +82,7 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
             whole_word=self.whole_word,
             ngram=self.ngram,
             max_predictions=self.max_predictions,
+            smoothing=self.mlm_smoothing,
         )
 
     def replacements(self, feature: dict[str, Any]) -> np.ndarray | None:
@@ -133,6 +136,11 @@ class MaskingOptions(SelectionOptions):
 class MaskedLMOptions(MaskingOptions):
     """Options of `MaskedLM`."""
 
+    mlm_smoothing: float = flag(
+        0.0,
+        "Predict rare tokens more often: with a probability proportional to their count in the training text to the "
+        "power of minus this (DistilBERT: 0.7).",
+    )
     packing: bool = flag(False, "Pack several short documents into one row, without attention between them.")
 
 
@@ -186,6 +194,12 @@ class MaskedLM(Objective):
         if document.word_ids is not None:
             row["word_ids"] = self.template.fill_words(document.word_ids[start:stop])
         return row
+
+    def check(self, examples: ExampleSet) -> None:
+        """See `Objective.check`; counts the tokens for `mlm_smoothing`."""
+        super().check(examples)
+        if self.options.mlm_smoothing:
+            self.collate.masker.weigh(examples.columns["input_ids"].values)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""

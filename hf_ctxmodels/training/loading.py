@@ -19,6 +19,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.outputs import TOKENIZER_FILES
+from hf_ctxmodels.layers.int8.replace import is_quantized
 from hf_ctxmodels.models._shared.character import CharacterPreTrainedModel
 from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
 from hf_ctxmodels.registry import FAMILIES
@@ -82,7 +83,9 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
     config = load_config(source)
     if any(type(config) is family.config for family in FAMILIES.values()):
         return load_config(source, changes=changes)
-    family = next((each for each in FAMILIES.values() if each.reference == config.model_type), None)
+    kind = config.model_type
+    families = (each for each in FAMILIES.values() if kind in (each.reference, *each.config.other_references))
+    family = next(families, None)
     if family is None:
         raise CtxError(
             f"A model with a {type(config).__name__} belongs to no family.",
@@ -276,6 +279,16 @@ def check_weights(directory: Path) -> None:
             f"The weights are damaged: {'; '.join(damages)}.",
             location=str(directory / "model.safetensors"),
             hint=f"{_GET_AGAIN} If you replaced the weights yourself, delete {directory / MANIFEST_FILE}.",
+        )
+
+
+def check_trainable(model: PreTrainedModel) -> None:
+    """Raise CtxError for a quantized model, which has no gradients."""
+    if is_quantized(model) or getattr(model, "is_quantized", False):
+        raise CtxError(
+            "A quantized model cannot be trained: its weights are codes.",
+            location=model.config.name_or_path or None,
+            hint="train the model in single precision, and quantize it afterwards.",
         )
 
 

@@ -15,9 +15,9 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.inspecting import inspecting
 from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.core.screen import say
-from hf_ctxmodels.layers.int8.replace import is_quantized
 from hf_ctxmodels.layers.low_bits.quantizer import packed_model, quantizable, train_with_bits
 from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.loading import check_trainable
 from hf_ctxmodels.training.sensitivity import layers_of, mix_bits, sensitivities
 
 PACKED_FOLDER = "quantized"
@@ -63,12 +63,7 @@ def start_low_bits(
     Raises:
         CtxError: The bits are impossible, or the model is quantized already or has tied outputs.
     """
-    if is_quantized(model) or getattr(model, "is_quantized", False):
-        raise CtxError(
-            "A quantized model cannot be trained: its weights are codes.",
-            location=model.config.name_or_path or None,
-            hint="fine-tune the model in single precision, and quantize it afterwards.",
-        )
+    check_trainable(model)
     if not arguments.quantize_bits:
         return
     maps, tables = quantizable(model)

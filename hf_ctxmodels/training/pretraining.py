@@ -24,6 +24,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.loading import (
+    check_trainable,
     load_config,
     load_model,
     load_tokenizer,
@@ -261,7 +262,8 @@ def make_model(
     """The model to train, new or from a checkpoint, with the objective's `config_fields`.
 
     Raises:
-        CtxError: The size is unknown, the checkpoint cannot be opened, or tokenizer, length or objective do not fit.
+        CtxError: The size is unknown, the checkpoint cannot be opened or is quantized, or tokenizer, length or
+            objective do not fit.
     """
     source = arguments.model or arguments.config
     if arguments.model is None:
@@ -288,7 +290,9 @@ def make_model(
             )
         setattr(config, name, value)
     if arguments.model is not None:
-        return load_model(arguments.model, objective.auto_class, config)
+        model = load_model(arguments.model, objective.auto_class, config)
+        check_trainable(model)
+        return model
     return new_model(objective.auto_class, config)
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from lessons import VOCABULARY, batch_of, classifier, features, new_model, padded
 from safetensors.torch import load_file
 from torch.utils.data import Dataset
 from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBertModel, Trainer, TrainingArguments
 from zoo import assert_close
 
+import hf_ctxmodels
 from hf_ctxmodels import CtxBertForMaskedLM, CtxBertModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.distillation import (
@@ -27,6 +29,7 @@ from hf_ctxmodels.distillation import (
 from hf_ctxmodels.distillation.model import PROJECTIONS_FILE
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.loading import load_family_config
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.trainer import CtxTrainer
 
@@ -218,3 +221,36 @@ def test_a_student_of_some_layers_is_exported_as_distilbert(tmp_path):
             refused.export_reference(tmp_path / "refused")
     with pytest.raises(CtxError, match="different shapes"):
         copy_layers(new_model(2, hidden_size=4), teacher, [0, 1])
+
+
+def test_distilbert_of_transformers_is_opened(tmp_path, subtests):
+    """As a BERT without segments, with the same outputs; heads of another function are refused."""
+    fields = {"vocab_size": 60, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
+    config = transformers.DistilBertConfig(**fields, dropout=0.3, attention_dropout=0.2, activation="relu")
+    batch = {"input_ids": torch.randint(5, 60, (3, 9)), "attention_mask": torch.ones(3, 9, dtype=torch.long)}
+    batch["attention_mask"][1, 6:] = 0
+    tokens = batch["attention_mask"] == 1
+    for name in ("ForMaskedLM", "Model", "ForTokenClassification", "ForQuestionAnswering"):
+        with subtests.test(name=name):
+            torch.manual_seed(0)
+            peer = getattr(transformers, f"DistilBert{name}")(config).eval()
+            with torch.no_grad():
+                for each in peer.parameters():
+                    each.add_(0.3 * torch.randn_like(each))
+            peer.save_pretrained(tmp_path / name)
+            options = {"add_pooling_layer": False} if name == "Model" else {}
+            kind = getattr(hf_ctxmodels, f"CtxBert{name}")
+            ours, report = kind.from_pretrained(tmp_path / name, output_loading_info=True, **options)
+            assert not any(report.values()), report
+            assert (ours.config.type_vocab_size, ours.config.hidden_dropout_prob) == (0, 0.3)
+            with torch.no_grad():
+                expected, found = peer(**batch), ours(**batch)
+            for field in expected:
+                assert_close(found[field][tokens], expected[field][tokens], field, 1e-5)
+            assert type(load_family_config(tmp_path / name)) is type(ours.config)
+            ours.save_pretrained(tmp_path / "own")
+            assert torch.equal(kind.from_pretrained(tmp_path / "own", **options)(**batch)[0], found[0])
+    for name in ("ForSequenceClassification", "ForMultipleChoice"):
+        getattr(transformers, f"DistilBert{name}")(config).save_pretrained(tmp_path / name)
+        with pytest.raises(CtxError, match="with a ReLU"):
+            getattr(hf_ctxmodels, f"CtxBert{name}").from_pretrained(tmp_path / name)

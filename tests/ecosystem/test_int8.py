@@ -15,12 +15,15 @@ from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
 from hf_ctxmodels.commands import quantize
+from hf_ctxmodels.layers import feed_forward
 from hf_ctxmodels.layers.int8 import modules
 from hf_ctxmodels.layers.int8.codes import quantize_rows, quantize_tokens
 from hf_ctxmodels.layers.int8.modules import Int8Embedding, Int8Linear
 from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.low_bits.quantizer import packed_model, quantizable, train_with_bits
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.loading import check_trainable
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 
@@ -173,6 +176,47 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         AutoModelForSequenceClassification.from_pretrained(tmp_path, device_map="cuda:0")
     with pytest.raises(CtxError, match="quantized already"):
         quantize.open_model(str(tmp_path))
+
+
+@torch.no_grad()
+def test_many_rows_are_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By maps whose outputs depend on their own row alone, and only by these; the values are those of all rows."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    states, parts = torch.randn(70, 16) * torch.logspace(-2, 1, 70)[:, None], []
+    for activations, in_parts in (("token", True), ("tensor", False)):
+        model = CtxBertModel(CtxBertConfig(vocab_size=20, **sizes)).eval()
+        quantize_model(model, CtxInt8Config(activations=activations))  # type: ignore[arg-type]
+        network, parts = model.layers[0].feed_forward, []
+        expected = network(states)
+        monkeypatch.setattr(feed_forward, "_CHUNK", 32)
+        compute = network._compute
+        monkeypatch.setattr(
+            network, "_compute", lambda rows, compute=compute, parts=parts: parts.append(len(rows)) or compute(rows)
+        )
+        assert torch.equal(network(states), expected)
+        assert parts == ([32, 32, 6] if in_parts else [70])
+        monkeypatch.undo()
+
+
+def test_no_code_is_trained(subtests: pytest.Subtests) -> None:
+    """Every quantized model says so in its first step, also one with tables alone; without gradients it only runs."""
+    for case in [*REPRESENTATIVES, Case(FAMILIES["word2vec"], "AutoModelForSequenceClassification")]:
+        with subtests.test(case=str(case)):
+            model, batch = case.model(), make_batch(case)
+            quantize_model(model, CtxInt8Config())
+            with pytest.raises(CtxError, match="cannot be trained"):
+                model.train()(**batch, **make_targets(case, batch))
+            with torch.no_grad():
+                model(**batch)
+    model = BERT.model()
+    train_with_bits(model, dict.fromkeys(quantizable(model)[0], 4), 8)
+    packed = packed_model(model)
+    batch = make_batch(BERT)
+    packed(**batch)
+    with pytest.raises(CtxError, match="cannot be trained"):
+        packed.train()(**batch)
+    with pytest.raises(CtxError, match="cannot be trained"):
+        check_trainable(packed)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

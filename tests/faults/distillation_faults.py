@@ -6,6 +6,30 @@ TERMS, MODEL = ("tests/distillation/test_terms.py",), ("tests/distillation/test_
 
 DISTILLATION_FAULTS = [
     Fault(
+        "frequent tokens are predicted more often",
+        "hf_ctxmodels/objectives/common/masking.py",
+        "np.maximum(counts, 1.0) ** -self.rule.smoothing",
+        "np.maximum(counts, 1.0) ** self.rule.smoothing",
+        ("tests/objectives/test_masking.py",),
+        "rare_tokens",
+    ),
+    Fault(
+        "an opened DistilBERT has BERT's activation",
+        "hf_ctxmodels/models/bert/distilbert_fields.py",
+        '    "hidden_act": "activation",\n',
+        "",
+        ("tests/distillation/test_distilled_model.py",),
+        "distilbert_of_transformers",
+    ),
+    Fault(
+        "a head with a ReLU is opened as one with a tanh",
+        "hf_ctxmodels/models/bert/distilbert_fields.py",
+        "if found := _POOLED.intersection(architectures or ()):",
+        "if found := _POOLED.intersection(()):",
+        ("tests/distillation/test_distilled_model.py",),
+        "distilbert_of_transformers",
+    ),
+    Fault(
         "soft targets lose the square of the temperature",
         "hf_ctxmodels/layers/lm_loss/soft_targets.py",
         "return total * temperature**2",

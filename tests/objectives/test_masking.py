@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.training_set import build_training_set
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
-from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskingRule, TokenMasker
+from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
 
 FIRST_WORD = 5  # the special tokens come first
@@ -253,3 +255,37 @@ def test_a_tokenizer_without_mask_or_padding_token_is_refused(tokenizer):
 def test_generators_agree_exactly_when_their_arguments_do(first, second):
     same = generator(*first).integers(2**62) == generator(*second).integers(2**62)
     assert same == (first == second)
+
+
+def test_rare_tokens_are_predicted_more_often(tokenizer):
+    """By the counts of all training text to a power (DistilBERT's released code), in the shares that all orders of
+    drawing the tokens of a row one after the other give; without counts, and for whole words, it is an error."""
+    counts, ids = {7: 1, 8: 6, 9: 40, 10: 0, 11: 900}, np.array([2, 7, 8, 9, 10, 11, 8, 3])
+    text = np.concatenate([np.full(number, token) for token, number in counts.items()]).astype(np.int64)
+    masker = TokenMasker(tokenizer, MaskingRule(0.5, smoothing=0.7))
+    with pytest.raises(CtxError, match="needs the counts"):
+        masker.mask(ids, None, generator(0, 0, 0))
+    masker.weigh(text)
+    weights = {place: max(1, counts[int(ids[place])]) ** -0.7 for place in range(1, 7)}
+    expected = dict.fromkeys(weights, 0.0)
+    for order in permutations(weights, 3):
+        chance, left = 1.0, sum(weights.values())
+        for place in order:
+            chance, left = chance * weights[place] / left, left - weights[place]
+        for place in order:
+            expected[place] += chance
+    draws = 4000
+    selected = sum((masker.mask(ids, None, generator(0, 0, row))[1] != IGNORED).astype(int) for row in range(draws))
+    assert selected[[0, 7]].sum() == 0
+    assert selected.sum() == 3 * draws
+    for place, share in expected.items():
+        assert abs(selected[place] / draws - share) < 5 * (share * (1 - share) / draws) ** 0.5 + 1e-9, place
+    for wrong in ({"smoothing": -1.0}, {"smoothing": 0.7, "whole_word": True}):
+        with pytest.raises(CtxError, match="mlm_smoothing"):
+            MaskingRule(**wrong)
+    words = tokenizer.convert_ids_to_tokens([40, 41])
+    documents = [[" ".join([words[0]] * 2)] * 30, [words[1]]]
+    objective = MaskedLM(tokenizer, max_length=32, seed=0, mlm_smoothing=0.7)
+    build_training_set(documents, objective)
+    found = objective.collate.masker.weights
+    assert found[41] / found[40] == pytest.approx(60**0.7)

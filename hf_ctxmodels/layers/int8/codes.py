@@ -8,11 +8,14 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from hf_ctxmodels.core.errors import CtxError
 
 LARGEST = 127  # of a weight's code, and of the distance of a token's code from `MIDDLE`
 MIDDLE = 128  # the zero point of codes by tokens
 _CHUNK = 1 << 17  # elements that are rounded at a time: intermediate results then stay in the cache
+_BETWEEN = torch.int16  # torch converts single precision to it, and it to uint8, with vector instructions
 _ROUNDED = 0.5  # added before what is behind the point is cut off
 _TINY = 1e-30  # largest value of a row below which all its codes are `MIDDLE`
 
@@ -35,6 +38,17 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 def dequantize_rows(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """(..., rows, columns) weights of codes and of the scales of their rows."""
     return (codes * scale.float()[..., None]).to(dtype)
+
+
+def check_not_trained(module: nn.Module) -> None:
+    """Raise CtxError for a module with codes in training mode, where gradients are recorded: they would end here, and a
+    training run would learn nothing of the encoder, or fail in its first backward pass."""
+    if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise CtxError(
+            "A quantized model cannot be trained: its weights are codes.",
+            location=type(module).__name__,
+            hint="train the model in single precision and quantize it afterwards; for inference call model.eval().",
+        )
 
 
 class Activations(NamedTuple):
@@ -63,10 +77,12 @@ def quantize_tokens(states: Tensor) -> Activations:
     """
     codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
     scale = states.new_empty(states.shape[0], 1)
+    middle = states.new_full((states.shape[1],), MIDDLE + _ROUNDED)
     for part in _parts(states):
-        largest = states[part].abs().amax(1, keepdim=True)
+        rows = states[part]
+        largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
         scale[part] = largest / LARGEST
-        codes[part] = (states[part] * (LARGEST / largest.clamp_min(_TINY))).add_(_ROUNDED + MIDDLE)
+        codes[part] = torch.addcmul(middle, rows, LARGEST / largest.clamp_min(_TINY)).to(_BETWEEN)
     return Activations(codes, MIDDLE, scale)
 
 
@@ -92,8 +108,9 @@ def quantize_tensor(states: Tensor, scale: float, zero_point: int) -> Activation
         scale, zero_point: Of `scale_of_range`.
     """
     codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
+    middle = states.new_full((), zero_point + _ROUNDED)
     for part in _parts(states):
-        codes[part] = (states[part] * (1 / scale)).add_(_ROUNDED + zero_point).clamp_(0, 255)
+        codes[part] = torch.add(middle, states[part], alpha=1 / scale).clamp_(0, 255).to(_BETWEEN)
     return Activations(codes, zero_point, scale)
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.int8.codes import (
     Activations,
+    check_not_trained,
     dequantize_rows,
     quantize_rows,
     quantize_tensor,
@@ -65,6 +66,11 @@ class Int8Linear(nn.Module):
         self.input_zero_point = _fixed(torch.empty(1, dtype=torch.long)) if static else None
         self._packed: dict[Any, tuple[tuple[int, int], tuple[Tensor, Tensor, Tensor]]] = {}
 
+    @property
+    def maps_rows_alone(self) -> bool:
+        """Whether an output depends on its own row alone, so that rows can be given in parts."""
+        return self.activations != "tensor"
+
     @classmethod
     @torch.no_grad()
     def of(
@@ -107,7 +113,7 @@ class Int8Linear(nn.Module):
             (..., out) in the type of `input`.
 
         Raises:
-            CtxError: A gradient is asked for, or the map is not on a CPU.
+            CtxError: A gradient is asked for, the model is trained, or the map is not on a CPU.
         """
         self._check(input)
         states = input.reshape(-1, self.in_features).float()
@@ -122,6 +128,7 @@ class Int8Linear(nn.Module):
         return output.view(*input.shape[:-1], output.shape[-1]).to(input.dtype)
 
     def _check(self, input: Tensor) -> None:
+        check_not_trained(self)
         if input.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise CtxError(
                 "A quantized model has no gradients.",
@@ -213,6 +220,7 @@ class Int8Embedding(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """(...) ids -> (..., embedding_dim)."""
+        check_not_trained(self)
         rows = dequantize_rows(F.embedding(input, self.codes), self.code_scale[input], self.code_scale.dtype)
         return rows if self.factor == 1.0 else rows * self.factor
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.int8.codes import quantize_tokens
+from hf_ctxmodels.layers.int8.codes import check_not_trained, quantize_tokens
 from hf_ctxmodels.layers.linear import linear, operators_are_intercepted
 from hf_ctxmodels.layers.low_bits.groups import (
     GroupCodes,
@@ -119,6 +119,7 @@ class PackedLinear(_Packed):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
+        check_not_trained(self)
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return linear(round_activations(input), self.values().to(input.dtype), bias)
 
@@ -137,6 +138,7 @@ class PackedEmbedding(_Packed):
 
     def forward(self, input: Tensor) -> Tensor:
         """(...) ids -> (..., width)."""
+        check_not_trained(self)
         return F.embedding(input, self.values()).to(self.least.dtype)
 
 

@@ -1,8 +1,11 @@
 """BERT configuration (Devlin et al. 2019, section 3 and appendix A.2)."""
 
+from typing import Any, ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.models._shared.configuration_transformer import CtxEncoderConfig
+from hf_ctxmodels.models.bert.distilbert_fields import bert_fields
 
 
 @strict
@@ -16,3 +19,11 @@ class CtxBertConfig(CtxEncoderConfig):
     model_type = "ctx-bert"
 
     classifier_dropout: float | int | None = None
+
+    other_references: ClassVar[tuple[str, ...]] = ("distilbert",)
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As of every family; of a DistilBERT of transformers, this package's fields that say the same."""
+        fields, unused = super().get_config_dict(*args, **kwargs)
+        return (bert_fields(fields) if fields.get("model_type") in cls.other_references else fields), unused

@@ -1,4 +1,4 @@
-"""BERT weight names: the reference layout of transformers -> the native layout here; and DistilBERT's, for export."""
+"""BERT weight names: the reference layout of transformers -> the native layout here; and DistilBERT's."""
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
@@ -16,8 +16,6 @@ BERT_EXPORT: list[WeightTransform] = [
     *fused_projections("attention.self"),
     decoder_bias("cls.predictions"),
 ]
-BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *BERT_EXPORT]
-
 # DistilBERT (Sanh et al. 2019, arXiv 1910.01108): BERT without segment embeddings and pooler, under other names
 DISTILBERT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^distilbert\.", r"bert."),
@@ -33,3 +31,6 @@ DISTILBERT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^vocab_projector\.", r"mlm_head.decoder."),
     *fused_projections("attention", ("q_lin", "k_lin", "v_lin")),
 ]
+
+# no name of one is a name of the other, so that checkpoints of both open
+BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *BERT_EXPORT, *DISTILBERT_EXPORT]

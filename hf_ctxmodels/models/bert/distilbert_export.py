@@ -1,26 +1,11 @@
-"""Export to DistilBERT's classes in transformers (Sanh et al. 2019, arXiv 1910.01108).
-
-DistilBERT is BERT without segment embeddings and pooler. It is no family here: a `CtxBertConfig` with
-`type_vocab_size=0` says the same, and every head, objective and script takes it.
-"""
+"""Export to DistilBERT's classes in transformers (Sanh et al. 2019, arXiv 1910.01108)."""
 
 from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+from hf_ctxmodels.models.bert.distilbert_fields import EPSILON, FIELDS
 
-_FIELDS = {
-    "hidden_size": "dim",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
-    "intermediate_size": "hidden_dim",
-    "hidden_act": "activation",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    **{name: name for name in ("vocab_size", "max_position_embeddings", "initializer_range", "pad_token_id")},
-    "tie_word_embeddings": "tie_word_embeddings",
-}
-_EPSILON = 1e-12  # of every LayerNorm there; no field says so
 _ARCHITECTURES = {"CtxBertModel": "DistilBertModel", "CtxBertForMaskedLM": "DistilBertForMaskedLM"}
 
 
@@ -42,10 +27,10 @@ def distilbert_config(config: CtxBertConfig, model_class: str, has_pooler: bool)
         )
     if has_pooler:
         raise CtxError("DistilBERT has no pooler.", hint="open the model with add_pooling_layer=False.")
-    if config.layer_norm_eps != _EPSILON:
+    if config.layer_norm_eps != EPSILON:
         raise CtxError(
-            f"DistilBERT has layer_norm_eps={_EPSILON}, this model {config.layer_norm_eps}.",
+            f"DistilBERT has layer_norm_eps={EPSILON}, this model {config.layer_norm_eps}.",
             hint="use save_pretrained.",
         )
-    values = {name: getattr(config, own) for own, name in _FIELDS.items()}
+    values = {name: getattr(config, own) for own, name in FIELDS.items()}
     return {**values, "model_type": "distilbert", "architectures": [_ARCHITECTURES[model_class]]}

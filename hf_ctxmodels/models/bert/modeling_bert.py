@@ -15,6 +15,7 @@ from hf_ctxmodels.models._shared.transformer_encoder import Encoder
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
 from hf_ctxmodels.models.bert.distilbert_export import distilbert_config
+from hf_ctxmodels.models.bert.distilbert_fields import check_head
 
 
 class CtxBertPreTrainedModel(CtxPreTrainedModel):
@@ -118,6 +119,11 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
 class CtxBertForSequenceClassification(heads.ForSequenceClassification, CtxBertHeadModel):
     """BERT with a classifier or regressor on the pooled output."""
 
+    def build_head(self, config: CtxBertConfig) -> None:
+        """The classifier; raises CtxError for a checkpoint with DistilBERT's, see `check_head`."""
+        check_head(type(self).__name__, config.architectures)
+        super().build_head(config)
+
 
 class CtxBertForTokenClassification(heads.ForTokenClassification, CtxBertHeadModel):
     """BERT with a classifier of each token."""
@@ -129,3 +135,8 @@ class CtxBertForQuestionAnswering(heads.ForQuestionAnswering, CtxBertHeadModel):
 
 class CtxBertForMultipleChoice(heads.ForMultipleChoice, CtxBertHeadModel):
     """BERT with a logit for each of several choices."""
+
+    def build_head(self, config: CtxBertConfig) -> None:
+        """The scores; raises CtxError for a checkpoint with DistilBERT's, see `check_head`."""
+        check_head(type(self).__name__, config.architectures)
+        super().build_head(config)

@@ -26,6 +26,8 @@ class MaskingRule:
         whole_word: Select all pieces of a word or none (the release of May 2019).
         ngram: Select runs of 1 to `ngram` whole words, n of them with a probability proportional to 1/n (3 in ALBERT).
         max_predictions: Maximum number of selected tokens of a row; None for no limit.
+        smoothing: Draw single tokens with probabilities proportional to their counts in the training text to the power
+            of `-smoothing` (DistilBERT's released code: 0.7); 0 draws all alike.
     """
 
     probability: float = 0.15
@@ -34,6 +36,7 @@ class MaskingRule:
     whole_word: bool = False
     ngram: int = 1
     max_predictions: int | None = None
+    smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         if self.ngram < 1:
@@ -51,6 +54,11 @@ class MaskingRule:
             raise CtxError(
                 f"max_predictions={self.max_predictions} leaves nothing to learn.",
                 hint="use 1 or more, or None: no limit.",
+            )
+        if self.smoothing < 0 or (self.smoothing and self.needs_words):
+            raise CtxError(
+                f"mlm_smoothing={self.smoothing} is negative, or weighs whole words.",
+                hint="use 0 or more, without whole_word and ngram: single tokens have counts.",
             )
 
     @property
@@ -84,6 +92,19 @@ class MaskingRule:
         units = Units.of(candidates, word_ids)
         spans = place_spans(units, self.ngram_lengths(len(units), rng), self.budget(len(units.positions)), rng)
         return units.in_spans(spans)[: self.max_predictions]
+
+    def select_weighted(self, candidates: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Positions to predict, drawn one after the other without replacement, each with a probability proportional to
+        its weight among those left.
+
+        Args:
+            candidates: (tokens,) bool.
+            weights: (tokens,) positive at candidates.
+            rng: The row's generator.
+        """
+        positions = np.flatnonzero(candidates)
+        shares = weights[positions] / weights[positions].sum()
+        return positions[rng.choice(len(positions), self.budget(len(positions)), replace=False, p=shares)]
 
     def ngram_lengths(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count,) random lengths of runs in words."""
@@ -141,6 +162,9 @@ class TokenMasker:
     Args:
         tokenizer: Gives the mask token, the special tokens and the vocabulary of random replacements.
         rule: The rule.
+
+    Attributes:
+        weights: (largest id + 1,) with which tokens are drawn, see `weigh`; None before.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, rule: MaskingRule) -> None:
@@ -152,6 +176,16 @@ class TokenMasker:
         self.rule = rule
         self.mask_token_id = tokenizer.mask_token_id
         self.non_special = NonSpecialTokens(tokenizer)
+        self.weights: np.ndarray | None = None
+
+    def weigh(self, ids: np.ndarray) -> None:
+        """Take the counts of the training text, for a rule with `smoothing`; a token that is not in it counts once.
+
+        Args:
+            ids: (tokens,) of all training text.
+        """
+        counts = np.bincount(ids, minlength=len(self.non_special.table))
+        self.weights = np.maximum(counts, 1.0) ** -self.rule.smoothing
 
     def mask(
         self,
@@ -164,9 +198,21 @@ class TokenMasker:
 
         Random tokens are drawn from `replacements`, without them from the vocabulary.
         """
-        chosen = self.rule.select(self.non_special.candidates(ids), word_ids, rng)
+        chosen = self._select(ids, word_ids, rng)
         replacements = self.non_special.ids if replacements is None else replacements
         return corrupt(ids, chosen, self.rule, self.mask_token_id, replacements, rng)
+
+    def _select(self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+        candidates = self.non_special.candidates(ids)
+        if not self.rule.smoothing or not candidates.any():
+            return self.rule.select(candidates, word_ids, rng)
+        if self.weights is None:
+            raise CtxError(
+                "mlm_smoothing needs the counts of all training text, which was not read.",
+                location="mlm_smoothing",
+                hint="leave out --streaming and --sampling_alpha, or give the counts by collator.masker.weigh(ids).",
+            )
+        return self.rule.select_weighted(candidates, self.weights[ids], rng)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `count_selected`; maskable are the tokens that are not special."""
