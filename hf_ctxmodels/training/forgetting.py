@@ -89,14 +89,16 @@ class PretrainingSide:
     def take_encoder(self, finetuned: str) -> None:
         """Put in the encoder's weights of another checkpoint.
 
-        New rows of the table of words, of tokens that fine-tuning added, are left out.
+        New rows of the table of words, of tokens that fine-tuning added, are left out. What the other was saved without,
+        for example a pooler that its head does not read, stays as pretrained.
 
         Raises:
             CtxError: It is that of another model.
         """
         other = load_model(finetuned, "AutoModel", load_config(finetuned))
         theirs, own = dict(other.named_parameters()), dict(self.model.base_model.named_parameters())
-        shared = [name for name in own if name in theirs]
+        drawn = tuple(f"{module}." for module in getattr(other, "new_modules", ()))
+        shared = [name for name in own if name in theirs and not name.startswith(drawn)]
         odd = [name for name in shared if theirs[name].shape[1:] != own[name].shape[1:]]
         if not shared or odd or any(len(theirs[name]) < len(own[name]) for name in shared):
             raise CtxError(

@@ -7,6 +7,14 @@ FEATURES = ("tests/training/test_features.py",)
 
 FINETUNING_FAULTS = [
     Fault(
+        "a pooler that fine-tuning left out counts as forgotten",
+        "hf_ctxmodels/training/forgetting.py",
+        "if name in theirs and not name.startswith(drawn)]",
+        "if name in theirs]",
+        ("tests/scripts/test_finetuning_ways.py",),
+        "forgotten",
+    ),
+    Fault(
         "the anchor counts once for each micro-batch",
         "hf_ctxmodels/training/finetuning/anchoring.py",
         "            _add_gradient(parameter, pull * (self._weight * scale))",

@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.commands.compare_finetuning import read_ways
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.forgetting import PretrainingSide
+from hf_ctxmodels.training.forgetting import PretrainingSide, measure_forgetting
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "was", "a", "story", "in"]
@@ -151,6 +156,16 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     side = PretrainingSide.open(str(source), str(place / "text.txt"))
     side.model = whole.eval()
     assert side.loss()["eval_loss"] == pytest.approx(loss["other"], rel=1e-6)
+
+    with_pooler = AutoModelForPreTraining.from_pretrained(source)
+    without = AutoModelForSequenceClassification.from_pretrained(source, classifier_pooling="mean")
+    for name, model in (("with", with_pooler), ("without", without)):
+        for part in (model, tokenizer):
+            part.save_pretrained(tmp_path / name)
+    assert without.bert.pooler is None
+    side = PretrainingSide.open(str(tmp_path / "with"), str(place / "text.txt"))
+    found = measure_forgetting(side, str(tmp_path / "without"))
+    assert found["before"] == found["after"] and found["distances"]["encoder"]["distance"] == 0
 
     flags = ["--pretrained", tmp_path / "other", "--finetuned", source, "--text", place / "text.txt"]
     assert call(monkeypatch, "evaluate_forgetting.py", *flags) == 2
