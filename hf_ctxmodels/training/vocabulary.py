@@ -124,10 +124,10 @@ def check_embeddings(config: PreTrainedConfig, source: str | Path) -> None:
     differing = [name for name in _BODY if getattr(other, name, None) != getattr(config, name, None)]
     if type(other) is type(config) and not differing:
         return
-    what = f"of the type {config.model_type}, this is {other.model_type}"
+    what = f"of the type {other.model_type}, this is {config.model_type}"
     if type(other) is type(config):
         name = differing[0]
-        what = f"with {name} {getattr(config, name, None)}, this one has {getattr(other, name, None)}"
+        what = f"with {name} {getattr(other, name, None)}, this one has {getattr(config, name, None)}"
     raise CtxError(
         f"The embeddings are for a model {what}.",
         location=str(source),
