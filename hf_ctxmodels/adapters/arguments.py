@@ -1,17 +1,19 @@
 """Flags of the commands that train adapters."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from transformers import PreTrainedModel
+import torch
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.adapters.configuration import ADAPTER_KINDS, find_config
 from hf_ctxmodels.adapters.files import load_adapter
 from hf_ctxmodels.adapters.model import adapters_of, add_adapter, set_active_adapters, train_adapter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.tasks.languages import directories_of_languages
 from hf_ctxmodels.layers.adapters import BottleneckConfig
 
 LANGUAGE_KIND, TASK_KIND = "madx-language", "madx-task"
@@ -92,17 +94,7 @@ class AdapterArguments:
         Raises:
             CtxError: One of the languages has none.
         """
-        if not self.adapters:
-            return {}
-        given = dict(entry.strip().partition("=")[::2] for entry in self.adapters.split(","))
-        missing = [language for language in (train, *tests) if not given.get(language)]
-        if missing:
-            raise CtxError(
-                f"There is no adapter of the language {missing[0]!r}.",
-                location="--adapters",
-                hint="give LANGUAGE=FOLDER for the language of training and each of --test, separated by commas.",
-            )
-        return given
+        return directories_of_languages(self.adapters, (train, *tests), "adapter", "--adapters")
 
     def on_language(self, folders: dict[str, str], language: str) -> "AdapterArguments":
         """The flags for training in a language."""
@@ -115,6 +107,20 @@ def adapter_identity(model: PreTrainedModel) -> dict[str, Any]:
         return {}
     known = adapters_of(model)
     return {"adapters": {name: asdict(form) for name, form in known.configs.items()}, "adapters_active": known.active}
+
+
+def check_adapters(config: PreTrainedConfig, folders: Mapping[str, str]) -> None:
+    """Open the adapter of each language in a model without weights, before any training.
+
+    Raises:
+        CtxError: As `load_adapter`.
+    """
+    if not folders:
+        return
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+        for language, folder in folders.items():
+            load_adapter(model, folder, f"language_{language}", with_head=False)
 
 
 def exchange_lowest(model: PreTrainedModel, name: str, source: str) -> str:

@@ -7,23 +7,25 @@ A language is given by its code, with files named as Universal Dependencies (pos
 --data_dir, or as CODE=FILE. The baseline is the most frequent tag of a word in the training file; for words that do not
 occur there, the most frequent tag of all. A model with language embeddings is told the language of each file. With
 `--adapter tagger --adapters en=DIR,de=DIR,fr=DIR` a task adapter is trained on that of the training language, which is
-exchanged for a test (MAD-X). Leaves the model and transfer.json in the output directory.
+exchanged for a test (MAD-X); with `--freeze embeddings --embeddings de=DIR,fr=DIR` the embeddings of tokens are
+exchanged for those of `pretrain --train embeddings` (Artetxe et al. 2020). Leaves the model and transfer.json in the
+output directory.
 """
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.adapters.arguments import AdapterArguments, exchange_lowest
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.adapters.arguments import AdapterArguments, check_adapters, exchange_lowest
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.data.tasks import TaskArguments
-from hf_ctxmodels.data.tasks.languages import LanguageFile
+from hf_ctxmodels.data.tasks.languages import LanguageFile, directories_of_languages
+from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
 from hf_ctxmodels.training.finetuning_run import (
     FinetuneArguments,
@@ -32,9 +34,11 @@ from hf_ctxmodels.training.finetuning_run import (
     HowToFinetune,
     finetune,
 )
-from hf_ctxmodels.training.loading import load_config
+from hf_ctxmodels.training.language import known_languages, set_language
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.vocabulary import check_embeddings, exchange_embeddings
 
 
 @dataclass
@@ -47,38 +51,71 @@ class TransferArguments:
     train: str = flag("en", "Language to train in: en or en=FILE.")
     data_dir: str | None = flag(None, "Folder with the files of languages that are given by their code alone.")
     validation_file: str | None = flag(None, "Held-out examples of the training language; by default its dev file.")
-    freeze: Literal["encoder"] | None = flag(None, "`encoder`: train the tagger alone, on the encoder's states.")
+    freeze: Literal["encoder", "embeddings"] | None = flag(
+        None,
+        "`encoder`: train the tagger alone, on the encoder's states; `embeddings`: all but the embeddings of tokens.",
+    )
+    embeddings: str | None = flag(
+        None, "Embeddings of the languages of tests, and their tokenizers: LANGUAGE=DIR, separated by commas."
+    )
     train_examples: int | None = flag(None, "Train on a sample of so many sentences, the same one whatever the seed.")
 
 
-def language_number(config: PreTrainedConfig, language: str) -> int | None:
-    """The number of a language in a model with language embeddings; None for others.
+@dataclass(frozen=True)
+class Exchanged:
+    """What is put in the place of the training language's for a test.
 
-    Raises:
-        CtxError: The model does not know the language.
+    Attributes:
+        adapters: Language -> directory of its adapter.
+        embeddings: Language -> directory of a checkpoint with its embeddings of tokens, and the tokenizer.
     """
-    numbers = getattr(config, "lang2id", None)
-    if not numbers:
-        return None
-    if language not in numbers:
-        raise CtxError(
-            f"The model has no embedding of the language {language!r}.",
-            location="--train, --test",
-            hint=f"use some of {', '.join(numbers)}, with these names: NAME=FILE.",
-        )
-    return numbers[language]
+
+    adapters: dict[str, str]
+    embeddings: dict[str, str]
+
+    @classmethod
+    def read(
+        cls, arguments: TransferArguments, adapters: AdapterArguments, train: str, tests: list[str], saved: str
+    ) -> Self:
+        """Both, from the flags; all is opened or compared with the model, before training.
+
+        Args:
+            arguments, adapters: The flags.
+            train: The language of training.
+            tests: Those of tests.
+            saved: Where the fine-tuned model will lie.
+
+        Raises:
+            CtxError: One is missing, or for another model.
+        """
+        config, others = load_config(arguments.model), [each for each in tests if each != train]
+        folders = adapters.of_languages(train, tests)
+        check_adapters(config, folders)
+        found = directories_of_languages(arguments.embeddings, others, "checkpoint with embeddings", "--embeddings")
+        for source in found.values():
+            check_embeddings(config, source)
+            check_fit(load_tokenizer(source), load_config(source), location=source)
+        return cls(folders, found | {train: saved} if found else {})
+
+    def put(self, found: Finetuned, language: str) -> PreTrainedTokenizerBase:
+        """Exchange what there is of a language; gives the tokenizer that goes with the model then."""
+        tokenizer = found.tokenizer
+        if language in self.adapters:
+            exchange_lowest(found.model, f"language_{language}", self.adapters[language])
+        if language in self.embeddings:
+            exchange_embeddings(found.model, self.embeddings[language])
+            tokenizer = load_tokenizer(self.embeddings[language], split_words=found.task.split_words)
+        if known_languages(found.model.config, tokenizer):
+            set_language(found.model.config, tokenizer, language, "--test")
+        return tokenizer
 
 
-def measure(found: Finetuned, source: LanguageFile, batch_size: int, folders: dict[str, str]) -> dict[str, Any]:
-    """The metrics in a language, with its adapter if `folders` has it, beside those of the baseline."""
-    task = found.task
-    if source.language in folders:
-        exchange_lowest(found.model, f"language_{source.language}", folders[source.language])
+def measure(found: Finetuned, source: LanguageFile, batch_size: int, exchanged: Exchanged) -> dict[str, Any]:
+    """The metrics in a language, with what is exchanged for it, beside those of the baseline."""
+    task, tokenizer = found.task, exchanged.put(found, source.language)
     examples = task.read(str(source.file), "test")
-    if (number := language_number(found.model.config, source.language)) is not None:
-        found.model.config.default_lang = number
-    encoded = task.encode(examples, found.tokenizer)
-    evaluation = TaskEvaluation(task, examples, encoded, task.collator(found.tokenizer), batch_size)
+    encoded = task.encode(examples, tokenizer)
+    evaluation = TaskEvaluation(task, examples, encoded, task.collator(tokenizer), batch_size)
     metrics = evaluation(found.model.eval(), found.accelerator)
     baseline = task.score(examples, task.baseline(found.training, examples))
     return {
@@ -88,6 +125,19 @@ def measure(found: Finetuned, source: LanguageFile, batch_size: int, folders: di
         "metrics": {name: metrics[f"eval_{name}"] for name in baseline},
         "baseline": baseline,
     }
+
+
+def check_languages(model: str, languages: list[str]) -> bool:
+    """Whether a model is told the language of a text.
+
+    Raises:
+        CtxError: It does not know one of these.
+    """
+    config, tokenizer = load_config(model), load_tokenizer(model)
+    known = known_languages(config, tokenizer)
+    for language in languages if known else ():
+        set_language(config, tokenizer, language, "--train, --test")
+    return bool(known)
 
 
 def table(rows: list[dict[str, Any]], trained_in: str) -> str:
@@ -116,25 +166,26 @@ def main() -> None:
     for each in (train, *tests):  # all, before training
         check_file(each.file)
     validation = arguments.validation_file or str(train.split("dev").file)
-    config = load_config(arguments.model)
-    number, *_ = [language_number(config, each.language) for each in (train, *tests)]  # all, before training
-    folders = adapters.of_languages(train.language, [each.language for each in tests])
+    known = check_languages(arguments.model, [train.language, *(each.language for each in tests)])
+    languages = [each.language for each in tests]
+    exchanged = Exchanged.read(arguments, adapters, train.language, languages, loop_arguments.output_dir)
     found = finetune(
         FinetuneArguments(
             task="token-classification",
             train_file=str(train.file),
             validation_file=validation,
             model=arguments.model,
-            config_options=[] if number is None else [f"default_lang={number}"],
+            language=train.language if known else None,
             train_examples=arguments.train_examples,
         ),
         task_arguments,
         loop_arguments,
         HowToFinetune(
-            FinetuningMethodArguments(freeze=arguments.freeze), adapters.on_language(folders, train.language)
+            FinetuningMethodArguments(freeze=arguments.freeze),
+            adapters.on_language(exchanged.adapters, train.language),
         ),
     )
-    rows = [measure(found, source, loop_arguments.per_device_batch_size, folders) for source in tests]
+    rows = [measure(found, source, loop_arguments.per_device_batch_size, exchanged) for source in tests]
     if found.accelerator.is_main_process:
         summary = Path(loop_arguments.output_dir) / "transfer.json"
         result = {"task": arguments.task, "train": train.language, "train_file": train.file.name, "languages": rows}

@@ -80,7 +80,7 @@ def start_of(arguments: FinetuneArguments, how: HowToFinetune) -> Start:
             location=", ".join(given),
             hint="leave it out, or --tasks.",
         )
-    if replace(how, ways=replace(how.ways, freeze=None)) != HowToFinetune():
+    if how.ways.freeze == "embeddings" or replace(how, ways=replace(how.ways, freeze=None)) != HowToFinetune():
         raise CtxError(
             "Of the ways to fine-tune, several tasks take --freeze encoder alone.",
             location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --reinit_layers, --adapter or bits",

@@ -78,7 +78,8 @@ def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
                 hint=f"use some of: {', '.join(f'{known}={default}' for known, default in defaults.items())}.",
             )
         options[name] = yaml.safe_load(value)
-        if defaults[name] is not None and type(options[name]) is not type(defaults[name]):
+        kind = list if isinstance(defaults[name], tuple) else type(defaults[name])  # YAML has no tuples
+        if defaults[name] is not None and type(options[name]) is not kind:
             raise CtxError(
                 f"The option {name} takes a value like {defaults[name]!r}, not {options[name]!r}.",
                 location=f"--options {pair}",

@@ -41,6 +41,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
     Args:
         max_characters: Characters of a word, its beginning and end included.
         languages: Names of languages, such as "de".
+        language: That of texts without a tag; None for none.
         *args, **kwargs: See `CtxWordTokenizer`. `do_lower_case` lower-cases the vocabulary, not the characters.
 
     Raises:
@@ -63,13 +64,22 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
     }
     templates = ("{bos}:0 $A:0 {eos}:0", "{bos}:0 $A:0 {eos}:0 {bos}:1 $B:1 {eos}:1")
 
-    def __init__(self, *args: Any, max_characters: int = 50, languages: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        max_characters: int = 50,
+        languages: Sequence[str] = (),
+        language: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         if max_characters < 3:
             raise CtxError(
                 f"max_characters={max_characters} leaves no character between a word's ends.", hint="use 50."
             )
         if len(set(languages)) < len(languages) or any(name.split() != [name] for name in languages):
             raise CtxError(f"languages={list(languages)} are no different names.", hint="give names such as en, de.")
+        if language is not None:
+            kwargs["language"] = language
         super().__init__(*args, max_characters=max_characters, languages=list(languages), **kwargs)
         self.max_characters, self.languages = max_characters, list(languages)
         tags = [_TAG.format(name) for name in languages]
@@ -85,6 +95,24 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             place = self.convert_tokens_to_ids(tag)
             self._special_characters[place] = _filled([FILLS + number], max_characters)
             self._language_of[place] = number
+        self.language = language
+
+    @property
+    def language(self) -> str | None:
+        """That of texts without a tag, one of `languages`; None for none. It is saved with the tokenizer."""
+        return self._language
+
+    @language.setter
+    def language(self, name: str | None) -> None:
+        if name is not None and name not in self.languages:
+            raise CtxError(
+                f"The tokenizer has no mark of the language {name!r}.",
+                hint=f"use one of {', '.join(self.languages) or 'none'}.",
+            )
+        self._language = name
+        self.init_kwargs.pop("language", None)
+        if name is not None:
+            self.init_kwargs["language"] = name
 
     @classmethod
     def train(
@@ -131,7 +159,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
 
     def tagged(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
         """Tag words by language, in place: after a language's tag and up to the next beginning of a sentence, each
-        word begins with that language's character.
+        word begins with that language's character; elsewhere with that of `language`, if there is one.
 
         Args:
             ids: (words,) vocabulary ids.
@@ -143,6 +171,8 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         languages = self._language_of[numbers]
         changes = (languages > 0) | (numbers == self.bos_token_id)
         current = languages[np.maximum.accumulate(np.where(changes, np.arange(len(numbers)), 0))]
+        if self.language is not None:
+            current = np.where(current > 0, current, self.languages.index(self.language) + 1)
         words = (current > 0) & ~np.isin(numbers, list(self._special_characters))
         characters[words, 0] = FILLS + current[words]
         return characters

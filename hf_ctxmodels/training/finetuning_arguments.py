@@ -22,6 +22,7 @@ from hf_ctxmodels.training.finetuning.reinitializing import kept_head, reinitial
 from hf_ctxmodels.training.finetuning.thawing import ChainThaw, GradualUnfreezing, ThreeStages
 from hf_ctxmodels.training.forgetting import PretrainingSide, compute_fisher
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
+from hf_ctxmodels.training.vocabulary import freeze_vocabulary
 
 WHERE_THINGS_LIE = ("cache_features", "fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
 """Flags that a resumed run may have others of; what a file of Fisher information holds is compared."""
@@ -35,10 +36,10 @@ class FinetuningMethodArguments:
         CtxError: A flag needs another one, or two exclude each other.
     """
 
-    freeze: Literal["encoder"] | None = flag(
+    freeze: Literal["encoder", "embeddings"] | None = flag(
         None,
         "`encoder`: train only the heads and the encoder's pooler, on its states as fixed features, without dropout in "
-        "the encoder.",
+        "the encoder. `embeddings`: train all but those of tokens, which others then take the place of.",
     )
     layer_mix: bool = flag(
         False, "The head reads a learned mix of the embeddings and all layers, as in ELMo, in place of the last layer."
@@ -87,10 +88,14 @@ class FinetuningMethodArguments:
 
     def __post_init__(self) -> None:
         for wrong, location, what in (
-            (self.cache_features and not self.freeze, "--cache_features", "Features are kept of a frozen encoder."),
-            (self.freeze and self.thaw, "--freeze --thaw", "A frozen encoder is not thawed."),
-            (self.freeze and self.anchor, "--freeze --anchor", "A frozen encoder needs no anchor."),
-            (self.freeze and self.mixout, "--freeze --mixout", "A frozen encoder has the pretrained weights."),
+            (
+                self.cache_features and self.freeze != "encoder",
+                "--cache_features",
+                "Features are kept of a frozen encoder.",
+            ),
+            (self.freeze and self.thaw, "--freeze --thaw", "What is frozen is not thawed."),
+            (self.freeze and self.anchor, "--freeze --anchor", "What is frozen needs no anchor."),
+            (self.freeze and self.mixout, "--freeze --mixout", "What is frozen has the pretrained weights."),
             (self.lm_weights and self.thaw != "three-stage", "--lm_weights", "It belongs to --thaw three-stage."),
             (self.anchor == "ewc" and not self.fisher_file, "--anchor ewc", "It needs --fisher_file."),
             (self.fisher_file and self.anchor != "ewc", "--fisher_file", "It belongs to --anchor ewc."),
@@ -133,7 +138,9 @@ class FinetuningMethodArguments:
                 hint="give --model, or leave them out.",
             )
         self._draw_anew(model, source, loop.seed, accelerator.is_main_process)
-        if self.freeze is not None:
+        if self.freeze == "embeddings":
+            freeze_vocabulary(model)
+        elif self.freeze is not None:
             freeze_encoder(model)  # type: ignore[arg-type]
         mixing = [Mixout(model, self.mixout, loop.seed)] if self.mixout else []
         return [*mixing, *self._anchors(model, source, accelerator), *self._thawing(model, loop)]

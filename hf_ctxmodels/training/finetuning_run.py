@@ -27,6 +27,7 @@ from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.finetuning.method import FinetuningMethod
 from hf_ctxmodels.training.finetuning_arguments import WHERE_THINGS_LIE, FinetuningMethodArguments
 from hf_ctxmodels.training.label_smoothing import smooth_labels
+from hf_ctxmodels.training.language import set_language
 from hf_ctxmodels.training.loading import (
     describe_embeddings,
     load_tokenizer,
@@ -82,6 +83,7 @@ class FinetuneArguments:
     )
     train_examples: int | None = flag(None, "Train on a sample of so many examples, the same one whatever the seed.")
     config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
+    language: str | None = flag(None, "Language of the texts, for models with language embeddings or marks.")
     task_name: str | None = flag(
         None, "Where --model was trained by --tasks: the task whose model is the start, by its name in the list."
     )
@@ -336,6 +338,8 @@ def finetune(
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
     config, tokenizer = open_parts(arguments, task, own=learn is not None)
+    if arguments.language is not None:
+        set_language(config, tokenizer, arguments.language, "--language")
     fit_parts(arguments, task, config, tokenizer)
     task.configure(config, training, validation)
     how.ways.configure(config)

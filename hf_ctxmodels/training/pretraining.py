@@ -37,6 +37,7 @@ from hf_ctxmodels.training.metrics.baselines import Examples, frequency_baseline
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.vocabulary import TrainedPartArguments
 
 _BATCHES_FOR_RATES = 50
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer and the objective with
@@ -87,6 +88,7 @@ def pretrain(
     loop_arguments: LoopArguments,
     adapters: AdapterArguments | None = None,
     learn: Callable[[PreTrainedModel, Objective], Learner] | None = None,
+    part: TrainedPartArguments | None = None,
 ) -> TrainingSummary:
     """Pretrain a model, or an adapter in one (MAD-X: of a language), and save model, tokenizer, log, loss curve and
     summary in `output_dir`.
@@ -96,6 +98,7 @@ def pretrain(
     Args:
         arguments, loop_arguments: The flags.
         learn: Puts something else in the model's place in the loop, as distillation does; None trains the model.
+        part: Which part of a pretrained model is trained; None for all of it.
 
     Raises:
         CtxError: An argument or file is unusable.
@@ -104,8 +107,11 @@ def pretrain(
     tokenizer = load_tokenizer(tokenizer_source(arguments))
     family = find_family(arguments)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
-    model = make_model(family, objective, tokenizer, arguments)
-    add_adapters(model, arguments, adapters)
+    if part is not None and part.train is not None:
+        model = make_part(part, family, objective, tokenizer, arguments, adapters, loop_arguments.seed)
+    else:
+        model = make_model(family, objective, tokenizer, arguments)
+        add_adapters(model, arguments, adapters)
     examples, held_out = make_examples(arguments, objective, accelerator.is_main_process)
     batch_size = loop_arguments.per_device_batch_size
     evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
@@ -123,6 +129,7 @@ def pretrain(
             "objective": name,
             "objective_options": asdict(objective.options),
             **adapter_identity(model),
+            **({} if part is None or part.train is None else asdict(part)),
             **learner.identity,
         },
         contiguous=objective.sampling.contiguous,
@@ -140,6 +147,33 @@ def pretrain(
     )
     _leave_records(accelerator, summary, Path(loop_arguments.output_dir))
     return summary
+
+
+def make_part(
+    part: TrainedPartArguments,
+    family: FamilySpec,
+    objective: Objective,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: PretrainingArguments,
+    adapters: AdapterArguments | None,
+    seed: int,
+) -> PreTrainedModel:
+    """A pretrained model of which one part is trained, with the tokenizer's vocabulary.
+
+    Raises:
+        CtxError: There is no pretrained model, or it has an adapter to be trained, or as `make_model`.
+    """
+    for wrong, location, what in (
+        (arguments.model is None, "--train", "A part is trained in a pretrained model, which stays as it is."),
+        (adapters is not None and adapters.adapter, "--train --adapter", "Below an adapter everything is frozen."),
+    ):
+        if wrong:
+            raise CtxError(what, location=location, hint="give --model, and one of --train and --adapter.")
+    own = load_tokenizer(str(arguments.model))
+    model = make_model(family, objective, own, arguments)
+    model = part.apply(model, own, tokenizer, seed)
+    check_fit(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
+    return model
 
 
 def add_adapters(model: PreTrainedModel, arguments: PretrainingArguments, adapters: AdapterArguments | None) -> None:

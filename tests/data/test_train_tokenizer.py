@@ -68,6 +68,15 @@ def test_every_familys_tokenizer_is_trained_and_opened_by_the_auto_class(tmp_pat
     assert tokenizer.decode(tokenizer(sentence).input_ids, skip_special_tokens=True).lower().startswith("the cat")
 
 
+def test_an_option_that_is_a_list(tmp_path, monkeypatch):
+    command = ["--family", "elmo", "--dataset", "demo", "--vocab_size", "50", "--options", "languages=[en, de]"]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *command, "--output_dir", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert stopped.value.code == 0
+    assert AutoTokenizer.from_pretrained(tmp_path).languages == ["en", "de"]
+
+
 @pytest.mark.parametrize(
     ("flags", "messages"),
     [

@@ -75,8 +75,8 @@ ADAPTERS_FAULTS = [
     Fault(
         "a language keeps the adapter of the training language",
         "hf_ctxmodels/commands/evaluate_transfer.py",
-        "    if source.language in folders:",
-        "    if source.language in ():",
+        "        if language in self.adapters:",
+        "        if language in ():",
         _COMMANDS,
         "exchanged",
     ),

@@ -19,6 +19,7 @@ from seq2seq_faults import SEQ2SEQ_FAULTS
 from spanbert_faults import SPANBERT_FAULTS
 from t5_faults import T5_FAULTS
 from training_faults import TRAINING_FAULTS
+from transfer_faults import TRANSFER_FAULTS
 from unilm_faults import UNILM_FAULTS
 from xlm_faults import XLM_FAULTS
 
@@ -41,6 +42,7 @@ FAULTS = [
     *UNILM_FAULTS,
     *DATA_FAULTS,
     *TRAINING_FAULTS,
+    *TRANSFER_FAULTS,
     *FINETUNING_FAULTS,
     *GENERATION_FAULTS,
     *QUANTIZE_FAULTS,

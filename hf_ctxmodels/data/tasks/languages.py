@@ -1,5 +1,6 @@
 """Files of a task in several languages, by the names that Universal Dependencies and WikiANN give them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -8,6 +9,34 @@ from hf_ctxmodels.core.errors import CtxError
 
 # Task -> the file name of a language and split, and the splits of the same data.
 NAMES = {"pos": "{language}_*-ud-{split}.conllu*", "ner": "{language}.{split}.txt*"}
+
+
+def directories_of_languages(given: str | None, languages: Iterable[str], what: str, location: str) -> dict[str, str]:
+    """Language -> directory, from `de=DIR,fr=DIR`; none without it.
+
+    Args:
+        given: The flag's value.
+        languages: Those that must have one.
+        what: What lies in a directory, for the error.
+        location: The flag, likewise.
+
+    Raises:
+        CtxError: One of the languages has none, or an entry has another form.
+    """
+    if not given:
+        return {}
+    entries = [entry.strip().partition("=")[::2] for entry in given.split(",")]
+    found = {language: directory for language, directory in entries if directory}
+    missing = [language for language in languages if language not in found]
+    if missing or len(found) < len(entries):
+        raise CtxError(
+            f"There is no {what} of the language {missing[0]!r}."
+            if missing
+            else f"An entry is not LANGUAGE=DIR, or stands twice: {given}.",
+            location=location,
+            hint=f"give LANGUAGE=DIR for each language, separated by commas; given are {', '.join(found) or 'none'}.",
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,201 @@
+"""Transfer by the commands: embeddings of another vocabulary trained and exchanged, and languages marked in ELMo."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from forked import run_forked
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
+from zoo import tiny_config
+
+from hf_ctxmodels import CtxElmoTokenizer
+from hf_ctxmodels.adapters import add_adapter, save_adapter
+from hf_ctxmodels.registry import FAMILIES
+
+ROOT = Path(__file__).parents[2]
+WORDS = {
+    "en": (["Anna", "Boris", "Clara"], "saw", ["Paris", "Rome", "Lima"]),
+    "de": (["Dieter", "Emil", "Frieda"], "sah", ["Essen", "Trier", "Wien"]),
+}
+TABLES = {"bert.embeddings.word_embeddings.weight", "mlm_head.decoder.bias"}
+FLAGS = ["--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2"]
+
+
+def script(name: str, *flags: object, fails: bool = False) -> str:
+    done = run_forked(ROOT / "scripts" / f"{name}.py", *flags)
+    assert (done.returncode == 0) != fails, done.stderr
+    return done.stderr if fails else done.stdout
+
+
+def sentences(language: str, number: int) -> list[list[tuple[str, str]]]:
+    draw, (names, verb, places) = random.Random(language), WORDS[language]
+    rows = ([(draw.choice(names), "B-PER"), (verb, "O"), (draw.choice(places), "B-LOC")] for _ in range(number))
+    return [row[:: draw.choice([1, -1])] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts and entities of two languages, a masked LM of one, and tokenizers of both."""
+    folder, family = tmp_path_factory.mktemp("transfer"), FAMILIES["bert"]
+    for language, (names, verb, places) in WORDS.items():
+        rows = sentences(language, 64)
+        (folder / f"{language}.txt").write_text("\n\n".join(" ".join(word for word, _ in row) for row in rows) + "\n")
+        for split in ("train", "dev", "test"):
+            blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in row) for row in rows]
+            (folder / f"{language}.{split}.txt").write_text("\n\n".join(blocks) + "\n")
+        tokenizer = family.tokenizer.train([" ".join([*names, verb, *places])] * 20, vocab_size=80 + len(language))
+        tokenizer.save_pretrained(folder / f"tokenizer-{language}")
+    english = AutoTokenizer.from_pretrained(folder / "tokenizer-en")
+    torch.manual_seed(0)
+    model = family.models["AutoModelForMaskedLM"](
+        tiny_config(family, vocab_size=len(english), initializer_range=0.2, hidden_dropout_prob=0.0)
+    )
+    for part in (model, english):
+        part.save_pretrained(folder / "en")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def german(workspace: Path) -> Path:
+    """English's body with embeddings of German, trained by the command."""
+    flags = ["--train", "embeddings", "--max_steps", 6, "--save_steps", 3, "--per_device_batch_size", 8, *FLAGS]
+    script("pretrain", *text(workspace), *flags, "--output_dir", workspace / "de")
+    return workspace / "de"
+
+
+def text(workspace: Path) -> list[object]:
+    source = ["--model", workspace / "en", "--tokenizer", workspace / "tokenizer-de"]
+    return [*source, "--dataset", workspace / "de.txt", "--objective", "mlm"]
+
+
+def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path) -> None:
+    start, whole = load_file(workspace / "en" / "model.safetensors"), load_file(german / "model.safetensors")
+    assert start.keys() == whole.keys() > TABLES
+    assert all(torch.equal(start[name], whole[name]) for name in start if name not in TABLES)
+    before = load_file(german / "checkpoint-3" / "model.safetensors")
+    assert not any(torch.equal(before[name], whole[name]) for name in TABLES)
+    again = workspace / "again"
+    shutil.copytree(german, again)
+    shutil.rmtree(again / "checkpoint-6")
+    flags = [*text(workspace), "--train", "embeddings", "--max_steps", 6, "--save_steps", 3, *FLAGS]
+    script("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", again, "--resume")
+    resumed = load_file(again / "model.safetensors")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    flags += ["--per_device_batch_size", 2, "--gradient_accumulation_steps", 4]
+    script("pretrain", *flags, "--output_dir", workspace / "accumulated")
+    accumulated = load_file(workspace / "accumulated" / "model.safetensors")
+    assert all(torch.allclose(accumulated[name], whole[name], atol=1e-4) for name in whole)
+
+    opened = AutoModel.from_pretrained(german)
+    assert (
+        opened.config.vocab_size
+        == len(AutoTokenizer.from_pretrained(german))
+        == len(opened.get_input_embeddings().weight)
+    )
+    for more, message in (
+        (["--adapter", "de"], "Below an adapter everything is frozen"),
+        (["--model", ""], "A part is trained in a pretrained model"),
+    ):
+        given = [*text(workspace), "--family", "bert", "--train", "embeddings", "--max_steps", 1, *more]
+        if more[0] == "--model":
+            given = given[2:-2]
+        assert message in script("pretrain", *given, "--output_dir", workspace / "none", fails=True)
+
+
+def test_embeddings_are_exchanged_for_a_test(workspace: Path, german: Path) -> None:
+    """The table has what the tagger finds with the other language's embeddings and tokenizer, opened by hand."""
+    run = workspace / "transfer"
+    flags = ["--model", workspace / "en", "--task", "ner", "--data_dir", workspace, "--max_steps", 60, *FLAGS]
+    flags += ["--test", "de,en", "--freeze", "embeddings"]
+    wrong = workspace / "narrow"
+    AutoModel.from_config(tiny_config(FAMILIES["bert"], hidden_size=8)).save_pretrained(wrong)
+    shutil.copy(workspace / "en" / "tokenizer.json", wrong)
+    shutil.copy(workspace / "en" / "tokenizer_config.json", wrong)
+    for given, message in (
+        (f"fr={german}", "no checkpoint with embeddings of the language 'de'"),
+        (f"de={wrong}", "with hidden_size 8, this one has"),
+    ):
+        assert message in script(
+            "evaluate_transfer", *flags, "--embeddings", given, "--output_dir", workspace / "none", fails=True
+        )
+    assert not (workspace / "none").exists(), "all is looked at before training"
+    script("evaluate_transfer", *flags, "--embeddings", f"de={german}", "--output_dir", run)
+    rows = {row["language"]: row["metrics"] for row in json.loads((run / "transfer.json").read_text())["languages"]}
+    assert rows["en"]["f1"] > 0.9, "that of training has its own again"
+    tagger, start = load_file(run / "model.safetensors"), load_file(workspace / "en" / "model.safetensors")
+    table = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(tagger[table], start[table])
+    assert not any(torch.equal(tagger[name], start[name]) for name in tagger if "layers" in name and "weight" in name)
+
+    model = AutoModelForTokenClassification.from_pretrained(run)
+    model.resize_token_embeddings(len(AutoTokenizer.from_pretrained(german)), mean_resizing=False)
+    model.get_input_embeddings().weight.data.copy_(load_file(german / "model.safetensors")[table])
+    tokenizer, right = AutoTokenizer.from_pretrained(german), 0
+    for row in (rows_of := sentences("de", 64)):
+        encoding = tokenizer([[word for word, _ in row]], is_split_into_words=True, return_tensors="pt")
+        best, words = model.eval()(**encoding).logits[0].argmax(-1).tolist(), encoding.word_ids(0)
+        right += sum(model.config.id2label[best[words.index(place)]] == tag for place, (_, tag) in enumerate(row))
+    assert rows["de"]["accuracy"] == pytest.approx(right / sum(map(len, rows_of)))
+
+
+def test_adapters_of_languages_are_looked_at_before_training(workspace: Path) -> None:
+    """One for a model of another width, and one that is not there, with what there is."""
+    for name, size in (("good", {}), ("wide", {"hidden_size": 64})):
+        config = tiny_config(FAMILIES["bert"], vocab_size=99, **size)
+        model = AutoModelForMaskedLM.from_config(config)
+        add_adapter(model, name, "madx-language")
+        save_adapter(model, name, workspace / "adapters" / name)
+    flags = ["--model", workspace / "en", "--task", "ner", "--data_dir", workspace, "--max_steps", 1, "--test", "de"]
+    flags += ["--adapter", "tagger", "--output_dir", workspace / "untrained"]
+    good = workspace / "adapters" / "good"
+    for other, message in (
+        (workspace / "adapters" / "wide", "The adapter is for models of width 64"),
+        (workspace / "adapters", "it has folders of adapters: good, wide"),
+    ):
+        assert message in script("evaluate_transfer", *flags, "--adapters", f"en={good},de={other}", fails=True)
+    assert "given are en, fr" in script("evaluate_transfer", *flags, "--adapters", f"en={good},fr={good}", fails=True)
+    assert not (workspace / "untrained").exists()
+
+
+def test_words_are_marked_with_the_language_of_their_file(workspace: Path, tmp_path: Path) -> None:
+    """ELMo reads the words of each file as after its tag, also where the tagger is opened again."""
+    tokenizer = CtxElmoTokenizer.train(["<en> a", "<de> a"], vocab_size=9, min_count=1, languages=["en", "de"])
+    family = FAMILIES["elmo"]
+    torch.manual_seed(0)
+    config = tiny_config(family, num_characters=tokenizer.num_characters, num_languages=2, vocab_size=len(tokenizer))
+    for part in (family.models["AutoModel"](config), tokenizer):
+        part.save_pretrained(tmp_path / "elmo")
+    flags = ["--model", tmp_path / "elmo", "--task", "ner", "--data_dir", workspace, "--freeze", "encoder", *FLAGS]
+    script("evaluate_transfer", *flags, "--max_steps", 20, "--test", "de", "--output_dir", tmp_path / "run")
+    (row,) = json.loads((tmp_path / "run" / "transfer.json").read_text())["languages"]
+    model, saved = (kind.from_pretrained(tmp_path / "run") for kind in (AutoModelForTokenClassification, AutoTokenizer))
+    assert saved.language == "en"
+    right = dict.fromkeys(("en", "de"), 0)
+    for sentence in sentences("de", 64):
+        words = [word for word, _ in sentence]
+        for language in right:
+            tagged = tokenizer([f"<{language}>", *words], is_split_into_words=True)
+            saved.language = language
+            encoding = saved([words], is_split_into_words=True, return_tensors="pt")
+            assert encoding.input_ids[0, 1:].tolist() == tagged.input_ids[2:]
+            best = model.eval()(**encoding).logits[0, 1:-1].argmax(-1).tolist()
+            right[language] += sum(
+                model.config.id2label[found] == tag for found, (_, tag) in zip(best, sentence, strict=True)
+            )
+    assert row["metrics"]["accuracy"] == pytest.approx(right["de"] / (3 * 64))
+    message = script(
+        "evaluate_transfer",
+        *flags,
+        "--max_steps",
+        1,
+        "--test",
+        f"fi={workspace}/de.test.txt",
+        "--output_dir",
+        tmp_path / "none",
+        fails=True,
+    )
+    assert "no embedding of the language 'fi'" in message
