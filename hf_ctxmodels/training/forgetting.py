@@ -89,8 +89,8 @@ class PretrainingSide:
     def take_encoder(self, finetuned: str) -> None:
         """Put in the encoder's weights of another checkpoint.
 
-        New rows of the table of words, of tokens that fine-tuning added, are left out. What the other was saved without,
-        for example a pooler that its head does not read, stays as pretrained.
+        New rows of the table of words, of tokens that fine-tuning added, are left out. What the other was saved
+        without, for example a pooler that its head does not read, stays as pretrained.
 
         Raises:
             CtxError: It is that of another model.
