@@ -182,11 +182,11 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
 def test_many_rows_are_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """By maps whose outputs depend on their own row alone, and only by these; the values are those of all rows."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
-    states, parts = torch.randn(70, 16) * torch.logspace(-2, 1, 70)[:, None], []
+    states = torch.randn(70, 16) * torch.logspace(-2, 1, 70)[:, None]
     for activations, in_parts in (("token", True), ("tensor", False)):
         model = CtxBertModel(CtxBertConfig(vocab_size=20, **sizes)).eval()
         quantize_model(model, CtxInt8Config(activations=activations))  # type: ignore[arg-type]
-        network, parts = model.layers[0].feed_forward, []
+        network, parts = model.layers[0].feed_forward, list[int]()
         expected = network(states)
         monkeypatch.setattr(feed_forward, "_CHUNK", 32)
         compute = network._compute
