@@ -87,6 +87,7 @@ def packed_size(codes: int, bits: int) -> int:
 def unpack_bits(packed: Tensor, bits: int, shape: tuple[int, int]) -> Tensor:
     """The inverse of `pack_bits`: uint8 codes of a shape."""
     number = shape[0] * shape[1]
-    stream = (packed[:, None].int() >> torch.arange(8, device=packed.device)) & 1
+    powers = 2 ** torch.arange(8, dtype=torch.int32, device=packed.device)
+    stream = torch.div(packed[:, None].int(), powers, rounding_mode="floor") % 2  # ONNX has no shift of signed integers
     stream = stream.flatten()[: number * bits].view(number, bits)
-    return (stream << torch.arange(bits, device=packed.device)).sum(1).to(torch.uint8).view(shape)
+    return (stream * powers[:bits]).sum(1).to(torch.uint8).view(shape)
