@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 _LEAST_ROOM = 32  # columns that a full buffer gets at least
@@ -76,6 +76,49 @@ class GrowingCache(DynamicCache):
         """As in transformers."""
         super().batch_select_indices(*args, **kwargs)
         self._written_by = None
+
+
+class SourceCache(DynamicCache):
+    """Keys and values of a decoder's sources, kept once for all rows that write a target for the same source.
+
+    `generate` repeats each source for its beams, or for the targets drawn for it, and beams never change their source.
+    Keys and values therefore need one row per source, and none is moved when beams are reordered.
+
+    Args:
+        args, kwargs: As for `DynamicCache`.
+        sharers: Consecutive rows of the batch that have the same source.
+    """
+
+    def __init__(self, *args: Any, sharers: int = 1, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sharers = sharers
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row r becomes what row `beam_idx[r]`, (rows,), was."""
+        own = torch.arange(len(beam_idx), device=beam_idx.device) // self.sharers
+        if not torch.equal(beam_idx // self.sharers, own):
+            self._separate()
+            super().reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row: more rows share a source."""
+        self.sharers *= repeats
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only the rows with these indices."""
+        self._separate()
+        super().batch_select_indices(indices)
+
+    def _separate(self) -> None:
+        """Give every row keys and values of its own."""
+        if self.sharers > 1:
+            super().batch_repeat_interleave(self.sharers)
+            self.sharers = 1
+
+
+def rows_per_source(cache: Cache | None) -> int:
+    """How many consecutive rows of a batch share what the cross-attention of this cache keeps."""
+    return getattr(getattr(cache, "cross_attention_cache", None), "sharers", 1)
 
 
 class GrowingLayer(DynamicLayer):

@@ -8,6 +8,22 @@ _GENERATE = ("tests/scripts/test_generate.py",)
 
 GENERATION_FAULTS = [
     Fault(
+        "beams read the keys of another source",
+        "hf_ctxmodels/core/growing_cache.py",
+        "        if not torch.equal(beam_idx // self.sharers, own):",
+        "        if False and not torch.equal(beam_idx // self.sharers, own):",
+        ("tests/layers/test_growing_cache.py",),
+        "kept_once",
+    ),
+    Fault(
+        "beams of a source are told apart by the wrong rows",
+        "hf_ctxmodels/layers/attention/modules.py",
+        "        query = query.unflatten(0, (-1, sharers)).flatten(1, 2)",
+        "        query = query.unflatten(0, (sharers, -1)).transpose(0, 1).flatten(1, 2)",
+        ("tests/models/test_seq2seq.py", "tests/models/test_generation.py"),
+        "beam or generat",
+    ),
+    Fault(
         "padding of targets is learned",
         "hf_ctxmodels/data/padding.py",
         ".pad(targets, IGNORED)",

@@ -14,8 +14,8 @@ SEQ2SEQ_FAULTS = [
     Fault(
         "the decoder attends to padding of the source",
         "hf_ctxmodels/models/_shared/transformer_stack.py",
-        "place = build_memory_layout(layout, source.states, source.attention_mask, source.sequence_ids)",
-        "place = build_memory_layout(layout, source.states, None, source.sequence_ids)",
+        "place = build_memory_layout(layout, states, None if mask is None else mask[::sharers], source.sequence_ids)",
+        "place = build_memory_layout(layout, states, None, source.sequence_ids)",
         ("tests/models/test_seq2seq.py",),
         "sources_alone",
     ),

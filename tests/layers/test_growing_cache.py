@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_ctxmodels import CtxGpt2Config, CtxGpt2ForCausalLM
-from hf_ctxmodels.core.growing_cache import GrowingCache, GrowingLayer
+from hf_ctxmodels.core.growing_cache import GrowingCache, GrowingLayer, SourceCache
 
 ROWS, HEADS, SIZE, LAYERS = 6, 2, 3, 2
 CONFIG = CtxGpt2Config(vocab_size=40, hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2)
@@ -143,3 +143,27 @@ def test_generate_uses_it_and_writes_the_same(options: dict[str, int]) -> None:
     expected = model.generate(ids, **given, past_key_values=DynamicCache(config=model.config))
     assert torch.equal(found.sequences, expected)
     assert len(set(found.sequences[:, 6:].flatten().tolist())) > 5
+
+
+def test_sources_of_beams_are_kept_once() -> None:
+    """Beams of one source change places without a copy; rows of other sources get keys and values of their own."""
+    shared, expanded = SourceCache(config=CONFIG, sharers=3), DynamicCache(config=CONFIG)
+    extend([shared, expanded], ROWS // 3, 4)
+    expanded.batch_repeat_interleave(3)
+    keys = shared.layers[0].keys
+    shared.reorder_cache(torch.tensor([2, 0, 1, 5, 5, 3]))
+    assert shared.layers[0].keys is keys
+    for places in (torch.tensor([1, 1, 4, 0, 5, 2]), torch.tensor([3, 0])):
+        for cache in (shared, expanded):
+            cache.reorder_cache(places)
+        assert shared.sharers == 1
+        assert_equal(shared, expanded)
+
+    shared, expanded = SourceCache(config=CONFIG), DynamicCache(config=CONFIG)
+    extend([shared, expanded], 2, 4)
+    for cache in (shared, expanded):
+        cache.batch_repeat_interleave(3)
+    assert (shared.sharers, len(shared.layers[0].keys)) == (3, 2)
+    for cache in (shared, expanded):
+        cache.batch_select_indices(torch.tensor([4, 0]))
+    assert_equal(shared, expanded)

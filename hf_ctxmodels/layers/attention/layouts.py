@@ -85,6 +85,13 @@ class PaddedLayout:
         """The same layout with outputs at some positions; all are computed, these are picked."""
         return replace(self, output_mask=output_mask)
 
+    def sharing(self, sharers: int) -> "PaddedLayout":
+        """The layout of queries that see all of a source: those of `sharers` consecutive rows in one row."""
+        if sharers == 1:
+            return self
+        options: Any = {"implementation": self.implementation, "attention_kwargs": self.attention_kwargs}
+        return PaddedLayout(self.batch_size // sharers, self.length * sharers, **options)
+
     def first(self, hidden_states: Tensor) -> Tensor:
         """(batch, length, hidden) -> (batch, hidden) of each row's first token."""
         if self.tokens is None:
@@ -218,6 +225,10 @@ class PackedLayout:
     def output(self, packed: Tensor) -> Tensor:
         """What leaves the encoder: (batch, length, hidden) with zeros at padding, or (targets, hidden)."""
         return self.unpack(packed) if self.output_mask is None else packed[self.output_mask]
+
+    def sharing(self, sharers: int) -> "PackedLayout":
+        """Itself: only with a cache, for which batches are padded, do rows share a source."""
+        return self
 
     def query_rows(self, packed: Tensor) -> Tensor:
         """(tokens, ...) -> the computed rows."""

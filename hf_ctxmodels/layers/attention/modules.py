@@ -160,6 +160,7 @@ class CrossAttention(_Attention):
         *,
         past_key_values: EncoderDecoderCache | None = None,
         layer_index: int = 0,
+        sharers: int = 1,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from each sequence of `layout` to the same one of `memory_layout`.
 
@@ -171,13 +172,20 @@ class CrossAttention(_Attention):
             mask: Who sees whom; prepared where several layers share it.
             past_key_values: Its cross-attention cache holds the keys and values of `memory` after the first step.
             layer_index: This layer's number in the cache.
+            sharers: Consecutive rows of a padded `layout` that attend to one row of `memory_layout`, see `SourceCache`.
 
         Returns:
             As `SelfAttention`.
         """
         (query,) = self._split_heads(apply_linear(self.q_proj, hidden_states), 1)
         key, value = self._keys_and_values(memory, past_key_values, layer_index)
-        return self._attend(query, key, value, layout, mask, memory_layout)
+        if sharers == 1:
+            return self._attend(query, key, value, layout, mask, memory_layout)
+        query = query.unflatten(0, (-1, sharers)).flatten(1, 2)
+        output, probabilities = self._attend(query, key, value, layout.sharing(sharers), mask, memory_layout)
+        if probabilities is not None:
+            probabilities = probabilities.unflatten(2, (sharers, -1)).transpose(1, 2).flatten(0, 1)
+        return output.unflatten(1, (sharers, -1)).flatten(0, 1), probabilities
 
     def _keys_and_values(
         self, memory: Tensor, past_key_values: EncoderDecoderCache | None, layer_index: int

@@ -27,11 +27,13 @@ class Memory:
         states: (..., memory) as packed by `layout`.
         layout: The layout of its tokens.
         mask: The attention mask, prepared by the stack.
+        sharers: Consecutive rows of a padded batch that attend to one row of these.
     """
 
     states: Tensor
     layout: Layout
     mask: Mask = BIDIRECTIONAL
+    sharers: int = 1
 
 
 class BlockOutput(NamedTuple):
@@ -120,6 +122,7 @@ class TransformerBlock(GradientCheckpointingLayer):
                 memory.mask,
                 past_key_values=cache if isinstance(cache, EncoderDecoderCache) else None,
                 layer_index=layer_index,
+                sharers=memory.sharers,
             )
             hidden_states = self._add("cross_attention", hidden_states, attended, layer_index)
         fed = self.feed_forward(self._before(self.feed_forward_norm, hidden_states))

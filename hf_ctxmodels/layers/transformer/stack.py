@@ -155,7 +155,7 @@ def _views(
 
 
 def _prepare_memory(memory: Memory, layout: Layout, like: Tensor) -> Memory:
-    return replace(memory, mask=prepare_mask(memory.mask, layout, like, memory.layout))
+    return replace(memory, mask=prepare_mask(memory.mask, layout.sharing(memory.sharers), like, memory.layout))
 
 
 def _checked_weights(probabilities: Tensor | None, cross_probabilities: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from hf_ctxmodels.core.growing_cache import GrowingCache
+from hf_ctxmodels.core.growing_cache import GrowingCache, SourceCache
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.heads.base import HeadModel, with_named_argument
 from hf_ctxmodels.heads.downstream import SequenceHead
@@ -143,13 +143,18 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
         caches: Any = model_kwargs.get("past_key_values")
         if not isinstance(caches, EncoderDecoderCache) or hasattr(caches, "_is_user_defined"):
             return
-        parts = (caches.self_attention_cache, caches.cross_attention_cache)
+        own, cross = caches.self_attention_cache, caches.cross_attention_cache
         config = self.config.get_text_config(decoder=True)
-        model_kwargs["past_key_values"] = EncoderDecoderCache(*(_growing(cache, config) for cache in parts))
+        if _is_plain(own):
+            own = GrowingCache(config=config)
+        if _is_plain(cross):
+            sharers = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+            cross = SourceCache(config=config, sharers=sharers)
+        model_kwargs["past_key_values"] = EncoderDecoderCache(own, cross)
 
 
-def _growing(cache: Cache, config: Any) -> Cache:
-    return GrowingCache(config=config) if type(cache) is DynamicCache and not cache.offloading else cache
+def _is_plain(cache: Cache) -> bool:
+    return type(cache) is DynamicCache and not cache.offloading
 
 
 class EndTokenHead(SequenceHead):

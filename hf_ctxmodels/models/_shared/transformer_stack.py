@@ -10,6 +10,7 @@ from transformers import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.growing_cache import rows_per_source
 from hf_ctxmodels.core.inputs import check_encoder_input, check_ids
 from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout
@@ -171,7 +172,7 @@ class TransformerStack(nn.Module):
             after_embeddings(self.invertible, embedded),
             layout,
             self.mask(),
-            memory=None if source is None else _memory(layout, source),
+            memory=None if source is None else _memory(layout, source, rows_per_source(past_key_values)),
             past_key_values=past_key_values,
             final_norm=self.final_norm,
             output_mask=output_mask,
@@ -224,7 +225,8 @@ def _output(
     )
 
 
-def _memory(layout: Layout, source: Source) -> Memory:
-    """What a decoder's cross-attention reads."""
-    place = build_memory_layout(layout, source.states, source.attention_mask, source.sequence_ids)
-    return Memory(place.pack(source.states), place, BIDIRECTIONAL)
+def _memory(layout: Layout, source: Source, sharers: int) -> Memory:
+    """What a decoder's cross-attention reads; of `sharers` equal rows the first."""
+    states, mask = source.states[::sharers], source.attention_mask
+    place = build_memory_layout(layout, states, None if mask is None else mask[::sharers], source.sequence_ids)
+    return Memory(place.pack(states), place, BIDIRECTIONAL, sharers)
