@@ -62,7 +62,17 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def german(workspace: Path) -> Path:
     """English's body with embeddings of German, trained by the command."""
-    flags = ["--train", "embeddings", "--max_steps", 6, "--save_steps", 3, "--per_device_batch_size", 8, *FLAGS]
+    flags = [
+        "--recipe",
+        "artetxe_embeddings",
+        "--max_steps",
+        6,
+        "--save_steps",
+        3,
+        "--per_device_batch_size",
+        8,
+        *FLAGS,
+    ]
     script("pretrain", *text(workspace), *flags, "--output_dir", workspace / "de")
     return workspace / "de"
 
@@ -81,7 +91,7 @@ def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path)
     again = workspace / "again"
     shutil.copytree(german, again)
     shutil.rmtree(again / "checkpoint-6")
-    flags = [*text(workspace), "--train", "embeddings", "--max_steps", 6, "--save_steps", 3, *FLAGS]
+    flags = [*text(workspace), "--recipe", "artetxe_embeddings", "--max_steps", 6, "--save_steps", 3, *FLAGS]
     script("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", again, "--resume")
     resumed = load_file(again / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
@@ -109,8 +119,8 @@ def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path)
 def test_embeddings_are_exchanged_for_a_test(workspace: Path, german: Path) -> None:
     """The table has what the tagger finds with the other language's embeddings and tokenizer, opened by hand."""
     run = workspace / "transfer"
-    flags = ["--model", workspace / "en", "--task", "ner", "--data_dir", workspace, "--max_steps", 60, *FLAGS]
-    flags += ["--test", "de,en", "--freeze", "embeddings"]
+    flags = ["--model", workspace / "en", "--task", "ner", "--data_dir", workspace, *FLAGS]
+    flags += ["--test", "de,en", "--recipe", "artetxe_task", "--num_train_epochs", 30]
     wrong = workspace / "narrow"
     AutoModel.from_config(tiny_config(FAMILIES["bert"], hidden_size=8)).save_pretrained(wrong)
     shutil.copy(workspace / "en" / "tokenizer.json", wrong)
