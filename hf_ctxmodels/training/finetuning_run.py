@@ -153,6 +153,8 @@ def fit_parts(
 ) -> None:
     """Make tokenizer and configuration fit each other and the task; raises CtxError where they cannot."""
     length = task.arguments.max_length
+    if arguments.language is not None:
+        set_language(config, tokenizer, arguments.language, "--language")
     check_fit(tokenizer, config, length, location=arguments.model or arguments.config)
     prepare_for_tasks(tokenizer, length)
     set_head_tokens(task, config, tokenizer)
@@ -338,8 +340,6 @@ def finetune(
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
     config, tokenizer = open_parts(arguments, task, own=learn is not None)
-    if arguments.language is not None:
-        set_language(config, tokenizer, arguments.language, "--language")
     fit_parts(arguments, task, config, tokenizer)
     task.configure(config, training, validation)
     how.ways.configure(config)

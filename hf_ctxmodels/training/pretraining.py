@@ -107,11 +107,7 @@ def pretrain(
     tokenizer = load_tokenizer(tokenizer_source(arguments))
     family = find_family(arguments)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
-    if part is not None and part.train is not None:
-        model = make_part(part, family, objective, tokenizer, arguments, adapters, loop_arguments.seed)
-    else:
-        model = make_model(family, objective, tokenizer, arguments)
-        add_adapters(model, arguments, adapters)
+    model = make_learning(family, objective, tokenizer, arguments, adapters, part, loop_arguments.seed)
     examples, held_out = make_examples(arguments, objective, accelerator.is_main_process)
     batch_size = loop_arguments.per_device_batch_size
     evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
@@ -149,20 +145,24 @@ def pretrain(
     return summary
 
 
-def make_part(
-    part: TrainedPartArguments,
+def make_learning(
     family: FamilySpec,
     objective: Objective,
     tokenizer: PreTrainedTokenizerBase,
     arguments: PretrainingArguments,
     adapters: AdapterArguments | None,
+    part: TrainedPartArguments | None,
     seed: int,
 ) -> PreTrainedModel:
-    """A pretrained model of which one part is trained, with the tokenizer's vocabulary.
+    """`make_model`, of which an adapter or one part is to be trained, if any; the part with the tokenizer's vocabulary.
 
     Raises:
-        CtxError: There is no pretrained model, or it has an adapter to be trained, or as `make_model`.
+        CtxError: There is no pretrained model for it, or both are to be trained, or as `make_model`.
     """
+    if part is None or part.train is None:
+        model = make_model(family, objective, tokenizer, arguments)
+        add_adapters(model, arguments, adapters)
+        return model
     for wrong, location, what in (
         (arguments.model is None, "--train", "A part is trained in a pretrained model, which stays as it is."),
         (adapters is not None and adapters.adapter, "--train --adapter", "Below an adapter everything is frozen."),
