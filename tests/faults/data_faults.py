@@ -103,8 +103,8 @@ DATA_FAULTS = [
     Fault(
         "masks are drawn with replacement",
         "hf_ctxmodels/objectives/common/masking.py",
-        "self.budget(len(positions)), replace=False",
-        "self.budget(len(positions)), replace=True",
+        "self.budget(len(positions)), replace=False)]",
+        "self.budget(len(positions)), replace=True)]",
         ("tests/objectives/test_masking.py",),
     ),
     Fault(
