@@ -198,7 +198,7 @@ class MaskedLM(Objective):
     def check(self, examples: ExampleSet) -> None:
         """See `Objective.check`; counts the tokens for `mlm_smoothing`."""
         super().check(examples)
-        if getattr(self.options, "mlm_smoothing", 0):  # no option of those that inherit this
+        if self.collate.masker.rule.smoothing:
             self.collate.masker.weigh(examples.columns["input_ids"].values)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -284,7 +284,7 @@ def check_weights(directory: Path) -> None:
 
 def check_trainable(model: PreTrainedModel) -> None:
     """Raise CtxError for a quantized model, which has no gradients."""
-    if is_quantized(model) or getattr(model, "is_quantized", False):
+    if is_quantized(model):
         raise CtxError(
             "A quantized model cannot be trained: its weights are codes.",
             location=model.config.name_or_path or None,

@@ -123,7 +123,7 @@ def _replace(model: PreTrainedModel, config: CtxInt8Config, ranges: InputRanges 
 
 def check_not_quantized(model: PreTrainedModel) -> None:
     """Raise CtxError for a model that is quantized, by this package or another."""
-    if is_quantized(model) or getattr(model, "is_quantized", False):
+    if is_quantized(model):
         raise CtxError(
             "The model is quantized already.",
             location=model.config.name_or_path or METHOD,

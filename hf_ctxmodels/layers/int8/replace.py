@@ -176,8 +176,9 @@ def names_in_class(model: PreTrainedModel, names: Iterable[str]) -> Iterator[str
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether a module of the model has weights of 8 bits."""
-    return any(isinstance(module, Int8Linear | Int8Embedding | Int8Rows) for module in model.modules())
+    """Whether the model is quantized, by this package or another: it says so, or a module has weights of 8 bits."""
+    has_codes = any(isinstance(module, Int8Linear | Int8Embedding | Int8Rows) for module in model.modules())
+    return has_codes or bool(getattr(model, "is_quantized", False))
 
 
 class RangeRecorder:
