@@ -176,13 +176,13 @@ def _inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype,
 
 
 def generation_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
-    """A continuation of fixed length."""
+    """A continuation of fixed length: no token ends it. `min_new_tokens` would pass over all scores in every step."""
     model.eval()
     beams = 4 if work == "generation with 4 beams" else 1
-    length = {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
+    model.generation_config.eos_token_id = None  # type: ignore[union-attr]
 
     def step() -> Tensor:
-        return model.generate(**batch, **length, num_beams=beams, do_sample=False)  # type: ignore[operator]
+        return model.generate(**batch, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)  # type: ignore[operator]
 
     return step
 

@@ -21,6 +21,7 @@ from hf_ctxmodels.training.loop import make_accelerator, train
 TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
 TASK_HEADS = [case for case in HEADS if case.auto_name.removeprefix("AutoModelFor") in TASKS and case.has_auto_class]
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
+BART = Case(FAMILIES["bart"], "AutoModelForSequenceClassification")
 
 
 def logits(output: Any) -> dict[str, torch.Tensor]:
@@ -54,11 +55,13 @@ def test_heads_of_every_family_mix_layers_and_read_kept_states(subtests: Any) ->
                 assert not [name for name in output if name.endswith("hidden_states")], "nobody asked for them"
                 if writes:
                     check_mix_of_decoder(case, model, batch)
-                    continue
             freeze_encoder(plain)
             plain.states_of = FrozenStates(plain)
             for name, value in logits(plain(**batch)).items():
                 assert_close(value, expected[name], name)
+            if writes:
+                with pytest.raises(CtxError, match="Features are kept for rows"):
+                    plain(**batch, decoder_input_ids=batch["input_ids"])
     assert mixing > 40
 
 
@@ -126,12 +129,13 @@ def rows_of(number: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("case", [BERT, BART], ids=str)
+def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, monkeypatch: Any, case: Case) -> None:
     """Where the encoder computes rows one by one as well; and the run that fills the cache is the one that reads it."""
     rows = rows_of(12)
 
     def losses(name: str, cached: Path | None, size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-        model = BERT.model(layer_mix=True, hidden_dropout_prob=0.2)
+        model = case.model(layer_mix=True, hidden_dropout_prob=0.2)
         freeze_encoder(model)
         if cached is not None:
             cache_features(model, cached, [collate([row]) for row in rows], {}, shown=False)
@@ -149,7 +153,7 @@ def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, mo
         assert all(torch.equal(value, found[1][key]) for key, value in weights.items())
     (folder,) = (tmp_path / "cache").iterdir()
     calls = []
-    monkeypatch.setattr(BERT.model_class.encoder_class, "forward", lambda *args, **kwargs: calls.append(1))
+    monkeypatch.setattr(case.model_class.encoder_class, "forward", lambda *args, **kwargs: calls.append(1))
     losses("whole", tmp_path / "cache", 4)
     assert not calls
     states = load_file(folder / "states-00000.safetensors")["states"]
@@ -163,6 +167,10 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
     rows, model = [collate([row]) for row in rows_of(5)], BERT.model()
     with pytest.raises(CtxError, match="frozen encoder"):
         cache_features(model, tmp_path / "cache", rows, {})
+    writer = Case(FAMILIES["bart"], "AutoModelForSeq2SeqLM").model()
+    freeze_encoder(writer)
+    with pytest.raises(CtxError, match="does not write text"):
+        cache_features(writer, tmp_path / "cache", rows, {})
     freeze_encoder(model)
     monkeypatch.setattr("hf_ctxmodels.training.finetuning.features._SHARD_TOKENS", 8)
     with monkeypatch.context() as patch:

@@ -20,6 +20,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.core.screen import progress_bar, say
 from hf_ctxmodels.heads.base import HeadModel
+from hf_ctxmodels.heads.seq2seq import ForConditionalGeneration
 from hf_ctxmodels.training.finetuning.fisher import weights_digest
 
 _INDEX = "index.json"
@@ -27,7 +28,13 @@ _SHARD_TOKENS = 1 << 16
 
 
 class KeptStates(BaseModelOutput):
-    """States in place of an encoder's output; what else such an output may have is None."""
+    """States in place of an encoder's output, of an encoder-decoder those of the decoder; what else such an output may
+    have is None."""
+
+    @property
+    def decoder_hidden_states(self) -> tuple[Tensor, ...] | None:
+        """`hidden_states`."""
+        return self.hidden_states
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
@@ -82,11 +89,12 @@ class FrozenStates:
             inputs: The encoder's; tensors are (rows, length, ...).
 
         Raises:
-            CtxError: There are no token ids, or the mask is a ready one.
+            CtxError: There are no token ids, the mask is a ready one, or the decoder has an input of its own.
         """
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        if ids is None or (mask is not None and mask.dim() != 2):
-            raise CtxError("Features are kept for rows of token ids, and masks (rows, length).")
+        written = [name for name, value in inputs.items() if name.startswith("decoder_") and value is not None]
+        if ids is None or (mask is not None and mask.dim() != 2) or written:
+            raise CtxError("Features are kept for rows of token ids, and masks (rows, length), alone.")
         tokens = torch.ones(ids.shape[:2], dtype=torch.bool) if mask is None else mask.bool().cpu()
         found = [self._row(inputs, row, columns, every_layer) for row, columns in enumerate(tokens)]
         states = found[0].new_zeros(*ids.shape[:2], found[0].shape[-1])
@@ -187,9 +195,10 @@ def cache_features(
     Raises:
         CtxError: The encoder is not frozen, or the directory cannot be written or read.
     """
-    if not isinstance(model, HeadModel) or not model.encoder_frozen or hasattr(model.base_model, "decoder"):
+    writes = isinstance(model, ForConditionalGeneration)
+    if not isinstance(model, HeadModel) or not model.encoder_frozen or writes:
         raise CtxError(
-            "Features are those of a frozen encoder of this package, without a decoder above it.",
+            "Features are those of a frozen encoder of this package, for a head that does not write text.",
             location=f"--cache_features {directory}",
             hint="leave it out, or give --freeze encoder where there is such an encoder.",
         )
