@@ -57,7 +57,7 @@ class DataCollatorForMaskedSegments(PaddingCollator):
         labels: (batch, steps) the tokens of the segments, -100 behind them.
         decoder_input_ids, decoder_position_ids: (batch, steps) the token before each of them, unmasked, and its
             position.
-        cross_attention_mask: (batch, width) 0 at the segments, with `hide_masked`.
+        cross_attention_mask: (batch, width) 0 at mask tokens, with `hide_masked`.
         langs, decoder_langs: (batch, width) and (batch, steps), if the features hold languages.
 
     Args:
@@ -66,7 +66,7 @@ class DataCollatorForMaskedSegments(PaddingCollator):
         mask_share, random_share: Shares of a segment's tokens; the rest is kept.
         block: Tokens of a block; None for one segment in a row.
         lambda_span: Tokens of a piece of a row's segment; None for one piece.
-        hide_masked: Hide the segments from cross-attention.
+        hide_masked: Hide mask tokens from cross-attention, which sees a segment's other tokens.
         static: The same masks in every epoch.
         seed: Seed of the masks.
 
@@ -145,8 +145,8 @@ class DataCollatorForMaskedSegments(PaddingCollator):
             "attention_mask": padder.attention_mask(),
         }
         if self.hide_masked:
-            seen = [np.isin(np.arange(len(row.ids)), row.places, invert=True).astype(np.int64) for row in rows]
-            batch["cross_attention_mask"] = padder.pad(seen, 0)
+            mask = int(self.tokenizer.mask_token_id)
+            batch["cross_attention_mask"] = padder.pad([(row.corrupted != mask).astype(np.int64) for row in rows], 0)
         return batch
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
@@ -185,7 +185,7 @@ class SegmentOptions:
     random_share: float = flag(0.1, "Share of the segment's tokens replaced by a random one; the rest is kept.")
     block: int | None = flag(None, "One segment in each block of so many tokens; None: one in each row.")
     lambda_span: int | None = flag(None, "Cut a row's segment into pieces of so many tokens; None: one piece.")
-    hide_masked: bool = flag(True, "Hide the segment from cross-attention.")
+    hide_masked: bool = flag(True, "Hide mask tokens from cross-attention.")
     min_length: int = flag(5, "Rows of fewer tokens, special ones included, are left out.")
     language: str = flag("", "Name of the language of texts without a tag.")
     static: bool = flag(False, "The same masks in every epoch instead of new ones.")

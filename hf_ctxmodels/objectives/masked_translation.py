@@ -83,7 +83,7 @@ class MaskedTranslationOptions(SegmentOptions):
     """Options of `MaskedTranslation`; see its collator."""
 
     target_share: float = flag(0.3, "Share of the tokens given to the decoder that are masked; 0 for none.")
-    hide_masked: bool = flag(False, "Hide the segment from cross-attention.")
+    hide_masked: bool = flag(False, "Hide mask tokens from cross-attention.")
     min_length: int = flag(3, "Pairs of which a side has fewer tokens, special ones included, are left out.")
 
 

@@ -28,6 +28,14 @@ MASS_FAULTS = [
         "decoder_is_given",
     ),
     Fault(
+        "cross-attention does not see a segment's kept tokens",
+        "hf_ctxmodels/objectives/masked_segment.py",
+        "(row.corrupted != mask).astype(np.int64)",
+        "(~np.isin(np.arange(len(row.ids)), row.places)).astype(np.int64)",
+        ("tests/objectives/test_masked_segment.py",),
+        "decoder_is_given",
+    ),
+    Fault(
         "a row's first token is masked",
         "hf_ctxmodels/objectives/masked_segment.py",
         "for first in range(1, length, self.block):",

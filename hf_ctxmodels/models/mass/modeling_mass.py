@@ -78,7 +78,7 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
     embeddings.
 
     In pretraining the decoder is given the segment alone: `decoder_input_ids` are the tokens before each of its tokens,
-    `decoder_position_ids` their positions in the text, and `cross_attention_mask` (batch, length) is 0 at the masked
+    `decoder_position_ids` their positions in the text, and `cross_attention_mask` (batch, length) is 0 at mask
     tokens, which the decoder of the translation model does not see (section 3.1).
     """
 
