@@ -42,11 +42,12 @@ class ConversionArguments:
 
 
 def read_vocabulary(file: str) -> CtxBertTokenizer:
-    """BERT's tokenizer with the first words of the lines of a file."""
+    """BERT's tokenizer with the first words of the lines of a file. Texts begin with no `[CLS]`, as in the release."""
     words = [line.split() for line in read_lines(Path(file))]
     if not all(words):
         raise CtxError("A line has no token.", location=f"{file}, line {1 + words.index([])}")
-    return CtxBertTokenizer(vocab={word[0]: number for number, word in enumerate(words)}, model_max_length=512)
+    vocabulary = {word[0]: number for number, word in enumerate(words)}
+    return CtxBertTokenizer(vocab=vocabulary, cls_token=None, model_max_length=512)
 
 
 def main() -> None:
@@ -66,7 +67,8 @@ def main() -> None:
         tokenizer = tokenizer_of(found, read_codes(given), file, arguments.word_splitting)
     else:
         tokenizer = read_vocabulary(given)
-        special = SpecialIds(tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
+        first = tokenizer.convert_tokens_to_ids("[CLS]")
+        special = SpecialIds(tokenizer.pad_token_id, first, tokenizer.sep_token_id)
         model = summaries_of(found, file, special)
     if len(tokenizer) != model.config.vocab_size:
         raise CtxError(

@@ -26,6 +26,7 @@ from hf_ctxmodels.objectives.common.segments import (
     tokenized_batches,
 )
 
+_SPACE = "Ġ"  # how byte-level vocabularies write it
 _RULE = (
     "mask",
     "mask_random",
@@ -42,8 +43,9 @@ _RULE = (
 class DataCollatorForDenoising(PaddingCollator):
     """Corrupts rows by a `NoisingRule`; the targets are the rows as they were.
 
-    The special tokens at a row's ends stay where they are. The defaults are those of the released command. Unlike the
-    released code, random tokens are never special ones.
+    The special tokens at a row's ends stay where they are. The defaults are those of the released command. As in the
+    released code, words of a byte-level vocabulary are what stands between spaces: a comma belongs to the one before it.
+    Unlike there, random tokens are never special ones, and the first token of a sentence begins a word.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
@@ -93,13 +95,16 @@ class DataCollatorForDenoising(PaddingCollator):
         self.template = RowTemplate(self.tokenizer, segments=1)
         self.non_special = NonSpecialTokens(self.tokenizer)
         self.noiser = Noiser(self.rule, int(self.tokenizer.mask_token_id), self.non_special.ids)
-        stop = self.tokenizer.get_vocab().get(".")
+        vocabulary = self.tokenizer.get_vocab()
+        stop = vocabulary.get(".")
         if self.full_stops and stop is None:
             raise CtxError(
                 'The tokenizer has no token ".", at which full_stops ends sentences.',
                 hint="use full_stops=False: sentences end where those of the text do.",
             )
         self._full_stop = stop
+        spaced = [number for token, number in vocabulary.items() if token.startswith(_SPACE)]
+        self._spaced = np.isin(np.arange(len(self.non_special.table)), spaced) if _SPACE in vocabulary else None
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -119,12 +124,23 @@ class DataCollatorForDenoising(PaddingCollator):
         text = slice(self.template.leading, len(ids) - special + self.template.leading)
         starts = np.ones(len(ids), dtype=bool)
         if self.rule.needs_words:
-            words = feature_word_ids(feature)
-            starts = (np.diff(words, prepend=NO_WORD) != 0) & (words != NO_WORD)
+            starts = self._word_starts(feature, ids)
         bounds = self._sentence_bounds(feature, ids, text) if self.rule.permute_sentences else np.zeros(1, dtype=int)
         rng = feature_generator(feature, self.seed, self.static)
         found = self.noiser(NoisedText(ids[text], starts[text], bounds), special, rng)
         return np.concatenate([ids[: text.start], found, ids[text.stop :]])
+
+    def _word_starts(self, feature: dict[str, Any], ids: np.ndarray) -> np.ndarray:
+        """(tokens,) bool: True at the first token of a word; in a byte-level vocabulary a word begins after a space, or
+        with a sentence or row."""
+        words = feature_word_ids(feature)
+        starts = (np.diff(words, prepend=NO_WORD) != 0) & (words != NO_WORD)
+        if self._spaced is None:
+            return starts
+        begins = self._spaced[ids] | (np.arange(len(ids)) == self.template.leading)
+        if "sentence_starts" in feature:
+            begins |= np.asarray(feature["sentence_starts"]) != 0
+        return starts & begins
 
     def _sentence_bounds(self, feature: dict[str, Any], ids: np.ndarray, text: slice) -> np.ndarray:
         """(sentences + 1,) see `NoisedText`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from hf_ctxmodels.objectives.common.segments import RowTemplate, document_batche
 from hf_ctxmodels.objectives.language_streams import LanguageReader
 
 _AT_START, _AT_END = 0.2, 0.2  # shares of the rows whose segment is there; the others' may be anywhere
+
+
+Hidden = Literal["masks", "segment", "nothing"]
 
 
 class MaskedRow(NamedTuple):
@@ -57,7 +60,7 @@ class DataCollatorForMaskedSegments(PaddingCollator):
         labels: (batch, steps) the tokens of the segments, -100 behind them.
         decoder_input_ids, decoder_position_ids: (batch, steps) the token before each of them, unmasked, and its
             position.
-        cross_attention_mask: (batch, width) 0 at mask tokens, with `hide_masked`.
+        cross_attention_mask: (batch, width) 0 at what cross-attention does not see.
         langs, decoder_langs: (batch, width) and (batch, steps), if the features hold languages.
 
     Args:
@@ -66,7 +69,8 @@ class DataCollatorForMaskedSegments(PaddingCollator):
         mask_share, random_share: Shares of a segment's tokens; the rest is kept.
         block: Tokens of a block; None for one segment in a row.
         lambda_span: Tokens of a piece of a row's segment; None for one piece.
-        hide_masked: Hide mask tokens from cross-attention, which sees a segment's other tokens.
+        hidden: What cross-attention does not see: mask tokens, as in the released translation model; the whole segment,
+            its kept and random tokens too; or nothing.
         static: The same masks in every epoch.
         seed: Seed of the masks.
 
@@ -79,7 +83,7 @@ class DataCollatorForMaskedSegments(PaddingCollator):
     random_share: float = 0.1
     block: int | None = None
     lambda_span: int | None = None
-    hide_masked: bool = True
+    hidden: Hidden = "masks"
     static: bool = False
     seed: int = 0
 
@@ -144,10 +148,15 @@ class DataCollatorForMaskedSegments(PaddingCollator):
             "input_ids": padder.pad([row.corrupted for row in rows], int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
         }
-        if self.hide_masked:
-            mask = int(self.tokenizer.mask_token_id)
-            batch["cross_attention_mask"] = padder.pad([(row.corrupted != mask).astype(np.int64) for row in rows], 0)
+        if self.hidden != "nothing":
+            batch["cross_attention_mask"] = padder.pad([self.seen(row).astype(np.int64) for row in rows], 0)
         return batch
+
+    def seen(self, row: MaskedRow) -> np.ndarray:
+        """(tokens,) bool: what cross-attention sees of a row."""
+        if self.hidden == "masks":
+            return row.corrupted != int(self.tokenizer.mask_token_id)
+        return ~np.isin(np.arange(len(row.ids)), row.places)
 
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
@@ -185,7 +194,7 @@ class SegmentOptions:
     random_share: float = flag(0.1, "Share of the segment's tokens replaced by a random one; the rest is kept.")
     block: int | None = flag(None, "One segment in each block of so many tokens; None: one in each row.")
     lambda_span: int | None = flag(None, "Cut a row's segment into pieces of so many tokens; None: one piece.")
-    hide_masked: bool = flag(True, "Hide mask tokens from cross-attention.")
+    hidden: Hidden = flag("masks", "What cross-attention does not see: mask tokens, the whole segment, or nothing.")
     min_length: int = flag(5, "Rows of fewer tokens, special ones included, are left out.")
     language: str = flag("", "Name of the language of texts without a tag.")
     static: bool = flag(False, "The same masks in every epoch instead of new ones.")
@@ -213,7 +222,7 @@ class MaskedSegment(Objective):
     Related: `MaskedTranslation` is for texts with translations; `Denoising` writes the whole text.
 
     Example:
-        >>> MaskedSegment(tokenizer, max_length=512, seed=0, share=0.15, block=64, hide_masked=False, by_sentence=False)
+        >>> MaskedSegment(tokenizer, max_length=512, seed=0, share=0.15, block=64, hidden="nothing", by_sentence=False)
     """
 
     auto_class = "AutoModelForSeq2SeqLM"

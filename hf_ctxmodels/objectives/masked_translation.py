@@ -1,4 +1,4 @@
-"""MASS's pretraining on sentence pairs: translate a masked source, from an input of the decoder that is masked too."""
+"""MASS's pretraining on sentence pairs: translate a source of which tokens are masked."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, corrupt
 from hf_ctxmodels.objectives.common.segments import document_batches
 from hf_ctxmodels.objectives.masked_segment import (
     DataCollatorForMaskedSegments,
+    Hidden,
     MaskedSegment,
     SegmentOptions,
     languages_of,
@@ -28,11 +29,14 @@ from hf_ctxmodels.objectives.masked_segment import (
 
 @dataclass
 class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegments):
-    """Masks the segment of each source, as `DataCollatorForMaskedSegments` does, and single tokens that the decoder is
-    given of its target; every token of the target is predicted.
+    """Masks tokens of each source, and with `target_share` tokens that the decoder is given of its target; every token
+    of the target is predicted.
 
-    Of a target's tokens round(target_share * tokens) are selected, at least one. Of these 80% become the mask token,
-    10% a random token, and 10% stay. The decoder's first input is never selected.
+    Each token of a source but its first and last one is masked with the probability `share`. With `lambda_span` or
+    `block` a source has a segment instead, as in `DataCollatorForMaskedSegments`.
+
+    Of a target's tokens round(target_share * tokens) are selected, at least one, if it is above 0. The decoder's first
+    input is never selected. `mask_share` and `random_share` hold for both sides.
 
     Each feature holds:
         input_ids: (tokens,) of the source, with special tokens.
@@ -47,8 +51,11 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegments):
         target_share: Share of the tokens of the decoder's input; 0 for none.
     """
 
-    hide_masked: bool = False
-    target_share: float = 0.3
+    share: float = 0.25
+    mask_share: float = 1.0
+    random_share: float = 0.0
+    hidden: Hidden = "nothing"
+    target_share: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +63,12 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegments):
             raise CtxError(f"target_share={self.target_share} is no share.", hint="use 0 to 1.")
         share = self.target_share or 1.0  # a rule selects something
         self.target_rule = MaskingRule(share, self.mask_share, self.random_share)
+
+    def segments(self, length: int, rng: np.random.Generator) -> np.ndarray:
+        """Columns of the masked tokens of a source of `length` tokens, ascending."""
+        if self.lambda_span is not None or self.block is not None:
+            return super().segments(length, rng)
+        return 1 + np.flatnonzero(rng.random(length - 2) < self.share)
 
     def given(self, feature: Mapping[str, Any]) -> np.ndarray:
         """(steps,) the decoder's input."""
@@ -82,14 +95,16 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegments):
 class MaskedTranslationOptions(SegmentOptions):
     """Options of `MaskedTranslation`; see its collator."""
 
-    target_share: float = flag(0.3, "Share of the tokens given to the decoder that are masked; 0 for none.")
-    hide_masked: bool = flag(False, "Hide mask tokens from cross-attention.")
+    share: float = flag(0.25, "Probability with which a token of the source is masked.")
+    mask_share: float = flag(1.0, "Share of the masked tokens replaced by the mask token.")
+    random_share: float = flag(0.0, "Share of the masked tokens replaced by a random one; the rest is kept.")
+    target_share: float = flag(0.0, "Share of the tokens given to the decoder that are masked; 0 for none.")
+    hidden: Hidden = flag("nothing", "What cross-attention does not see: mask tokens, the whole segment, or nothing.")
     min_length: int = flag(3, "Pairs of which a side has fewer tokens, special ones included, are left out.")
 
 
 class MaskedTranslation(MaskedSegment):
-    """MASS's supervised pretraining: write the translation of a masked text, while the words before each are in part
-    masked too, so that the decoder has to look at the source.
+    """MASS's supervised pretraining: write the translation of a text of which a quarter of the tokens is masked.
 
     A row is a text and its translation (`--translations`). The text's language is that of its tag or the option
     `language`, the translation's that of its tag (`--language_tags`). A pair with a side longer than `max_length` is
@@ -97,15 +112,15 @@ class MaskedTranslation(MaskedSegment):
 
     | document | source | given to the decoder | targets |
     |---|---|---|---|
-    | `a b c d` and `A B C` | `</s> a _ _ d </s>` | `</s> A _ C` | `A B C </s>` |
+    | `a b c d` and `A B C` | `</s> a _ c d </s>` | `</s> A B C` | `A B C </s>` |
 
-    References: Song et al. 2019 (arXiv 1905.02450), and the released code for supervised translation, of which it is
-    taken that tokens given to the decoder are corrupted, 80/10/10. The shares, that a source is masked as in
-    `MaskedSegment`, and that cross-attention sees all of it, are choices made here.
+    References: Song et al. 2019 (arXiv 1905.02450), and the released code for supervised translation, whose pairs are
+    masked so. There texts without a translation have a segment, of which the decoder is given corrupted tokens (10%
+    masked, 10% random); `target_share` is for pairs a choice made here.
     Related: `MaskedSegment` is for single texts; `TranslationLM` is for encoders.
 
     Example:
-        >>> MaskedTranslation(tokenizer, max_length=100, seed=0, language="en", lambda_span=1)
+        >>> MaskedTranslation(tokenizer, max_length=100, seed=0, language="en", target_share=0.3)
     """
 
     reads_translations = True

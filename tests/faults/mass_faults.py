@@ -30,10 +30,18 @@ MASS_FAULTS = [
     Fault(
         "cross-attention does not see a segment's kept tokens",
         "hf_ctxmodels/objectives/masked_segment.py",
-        "(row.corrupted != mask).astype(np.int64)",
-        "(~np.isin(np.arange(len(row.ids)), row.places)).astype(np.int64)",
+        "return row.corrupted != int(self.tokenizer.mask_token_id)",
+        "return ~np.isin(np.arange(len(row.ids)), row.places)",
         ("tests/objectives/test_masked_segment.py",),
         "decoder_is_given",
+    ),
+    Fault(
+        "the end of a text with a translation is masked",
+        "hf_ctxmodels/objectives/masked_translation.py",
+        "return 1 + np.flatnonzero(rng.random(length - 2) < self.share)",
+        "return 1 + np.flatnonzero(rng.random(length - 1) < self.share)",
+        ("tests/objectives/test_masked_segment.py",),
+        "masked_translation",
     ),
     Fault(
         "a row's first token is masked",

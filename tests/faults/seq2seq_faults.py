@@ -60,6 +60,14 @@ SEQ2SEQ_FAULTS = [
         "loops",
     ),
     Fault(
+        "a comma is a word of its own",
+        "hf_ctxmodels/objectives/denoising.py",
+        "return starts & begins",
+        "return starts",
+        ("tests/objectives/test_denoising.py",),
+        "stand_between_spaces",
+    ),
+    Fault(
         "empty spans cost budget",
         "hf_ctxmodels/objectives/common/noising.py",
         "totals = np.cumsum(lengths)",

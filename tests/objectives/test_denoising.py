@@ -176,6 +176,22 @@ def test_sentences_are_permuted_for_any_tokenizer(tokenizer: CtxBertTokenizer, s
     assert len(seen) == math.factorial(len(parts)) or len(seen) > 20
 
 
+def test_words_of_a_byte_level_vocabulary_stand_between_spaces() -> None:
+    """Commas and endings belong to the word before them; a sentence begins a word without a space."""
+    text = [["the mat, didn't it?", "no. (none)"]]
+    tokenizer = CtxBartTokenizer.train(text[0], vocab_size=280)
+    objective = Denoising(tokenizer, max_length=64, seed=0, mask=1.0, mask_random=0.0, mask_length="word")
+    (row,) = objective.examples(text)
+    masks = [tokenizer.mask_token_id] * 6  # the / mat, / didn't / it? / no. / (none)
+    for feature in (row, {name: value for name, value in row.items() if name != "sentence_starts"}):
+        collate = DataCollatorForDenoising(
+            tokenizer, mask=1.0, mask_random=0.0, mask_length="word", permute_sentences=0
+        )
+        batch = collate([{**feature, "example_index": 0, "epoch": 0}])
+        count = 6 if feature is row else 5  # "no." is then a part of "it?"
+        assert batch["input_ids"][0, 1:-1].tolist() == masks[:count]
+
+
 @settings(max_examples=30)
 @given(rule=rules, side=st.sampled_from(["left", "right"]), static=st.booleans())
 def test_rows_and_targets(tokenizer: CtxBertTokenizer, rule: NoisingRule, side: str, static: bool) -> None:

@@ -45,13 +45,21 @@ def segments_by_loops(length: int, share: float, block: int | None, rng: np.rand
     side=st.sampled_from(["left", "right"]),
     by_sentence=st.booleans(),
     static=st.booleans(),
+    hidden=st.sampled_from(["masks", "segment"]),
 )
 def test_segments_and_what_the_decoder_is_given(
-    tokenizer: CtxBertTokenizer, share: float, block: int | None, side: str, by_sentence: bool, static: bool
+    tokenizer: CtxBertTokenizer,
+    share: float,
+    block: int | None,
+    side: str,
+    by_sentence: bool,
+    static: bool,
+    hidden: str,
 ) -> None:
     """Each target's input is the true token before it, at its position; the source keeps all that is no segment."""
     tokenizer.padding_side = side
-    options = {"share": share, "block": block, "by_sentence": by_sentence, "static": static, "min_length": 3}
+    options = {"share": share, "block": block, "by_sentence": by_sentence, "static": static, "hidden": hidden}
+    options["min_length"] = 3
     objective = MaskedSegment(tokenizer, max_length=50, seed=2, **options)
     rows = ExampleSet.build(objective.examples(DOCUMENTS))
     batch = objective.collate([rows[1, number] for number in range(len(rows))])
@@ -61,9 +69,9 @@ def test_segments_and_what_the_decoder_is_given(
         expected = segments_by_loops(len(clean), share, block, _generator(objective, number, static))
         here = batch["attention_mask"][number] == 1
         source, seen = (batch[name][number][here].tolist() for name in ("input_ids", "cross_attention_mask"))
-        assert [value == 0 for value in seen] == [token == tokenizer.mask_token_id for token in source]
-        changed = [place for place in range(len(clean)) if source[place] != clean[place]]
-        assert {place for place, value in enumerate(seen) if not value} <= set(changed) <= set(expected)
+        masks = [place for place, token in enumerate(source) if token == tokenizer.mask_token_id]
+        assert [place for place, value in enumerate(seen) if not value] == (masks if hidden == "masks" else expected)
+        assert set(masks) <= {place for place in range(len(clean)) if source[place] != clean[place]} <= set(expected)
         count = len(expected)
         for step, place in enumerate(expected):
             assert batch["labels"][number, step] == clean[place]
@@ -160,7 +168,8 @@ def test_masked_translation(subtests) -> None:
     tokenizer = CtxMassTokenizer.train([text for pair in pairs for text in pair] * 2, vocab_size=90)
     end = tokenizer.eos_token_id
     documents = [*pairs * 60, TranslatedText(["<de> wi", "<en> "]), TranslatedText(["<de> wi", "<en>" + 20 * " wa"])]
-    for options in ({}, {"target_share": 0.5, "share": 0.3, "lambda_span": 1}, {"target_share": 0.0}):
+    corrupted = {"target_share": 0.5, "mask_share": 0.8, "random_share": 0.1}
+    for options in ({}, corrupted, {"share": 0.3, "lambda_span": 1, **corrupted}):
         with subtests.test(**options):
             objective = MaskedTranslation(tokenizer, max_length=16, seed=1, **options)
             rows = ExampleSet.build(objective.examples(documents))
@@ -168,8 +177,9 @@ def test_masked_translation(subtests) -> None:
             assert objective.statistics["left_out"] == 2
             batch = objective.collate([rows[3, number] for number in range(120)])
             again = objective.collate([rows[3, number] for number in (1, 0)])
-            assert ("cross_attention_mask" in batch) == objective.options.hide_masked
+            assert ("cross_attention_mask" in batch) == (objective.options.hidden != "nothing")
             changed, given, expected = 0, 0, objective.options.target_share
+            masked, inner = 0, 0
             for number, (source, target) in enumerate(pairs * 60):
                 ids = tokenizer(source.split(" ", 1)[1]).input_ids
                 labels = tokenizer(target.split(" ", 1)[1]).input_ids[1:]
@@ -184,12 +194,19 @@ def test_masked_translation(subtests) -> None:
                 assert batch["decoder_langs"][number].unique().tolist() == numbers[1:]
                 kept = batch["input_ids"][number, : len(ids)] == torch.tensor(ids)
                 assert kept[0]
-                assert kept.sum() >= len(ids) - round(objective.options.share * len(ids))
+                if "lambda_span" in options:
+                    assert kept.sum() >= len(ids) - round(objective.options.share * len(ids))
+                else:
+                    assert kept[-1], "neither end is masked"
+                    masked, inner = masked + int((~kept).sum()), inner + len(ids) - 2
             assert torch.equal(again["input_ids"][1][:7], batch["input_ids"][0][:7]), "a row's masks are its own"
             rates = objective.rates(objective.count(batch))
             assert rates["given_changed"] == pytest.approx(changed / given)
             budgets = [round(expected * length) or 1 for length in (4, 3)] if expected else [0, 0]
             assert rates["given_masks"] == pytest.approx(0.8 * sum(budgets) / 7, abs=0.04)
+            if not options:
+                assert masked / inner == pytest.approx(0.25, abs=0.04)
+                assert masked == objective.count(batch)["masks"], "by mask tokens alone"
             assert (rates["given_changed"] == 0) == (expected == 0)
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_attention_heads": 4, "decoder_attention_heads": 4, "initializer_range": 0.2}

@@ -219,7 +219,7 @@ def test_summaries(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
             logits = model(source[None], decoder_input_ids=target[None]).logits[0]
             torch.testing.assert_close(logits, expected[4 if fields else 2], rtol=0, atol=1e-4)
             assert model.config.decoder_start_token_id == model.config.eos_token_id == tokenizer.sep_token_id
-            assert tokenizer("the cats").input_ids == [2, 5, 6, 7, 3]
+            assert tokenizer("the cats").input_ids == [5, 6, 7, 3]  # no [CLS]
             assert model.config.max_position_embeddings == 10
 
 

@@ -113,6 +113,9 @@ def test_a_new_configuration_has_the_tokens_of_its_tokenizer(subtests):
                 assert found == [query, "[CLS]", "[SEP]"]
                 tokenizer.mask_token = tokenizer.cls_token = None
                 assert new_config(family, tokenizer, "tiny").vocab_size == len(tokenizer)
+    bert = tokenizer_of(FAMILIES["unilm"])  # a tokenizer like BERT's, which names no end
+    config = new_config(FAMILIES["mass"], bert, "summaries")
+    assert (config.bos_token_id, config.eos_token_id) == (bert.cls_token_id, bert.sep_token_id)
 
 
 def prepared(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> tuple[Seq2Seq, PreTrainedConfig, Any]:

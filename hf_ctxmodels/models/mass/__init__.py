@@ -17,6 +17,7 @@ _SUMMARIES = {
     "eos_token_id": 102,
     "decoder_start_token_id": 101,
     "n_langs": 1,
+    "activation_dropout": 0.1,
     "scale_embedding": True,
     "output_bias": False,
     "layer_norm_eps": 1e-5,

@@ -12,6 +12,7 @@ class CtxMassConfig(CtxSeq2SeqConfig):
     The model for summaries has `scale_embedding`, one language and no `output_bias`.
 
     Args: those of `CtxSeq2SeqConfig`, and
+        activation_dropout: Dropout after the activation of the feed-forward layer.
         scale_embedding: Multiply the word embeddings by sqrt(hidden_size).
         output_bias: Whether the output layer has a bias.
         n_langs: Number of languages.
@@ -28,6 +29,7 @@ class CtxMassConfig(CtxSeq2SeqConfig):
     num_attention_heads: int = 8
     decoder_attention_heads: int = 8
     attention_probs_dropout_prob: float | int = 0.1
+    activation_dropout: float | int = 0.0
     max_position_embeddings: int = 512
     scale_embedding: bool = False
     output_bias: bool = True
