@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -66,6 +66,14 @@ class RowPadder:
         return torch.from_numpy(self.filled.astype(np.int64))
 
 
+_Row = TypeVar("_Row", list[int], np.ndarray)
+
+
+def without_start(target: _Row, start: int | None) -> _Row:
+    """A target without the decoder's first input, if it begins with that."""
+    return target[1:] if len(target) > 1 and target[0] == start else target
+
+
 @dataclass
 class SourceTargetCollator(PaddingCollator):
     """Pads sources on the tokenizer's side, and targets on the right.
@@ -77,11 +85,18 @@ class SourceTargetCollator(PaddingCollator):
 
     Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 after a target's end;
         target_languages (batch,), if the features hold one.
+
+    Args:
+        decoder_start_token_id: The decoder's first input, which is left out where a tokenizer begins targets with it:
+            the model would be given it twice. None leaves targets as they are.
     """
+
+    decoder_start_token_id: int | None = None
 
     def torch_call(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Collate features; see the class for what they hold and what is returned."""
         rows, targets = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "labels"))
+        targets = [without_start(each, self.decoder_start_token_id) for each in targets]
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
         batch = {
             "input_ids": padder.pad(rows, self.tokenizer.pad_token_id),

@@ -10,6 +10,7 @@ from transformers import BartConfig
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import Documents
+from hf_ctxmodels.data.padding import SourceTargetCollator
 from hf_ctxmodels.data.tasks import text_metrics
 from hf_ctxmodels.data.tasks.pairs import PairLimits, question_pairs, split_questions, summary_pairs
 from hf_ctxmodels.data.tasks.question_answering import Question, read_squad
@@ -164,6 +165,16 @@ def test_models_and_tokenizers_that_cannot_write_are_refused(tmp_path, words, to
     words.pad_token = None
     with pytest.raises(CtxError, match="no padding token"):
         task.collator(words)
+
+
+def test_targets_that_begin_with_the_first_input_of_the_decoder(tokenizer):
+    """The Trainer's collator leaves it out, as the command does; targets that do not begin with it stay."""
+    start, end = tokenizer.cls_token_id, tokenizer.sep_token_id
+    features = [{"input_ids": [9], "labels": [start, 7, 8, end]}, {"input_ids": [9, 9], "labels": [7, start, end]}]
+    labels = [[7, 8, end], [7, start, end]]
+    assert SourceTargetCollator(tokenizer, start)(features)["labels"].tolist() == labels
+    kept = [[start, 7, 8, end], [7, start, end, -100]]
+    assert SourceTargetCollator(tokenizer)(features)["labels"].tolist() == kept
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.generation import (
     target_fields,
     written_texts,
 )
-from hf_ctxmodels.data.padding import SourceTargetCollator
+from hf_ctxmodels.data.padding import SourceTargetCollator, without_start
 from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.data.tasks.base import (
     Collator,
@@ -154,7 +154,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     def _begun(self, ids: list[int]) -> list[int]:
         """A target without the decoder's first input."""
-        return ids[1:] if len(ids) > 1 and ids[0] == self._start else ids
+        return without_start(ids, self._start)
 
     def _add_words(self, features: list[Feature], texts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
         """Add `target_word_ids` to features."""
