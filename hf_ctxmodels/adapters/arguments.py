@@ -145,8 +145,9 @@ def exchange_lowest(model: PreTrainedModel, name: str, source: str) -> str:
 
 
 def _parsed(value: str) -> Any:
+    written = {"True": "true", "False": "false", "None": "null"}.get(value, value)
     try:
-        found = json.loads(value)
+        found = json.loads(written)
     except ValueError:
         return value  # a plain word
     return tuple(found) if isinstance(found, list) else found

@@ -5,8 +5,8 @@ the weights moved, over seeds.
         --train_file train.tsv --validation_file dev.tsv --text_columns sentence \
         --ways plain 'l2: --anchor l2 --anchor_weight 0.1' 'chain: --thaw chain' --output_dir runs/ways
 
-Every run is `hf-ctxmodels finetune`, then `evaluate-forgetting`, and printed. Runs that are finished are used again.
-Leaves ways.md, a table with mean and standard deviation, and ways.json.
+Every run is `hf-ctxmodels finetune`, then `evaluate-forgetting`, and printed. Runs that are finished are used again;
+those of other flags are an error. Leaves ways.md, a table with mean and standard deviation, and ways.json.
 """
 
 import json
@@ -64,25 +64,24 @@ def read_ways(texts: list[str]) -> dict[str, list[str]]:
 def run(arguments: ComparisonArguments, name: str, flags: list[str], seed: int) -> dict[str, float]:
     """Fine-tune in one way with one seed, unless that is done; gives score, loss and distance."""
     output = Path(arguments.output_dir) / f"{name}-{seed}"
-    if not (output / SUMMARY_FILE).exists():
-        size = () if arguments.train_examples is None else ("--train_examples", arguments.train_examples)
-        run_stage(
-            "finetune",
-            *("--recipe", arguments.recipe_of_finetune, "--model", arguments.model, "--seed", seed),
-            *("--train_file", arguments.train_file, "--validation_file", arguments.validation_file, *size),
-            *("--text_columns", arguments.text_columns, "--output_dir", output, "--overwrite", "true"),
-            *shlex.split(arguments.flags),
-            *flags,
-        )
-    file = output / "forgetting.json"
-    if not file.exists():
-        share = arguments.validation_fraction
-        run_stage(
-            "evaluate-forgetting",
-            *("--pretrained", arguments.model, "--finetuned", output, "--text", *arguments.text),
-            *(() if share is None else ("--validation_fraction", share)),
-            *("--output_file", file),
-        )
+    size = () if arguments.train_examples is None else ("--train_examples", arguments.train_examples)
+    _run_once(
+        output / SUMMARY_FILE,
+        "finetune",
+        *("--recipe", arguments.recipe_of_finetune, "--model", arguments.model, "--seed", seed),
+        *("--train_file", arguments.train_file, "--validation_file", arguments.validation_file, *size),
+        *("--text_columns", arguments.text_columns, "--output_dir", output, "--overwrite", "true"),
+        *shlex.split(arguments.flags),
+        *flags,
+    )
+    file, share = output / "forgetting.json", arguments.validation_fraction
+    _run_once(
+        file,
+        "evaluate-forgetting",
+        *("--pretrained", arguments.model, "--finetuned", output, "--text", *arguments.text),
+        *(() if share is None else ("--validation_fraction", share)),
+        *("--output_file", file),
+    )
     forgetting = json.loads(file.read_text(encoding="utf-8"))
     metrics = TrainingSummary.load(output).metrics
     if f"eval_{arguments.metric}" not in metrics:
@@ -97,6 +96,27 @@ def run(arguments: ComparisonArguments, name: str, flags: list[str], seed: int) 
         "loss after": forgetting["after"]["eval_loss"],
         "distance": forgetting["distances"]["encoder"]["distance"],
     }
+
+
+def _run_once(result: Path, command: str, *flags: object) -> None:
+    """Run a command that leaves a file, unless the same command line has left it.
+
+    Raises:
+        CtxError: Another command line has.
+    """
+    record, line = result.parent / f"{command}.command", shlex.join([command, *map(str, flags)]) + "\n"
+    if not result.exists():
+        run_stage(command, *flags)
+        with writing(record):
+            record.write_text(line, encoding="utf-8")
+        return
+    known = record.read_text(encoding="utf-8") if record.exists() else "an unknown one\n"
+    if known != line:
+        raise CtxError(
+            f"This result was made by another command line, {known.strip()}.",
+            location=str(result),
+            hint=f"give another --output_dir, or delete {result.parent}.",
+        )
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:

@@ -48,6 +48,15 @@ class DistillArguments(TeachingArguments, PretrainingArguments, finetune.Finetun
         for name in needed:
             if not getattr(self, name):
                 raise CtxError(f"--{name} is missing.", location="hf-ctxmodels distill", hint="--help explains it.")
+        of_task = ("train_file", "validation_file", "train_examples", "predictions_file", "language")
+        unread = [name for name in (("dataset",) if self.task else of_task) if getattr(self, name)]
+        if unread or self.unlabelled_file:
+            raise CtxError(
+                f"--{(*unread, 'unlabelled_file')[0]} is not read {'with' if self.task else 'without'} --task.",
+                location="hf-ctxmodels distill",
+                hint="a student learns from raw text (--dataset), or on a task's examples (--task, --train_file); soft "
+                "targets need none of their labels.",
+            )
 
 
 def main() -> None:

@@ -64,6 +64,8 @@ def main() -> None:
         start = start_of(arguments, how)
         report(finetune_tasks(several, task_arguments, loop_arguments, start))
         return
+    if several != SeveralTasksArguments():
+        raise CtxError("It belongs to --tasks.", location="--tasks_folder, --only or --keep", hint="give --tasks.")
     run(arguments, task_arguments, loop_arguments, how)
 
 
@@ -74,9 +76,10 @@ def start_of(arguments: FinetuneArguments, how: HowToFinetune) -> Start:
         CtxError: There are flags of a single task.
     """
     single = ("task", "train_file", "validation_file", "unlabelled_file", "train_examples", "predictions_file")
+    single += ("language",)
     if given := [f"--{name}" for name in single if getattr(arguments, name)]:
         raise CtxError(
-            "Several tasks have their files in their list, and no files of predictions.",
+            "Several tasks have their files in their list, no files of predictions, and no language for all.",
             location=", ".join(given),
             hint="leave it out, or --tasks.",
         )

@@ -3,6 +3,7 @@
 import json
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def read_json(file: str | Path, *, hint: str = "write JSON.") -> Any:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a JSON value is of a type as annotations write it: `int`, `dict[str, float]`, `list[str] | None`.
+    """Whether a JSON value is of a type as annotations write it: `int`, `dict[str, float]`, `list[str] | None`,
+    `Literal["a", "b"]`; a tuple of equal entries in place of a list.
 
     An integer is a float too; a bool is no number.
     """
@@ -44,10 +46,12 @@ def fits(value: Any, hint: Any) -> bool:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, each) for each in arguments)
-    if origin is dict:
-        return isinstance(value, dict) and all(fits(each, arguments[1]) for each in value.values())
-    if origin is list:
-        return isinstance(value, list) and all(fits(each, arguments[0]) for each in value)
+    if origin is typing.Literal:
+        return any(type(value) is type(each) and value == each for each in arguments)
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping) and all(fits(each, arguments[1]) for each in value.values())
+    if origin in (list, tuple):
+        return isinstance(value, origin) and all(fits(each, arguments[0]) for each in value)
     if hint is float:
         return isinstance(value, float | int) and not isinstance(value, bool)
     return type(value) is hint or (hint in (None, type(None)) and value is None)

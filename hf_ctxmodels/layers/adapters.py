@@ -6,12 +6,13 @@ Parameters have the names of that library's files.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.json_text import fits
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import apply_linear
@@ -60,7 +61,7 @@ class BottleneckConfig:
     adapter_residual_before_ln: bool = False
     ln_before: bool = False
     ln_after: bool = False
-    scaling: float | str = 1.0
+    scaling: float | Literal["learned", "channel"] = 1.0
     is_parallel: bool = False
     dropout: float = 0.0
     init_weights: Literal["bert", "houlsby", "mam_adapter"] = "bert"
@@ -68,6 +69,22 @@ class BottleneckConfig:
     inv_adapter: Literal["nice"] | None = None
     inv_adapter_reduction_factor: float | None = None
     one_per_depth: bool = False
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for name, value in vars(self).items():
+            if not fits(value, hints[name]):
+                hint = hints[name]
+                kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+                raise CtxError(f"{name}={value!r} of an adapter is no {kind}.", hint="give a value of that type.")
+        factors = self.reduction_factor
+        smallest = min(factors.values(), default=1) if isinstance(factors, Mapping) else factors
+        if min(smallest, self.inv_adapter_reduction_factor or 1) <= 0 or not 0 <= self.dropout < 1:
+            raise CtxError(
+                f"reduction_factor={factors}, inv_adapter_reduction_factor={self.inv_adapter_reduction_factor} or "
+                f"dropout={self.dropout} of an adapter is out of range.",
+                hint="factors are above 0, a dropout is from 0 to below 1.",
+            )
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class DataCollatorForDenoising(PaddingCollator):
     """Corrupts rows by a `NoisingRule`; the targets are the rows as they were.
 
     The special tokens at a row's ends stay where they are. The defaults are those of the released command. As in the
-    released code, words of a byte-level vocabulary are what stands between spaces: a comma belongs to the one before it.
+    released code, words of a byte-level vocabulary stand between spaces: a comma belongs to the one before it.
     Unlike there, random tokens are never special ones, and the first token of a sentence begins a word.
 
     Each feature holds:

@@ -1,6 +1,6 @@
 """The flags of the ways to fine-tune, and what they make of a model."""
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from hf_ctxmodels.tokenizers.base import tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.finetuning.anchoring import ElasticWeightConsolidation, L2ToStart
 from hf_ctxmodels.training.finetuning.features import cache_features
-from hf_ctxmodels.training.finetuning.fisher import Labels
+from hf_ctxmodels.training.finetuning.fisher import Labels, fisher_facts
 from hf_ctxmodels.training.finetuning.method import FinetuningMethod
 from hf_ctxmodels.training.finetuning.mixout import Mixout
 from hf_ctxmodels.training.finetuning.reinitializing import kept_head, reinitialize_layers, reset_head
@@ -97,6 +97,11 @@ class FinetuningMethodArguments:
             (self.freeze and self.anchor, "--freeze --anchor", "What is frozen needs no anchor."),
             (self.freeze and self.mixout, "--freeze --mixout", "What is frozen has the pretrained weights."),
             (self.lm_weights and self.thaw != "three-stage", "--lm_weights", "It belongs to --thaw three-stage."),
+            (self._given("thaw_epochs") and self.thaw != "three-stage", "--thaw_epochs", "It belongs to three-stage."),
+            (self._given("chain_rates") and self.thaw != "chain", "--chain_rates", "It belongs to --thaw chain."),
+            (self._given("anchor_weight") and not self.anchor, "--anchor_weight", "It belongs to --anchor."),
+            (self._given("anchor_head_weight") and not self.anchor, "--anchor_head_weight", "It belongs to --anchor."),
+            (self._given("fisher_text") and self.anchor != "ewc", "--fisher_text", "It belongs to --anchor ewc."),
             (self.anchor == "ewc" and not self.fisher_file, "--anchor ewc", "It needs --fisher_file."),
             (self.fisher_file and self.anchor != "ewc", "--fisher_file", "It belongs to --anchor ewc."),
         ):
@@ -105,6 +110,12 @@ class FinetuningMethodArguments:
         for name in ("chain_rates", "thaw_epochs", "lm_weights"):
             if (values := getattr(self, name)) is not None and len(values) != 2:
                 raise CtxError(f"--{name} takes two numbers.", location=f"--{name} {values}", hint="give two.")
+
+    def _given(self, name: str) -> bool:
+        """Whether a flag has another value than its default."""
+        known = next(field for field in fields(self) if field.name == name)
+        value = known.default if known.default_factory is MISSING else known.default_factory()
+        return getattr(self, name) != value
 
     def configure(self, config: PreTrainedConfig) -> None:
         """Set the fields of the configuration; raises CtxError where there is none for a mix of layers."""
@@ -169,6 +180,8 @@ class FinetuningMethodArguments:
         with accelerator.main_process_first():
             if not Path(file).exists():
                 self._compute_fisher(file, source or "", accelerator.is_main_process)
+            elif self._given("fisher_labels") or self._given("fisher_examples") or self._given("fisher_text"):
+                say(f"using {file} as it is: {fisher_facts(file)}", accelerator.is_main_process)
         return [ElasticWeightConsolidation(model, self.anchor_weight, file, self.anchor_head_weight)]
 
     def _thawing(self, model: PreTrainedModel, loop: LoopArguments) -> list[FinetuningMethod]:

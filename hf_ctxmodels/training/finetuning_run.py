@@ -116,6 +116,12 @@ def open_parts(
     if (arguments.model is None) == (arguments.family is None):
         raise CtxError("A model is to be fine-tuned, but which one?", hint="give either --model or --family.")
     if arguments.model is not None:
+        if arguments.tokenizer is not None:
+            raise CtxError(
+                "A checkpoint is opened with the tokenizer beside it.",
+                location=f"--model {arguments.model} --tokenizer {arguments.tokenizer}",
+                hint="leave --tokenizer out; `pretrain --train embeddings` exchanges a model's vocabulary.",
+            )
         changes = parse_config_options(arguments.config_options)
         config = open_config(arguments.model, changes, arguments.task_name, own=own)
         describe_embeddings(config)

@@ -148,6 +148,7 @@ def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
     cases: dict[str, tuple[list[Any], str]] = {
         "no teacher": ([*text, *soft], "--teacher is missing"),
         "no text": (["--teacher", pretrained, *soft], "--dataset is missing"),
+        "an unread file": (["--teacher", pretrained, *text, *soft, "--train_file", "a"], "--train_file is not read"),
         "no file": (["--teacher", teacher, *soft, *task[:2]], "--train_file is missing"),
         "no term": (["--teacher", pretrained, *text], "soft-targets: KL(teacher"),
         "too long for the teacher": (["--teacher", pretrained, *text, *soft, "--max_length", 65], "limit of 64"),
@@ -168,8 +169,10 @@ def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
     assert {"distilbert", "bert_pkd", "tinybert_task_2"} <= set(RECIPES)
     for name in RECIPES:
         with subtests.test(name):
-            given = ["--recipe", name, "--teacher", "t", "--output_dir", "o", "--dataset", "d", "--train_file", "f"]
-            arguments, loop = parse_arguments(DistillArguments, LoopArguments, argv=[*given, "--validation_file", "v"])
+            given = ["--recipe", name, "--teacher", "t", "--output_dir", "o"]
+            on_task = "\ntask:" in (ROOT / f"scripts/recipes/{name}.yaml").read_text().split("terms:")[0]
+            given += ["--train_file", "f", "--validation_file", "v"] if on_task else ["--dataset", "d"]
+            arguments, loop = parse_arguments(DistillArguments, LoopArguments, argv=given)
             terms = parse_terms(arguments.terms, arguments.term_options)
             assert sum(term.weight for term in terms) > 0
             assert loop.num_train_epochs is not None

@@ -29,6 +29,7 @@ from hf_ctxmodels.adapters import (
     train_adapter,
     train_fusion,
 )
+from hf_ctxmodels.adapters.arguments import AdapterArguments
 from hf_ctxmodels.adapters.places import blocks, slots
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.layers.adapter_slots import AdapterSlot, is_adapter_parameter
@@ -302,6 +303,12 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
         (lambda: add_adapter(bert, "a.b"), "no name of an adapter"),
         (lambda: add_adapter(bert, "x", "lora"), "kind of adapter 'lora'(.|\n)*houlsby"),
         (lambda: add_adapter(bert, "x", BottleneckConfig(non_linearity="sharp")), "no activation 'sharp'"),
+        (lambda: BottleneckConfig(original_ln_before="False"), "original_ln_before='False' of an adapter is no bool"),  # type: ignore[arg-type]
+        (lambda: BottleneckConfig(leave_out=0), "leave_out=0"),  # type: ignore[arg-type]
+        (lambda: BottleneckConfig(init_weights="foo"), "init_weights='foo'.*bert.*houlsby"),  # type: ignore[arg-type]
+        (lambda: BottleneckConfig(scaling="big"), "scaling='big'"),  # type: ignore[arg-type]
+        (lambda: BottleneckConfig(reduction_factor=0), "reduction_factor=0.*out of range"),
+        (lambda: AdapterArguments("x", ["inv_adapter=nicest"]).form("pfeiffer"), "inv_adapter='nicest'"),
         (lambda: add_adapter(bert, "x", BottleneckConfig(leave_out=(3,))), "leave_out=\\[3\\], but the model has 3"),
         (lambda: add_adapter(encoder, "x", BottleneckConfig(output_adapter=False, cross_adapter=True)), "nowhere"),
         (lambda: add_adapter(lstm, "x"), "no Transformer layers(.|\n)*xlnet"),
@@ -321,6 +328,9 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
     for attempt, message in wrong:
         with pytest.raises(CtxError, match=message):
             attempt()
+    options = ["original_ln_before=False", "ln_after=true", "inv_adapter=None", "leave_out=[0, 2]", "scaling=learned"]
+    form = AdapterArguments("x", options).form("seq_bn_inv")
+    assert (form.original_ln_before, form.ln_after, form.inv_adapter, form.leave_out) == (False, True, None, (0, 2))
     assert get_active_adapters(bert) == ()
     set_active_adapters(bert, "ner")
     with pytest.raises(CtxError, match="cannot be merged: its non-linearity is relu"):

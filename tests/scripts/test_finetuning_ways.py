@@ -101,6 +101,10 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
     assert found["l2"] < 0.9 * found["plain"]
     assert found["ewc"] < 0.99 * found["plain"]
 
+    given = f"{WAYS['ewc'].replace('TEXT', 'another.txt')} --max_steps 1".split()
+    assert call(monkeypatch, "finetune.py", *flags_of(place, tmp_path / "kept"), *given) == 0
+    assert "examples 6, labels sampled" in capsys.readouterr().err
+
     # an earlier task's head of the same shape is kept, and said to be; with the flag it is not
     for more, text in (([], "the head is that of"), (["--reset_head", "true"], "weights of the head are drawn anew")):
         again = [*flags_of(place, tmp_path / f"again{len(more)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
@@ -115,7 +119,13 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
         ("--thaw three-stage --lm_weights 0.2 0.1", "no auxiliary language modelling loss"),
         ("--reinit_layers 99", "layers with weights of their own"),
         ("--mixout 1", "from 0 to below 1"),
-        ("--chain_rates 1 2 3", "takes two numbers"),
+        ("--thaw chain --chain_rates 1 2 3", "takes two numbers"),
+        ("--chain_rates 1 2", "belongs to --thaw chain"),
+        ("--anchor_weight 1000", "belongs to --anchor"),
+        ("--fisher_text TEXT", "belongs to --anchor ewc"),
+        ("--thaw_epochs 1 2", "belongs to three-stage"),
+        ("--tokenizer elsewhere", "with the tokenizer beside it"),
+        ("--keep best", "belongs to --tasks"),
         ("--thaw chain --max_steps 3", "but the run has 3 steps"),
     ):
         assert call(monkeypatch, "finetune.py", *flags_of(place, tmp_path / "wrong"), *flags.split()) == 2
@@ -191,6 +201,8 @@ def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys
     for _ in range(2):
         assert call(monkeypatch, "compare_finetuning.py", *flags) == 0
         assert len(ran) == 8
+    assert call(monkeypatch, "compare_finetuning.py", *flags[:-1], "kept: --mixout 0.5") == 2
+    assert "made by another command line" in capsys.readouterr().err
     found = json.loads((tmp_path / "ways.json").read_text())
     assert found["ways"] == {"plain": [], "kept": ["--freeze", "encoder"]}
     assert [each["distance"] for each in found["results"]["kept"]] == [0.0, 0.0]

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import json
 import multiprocessing
 import os
 import resource
@@ -79,9 +80,17 @@ def test_a_model_in_the_output_directory_is_replaced_only_when_told_so(workspace
     assert (tmp_path / "model.safetensors").read_bytes() == before
     run(new_model(workspace), problem, arguments(tmp_path, overwrite=True))
     assert (tmp_path / "model.safetensors").read_bytes() != before
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    for name in ("adapters/old/adapter.safetensors", "adapters/stack.json", "quantized/model.safetensors"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("of the earlier run")
+        manifest["sha256"][name] = "0"
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=2, overwrite=True))
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
     assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "adapters").exists()
+    assert not (tmp_path / "quantized").exists()
     with pytest.raises(CtxError, match="either continued or overwritten"):
         arguments(tmp_path, overwrite=True, resume=True)
 

@@ -46,8 +46,10 @@ def commit(temporary: Path, final: Path) -> None:
 
 
 def publish_files(temporary: Path, directory: Path) -> None:
-    """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last."""
+    """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last. Weights and
+    folders of a model that was there before, by its manifest, are removed: adapters, for example."""
     files = _write_manifest(temporary)
+    earlier = _listed(directory)
     (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it has the digests of the old files
     for path in files:
         _fsync(path)
@@ -55,7 +57,26 @@ def publish_files(temporary: Path, directory: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
     shutil.rmtree(temporary)
+    for name in earlier - {str(path.relative_to(temporary)) for path in files}:
+        if ".." not in Path(name).parts and ("/" in name or name.endswith(".safetensors")):
+            (directory / name).unlink(missing_ok=True)
+            _remove_empty((directory / name).parent, directory)
     _fsync(directory)
+
+
+def _listed(directory: Path) -> set[str]:
+    """The files that a directory's manifest names, if it has one that can be read."""
+    try:
+        return set(read_json(directory / MANIFEST_FILE)["sha256"])
+    except (CtxError, KeyError, TypeError):
+        return set()
+
+
+def _remove_empty(folder: Path, above: Path) -> None:
+    """Remove a folder below another, and those between, as far as they are empty."""
+    while folder != above and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
 
 
 def prune(output_dir: str | Path, keep: int) -> None:

@@ -24,6 +24,7 @@ except ImportError:  # Windows has no flock: two runs in one directory are not n
 LOCK_FILE = ".lock"
 # What this package writes under a temporary name: checkpoints, the final model, the log.
 _UNFINISHED = re.compile(r"checkpoint-\d+\.(writing|deleting)|(model|training_log\.jsonl)\.writing")
+_OF_A_RUN = ("quantized", "best.safetensors")  # what a run makes beside the final model
 _HELD: set[int] = set()
 
 
@@ -86,6 +87,9 @@ def _prepare(output_dir: Path, arguments: LoopArguments, tokenizer: PreTrainedTo
     remove_unfinished(output_dir)
     if arguments.overwrite:
         checkpoints.prune(output_dir, keep=0)
+        for name in _OF_A_RUN:
+            path = output_dir / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _lock(descriptor: int, output_dir: Path) -> None:

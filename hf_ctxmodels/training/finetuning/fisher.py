@@ -126,6 +126,16 @@ def write_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTrain
         temporary.replace(path)
 
 
+def fisher_facts(file: str | Path) -> str:
+    """What a file of Fisher information was computed from, in words."""
+    try:
+        with safe_open(file, "pt") as stored:
+            facts: dict[str, Any] = json.loads((stored.metadata() or {}).get("facts", "{}"))
+    except (OSError, SafetensorError, ValueError):
+        return "damaged"  # reading it says how
+    return ", ".join(f"{name} {value}" for name, value in facts.items()) or "nothing is known of how it was made"
+
+
 def read_fisher(file: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The Fisher information by names in the encoder, and the digests of the weights that it is of.
 
