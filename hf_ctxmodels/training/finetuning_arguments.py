@@ -96,6 +96,11 @@ class FinetuningMethodArguments:
             (self.freeze and self.thaw, "--freeze --thaw", "What is frozen is not thawed."),
             (self.freeze and self.anchor, "--freeze --anchor", "What is frozen needs no anchor."),
             (self.freeze and self.mixout, "--freeze --mixout", "What is frozen has the pretrained weights."),
+            (
+                self.freeze == "encoder" and self.reinit_layers,
+                "--freeze encoder --reinit_layers",
+                "Layers that are drawn anew would be frozen as they are drawn.",
+            ),
             (self.lm_weights and self.thaw != "three-stage", "--lm_weights", "It belongs to --thaw three-stage."),
             (self.anchor == "ewc" and not self.fisher_file, "--anchor ewc", "It needs --fisher_file."),
             (self.fisher_file and self.anchor != "ewc", "--fisher_file", "It belongs to --anchor ewc."),
