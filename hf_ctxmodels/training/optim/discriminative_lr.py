@@ -67,8 +67,9 @@ def require_layers(model: PreTrainedModel) -> None:
 
 def _stacks(base: nn.Module) -> list[_Stack]:
     """The stacks of a base model, from the lowest up."""
-    has_layers = {name: LAYERS in dict(getattr(base, name).named_children()) for name in STACKS if hasattr(base, name)}
-    names = [""] if LAYERS in dict(base.named_children()) else [name for name, has in has_layers.items() if has]
+    parts = dict(base.named_children())
+    stacks = [name for name in STACKS if name in parts and LAYERS in dict(parts[name].named_children())]
+    names = [""] if LAYERS in parts else stacks
     found: list[_Stack] = []
     depth = 0
     for name in names:
