@@ -29,6 +29,9 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
     Attributes:
         new_modules: Names of the modules that the opened checkpoint did not have.
+        new_tokens: Number of the last rows of the table of words that it did not have.
+        drawn_anew: Names of the weights that were drawn anew in place of the checkpoint's, see
+            `training.finetuning.reinitializing`.
         bottleneck_adapters: Of a base model, what `hf_ctxmodels.adapters` has added to it; None without adapters.
         encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.
         id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
@@ -52,6 +55,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     _supports_attention_backend = True
 
     new_modules: tuple[str, ...] = ()
+    new_tokens: int = 0
+    drawn_anew: tuple[str, ...] = ()
     bottleneck_adapters: Any = None
     encoder_frozen: bool = False
     id_axes: ClassVar[tuple[str, ...]] = ()  # of a single token, after (batch, length)

@@ -96,6 +96,11 @@ class FinetuningMethodArguments:
             (self.freeze and self.thaw, "--freeze --thaw", "What is frozen is not thawed."),
             (self.freeze and self.anchor, "--freeze --anchor", "What is frozen needs no anchor."),
             (self.freeze and self.mixout, "--freeze --mixout", "What is frozen has the pretrained weights."),
+            (
+                self.freeze == "encoder" and self.reinit_layers,
+                "--freeze encoder --reinit_layers",
+                "Layers that are drawn anew would be frozen as they are drawn.",
+            ),
             (self.lm_weights and self.thaw != "three-stage", "--lm_weights", "It belongs to --thaw three-stage."),
             (self._given("thaw_epochs") and self.thaw != "three-stage", "--thaw_epochs", "It belongs to three-stage."),
             (self._given("chain_rates") and self.thaw != "chain", "--chain_rates", "It belongs to --thaw chain."),

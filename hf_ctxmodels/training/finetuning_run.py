@@ -181,6 +181,7 @@ def open_model(
         if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
             say(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+            model.new_tokens = len(tokenizer) - known
     if task.generates:
         check_generates(model)
     known = inspect.signature(model.forward).parameters
@@ -291,11 +292,22 @@ class HowToFinetune:
         ways: Which weights are trained when, and what holds them near their start.
         adapters: Bottleneck adapters.
         low_bits: Weights of few bits.
+
+    Raises:
+        CtxError: They do not go together.
     """
 
     ways: FinetuningMethodArguments = field(default_factory=FinetuningMethodArguments)
     adapters: AdapterArguments = field(default_factory=AdapterArguments)
     low_bits: LowBitsArguments = field(default_factory=LowBitsArguments)
+
+    def __post_init__(self) -> None:
+        if self.adapters.adapter is not None and self.ways.reinit_layers:
+            raise CtxError(
+                "Below an adapter the encoder is frozen: layers that are drawn anew would stay as they are drawn.",
+                location="--adapter with --reinit_layers",
+                hint="leave one of them out.",
+            )
 
     def prepare(
         self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator

@@ -19,7 +19,7 @@ from hf_ctxmodels.training.finetuning.fisher import Labels, fisher_information, 
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
-from hf_ctxmodels.training.optim.discriminative_lr import LAYERS
+from hf_ctxmodels.training.optim.discriminative_lr import LAYER
 from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, make_model, make_objective
 
 _LENGTH = 128
@@ -133,8 +133,8 @@ def compute_fisher(side: PretrainingSide, file: str, number: int, labels: Labels
 
 
 def distances(start: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """The L2 distance of weights from where they started: of the embeddings (what is below the layers or above them),
-    each layer, and the whole encoder.
+    """The L2 distance of weights from where they started: of what is below or above the layers ("other"), of each layer
+    ("layers.0"; of an encoder-decoder "encoder.layers.0" and "decoder.layers.0"), and of all ("encoder").
 
     Args:
         start, now: Weights by their names in the encoder; those that one lacks are left out.
@@ -144,8 +144,8 @@ def distances(start: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[st
     """
     sums: dict[str, list[float]] = {}
     for name in sorted(set(start) & set(now)):
-        parts = name.split(".")
-        part = f"{LAYERS}.{parts[parts.index(LAYERS) + 1]}" if LAYERS in parts[:-1] else "other"
+        layer = LAYER.match(name)
+        part = layer["part"] if layer else "other"
         before, after = start[name].double(), now[name][: len(start[name])].double()
         for each in (part, "encoder"):
             found = sums.setdefault(each, [0.0, 0.0])
@@ -157,9 +157,12 @@ def distances(start: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[st
     }
 
 
-def _order(part: str) -> tuple[int, int, str]:
-    name, _, number = part.rpartition(".")
-    return ("other", "", "encoder").index("" if name else part), int(number) if name else 0, part
+def _order(part: str) -> tuple[int, bool, int]:
+    """That of application: the layers of the encoder's stack before those of the decoder's."""
+    layer = LAYER.match(f"{part}.")
+    if layer is None:
+        return ("other", "", "encoder").index(part), False, 0
+    return 1, part.startswith("decoder."), int(layer["number"])
 
 
 def measure_forgetting(side: PretrainingSide, finetuned: str, batch_size: int = 32) -> dict[str, Any]:

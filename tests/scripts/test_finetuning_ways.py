@@ -20,7 +20,7 @@ from zoo import tiny_config
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.commands.compare_finetuning import read_ways
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.forgetting import PretrainingSide, measure_forgetting
+from hf_ctxmodels.training.forgetting import PretrainingSide, distances, measure_forgetting
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "was", "a", "story", "in"]
@@ -100,6 +100,11 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
             assert name != "ewc" or "computing the Fisher information" in shown
     assert found["l2"] < 0.9 * found["plain"]
     assert found["ewc"] < 0.99 * found["plain"]
+    # GPT has three more tokens in tasks; layers that are drawn anew are no start
+    given = WAYS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(place / "text.txt")).split()
+    new = [*flags_of(place, tmp_path / "gpt", "gpt"), *given, "--max_steps", 1, "--reinit_layers", 1]
+    assert call(monkeypatch, "finetune.py", *new) == 0, capsys.readouterr().err
+    assert "new tokens get embeddings" in capsys.readouterr().err
 
     given = f"{WAYS['ewc'].replace('TEXT', 'another.txt')} --max_steps 1".split()
     assert call(monkeypatch, "finetune.py", *flags_of(place, tmp_path / "kept"), *given) == 0
@@ -115,6 +120,8 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
         ("--anchor ewc", "needs --fisher_file"),
         ("--cache_features cache", "of a frozen encoder"),
         ("--freeze encoder --thaw chain", "not thawed"),
+        ("--freeze encoder --reinit_layers 1", "would be frozen as they are drawn"),
+        ("--adapter mine --reinit_layers 1", "would stay as they are drawn"),
         ("--thaw chain --unfreeze_steps 0.1", "are two plans"),
         ("--thaw three-stage --lm_weights 0.2 0.1", "no auxiliary language modelling loss"),
         ("--reinit_layers 99", "layers with weights of their own"),
@@ -155,12 +162,19 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
         assert f"{found['before']['eval_loss']:>12.4f}{loss[name]:>12.4f}" in shown
         assert (found["before"] == found["after"]) == (name == "same")
     size = other.bert.layers[1].feed_forward.up_proj.weight.shape[0]
-    distances = found["distances"]
-    assert distances["encoder"]["distance"] == pytest.approx(0.5 * size**0.5, rel=1e-5)
-    assert distances["layers.1"]["distance"] == distances["encoder"]["distance"]
-    assert distances["layers.0"] == {"distance": 0.0, "relative": 0.0}
+    moved = found["distances"]
+    assert moved["encoder"]["distance"] == pytest.approx(0.5 * size**0.5, rel=1e-5)
+    assert moved["layers.1"]["distance"] == moved["encoder"]["distance"]
+    assert moved["layers.0"] == {"distance": 0.0, "relative": 0.0}
     norm = sum(float(each.double().square().sum()) for each in same.bert.layers[1].parameters()) ** 0.5
-    assert distances["layers.1"]["relative"] == pytest.approx(0.5 * size**0.5 / norm, rel=1e-5)
+    assert moved["layers.1"]["relative"] == pytest.approx(0.5 * size**0.5 / norm, rel=1e-5)
+    pair = tiny_config(FAMILIES["t5"])  # each stack's layers for themselves, in the order of application
+    start = {name: each.detach() for name, each in FAMILIES["t5"].models["AutoModel"](pair).named_parameters()}
+    now = {name: each + ("decoder.layers.1" in name) for name, each in start.items()}
+    parts = distances(start, now)
+    layers = [f"{stack}.layers.{number}" for stack in ("encoder", "decoder") for number in range(3)]
+    assert list(parts) == ["other", *layers, "encoder"]
+    assert [part for part, each in parts.items() if each["distance"]] == ["decoder.layers.1", "encoder"]
     whole = AutoModelForMaskedLM.from_pretrained(source)
     whole.bert.load_state_dict(other.bert.state_dict(), strict=False)
     side = PretrainingSide.open(str(source), str(place / "text.txt"))

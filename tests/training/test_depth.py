@@ -10,13 +10,15 @@ from transformers import Trainer, TrainingArguments
 from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.training import GradualUnfreezing, GradualUnfreezingCallback
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training import ChainThaw, GradualUnfreezing, GradualUnfreezingCallback, ThreeStages
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.finetuning.method import require_one_process
 from hf_ctxmodels.training.optim.discriminative_lr import group_rates, layer_groups
 from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler, slanted_triangle
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
+ENCODER_OF_T5 = Case(FAMILIES["t5"], "AutoModelForTokenClassification")
 # What follows from the groups alone is tried on a few.
 some_classifiers = pytest.mark.parametrize(
     "case", [case for case in CLASSIFIERS if case.family in ARCHETYPE_FAMILIES], ids=str
@@ -36,7 +38,19 @@ def arguments(folder: Path, **more: Any) -> LoopArguments:
     return LoopArguments(output_dir=str(folder), max_steps=10, **more)
 
 
-@pytest.mark.parametrize("case", CLASSIFIERS, ids=str)
+def layers_from_below(base: torch.nn.Module) -> list[str]:
+    """Names of the layers that have weights: of an encoder-decoder the encoder's, and then the decoder's."""
+    stacks = ["layers"] if hasattr(base, "layers") else ["encoder.layers", "decoder.layers"]
+    named = [name for name, _ in base.named_parameters()]
+    return [
+        f"{stack}.{number}."
+        for stack in stacks
+        for number in range(20)
+        if any(name.startswith(f"{stack}.{number}.") for name in named)
+    ]
+
+
+@pytest.mark.parametrize("case", [*CLASSIFIERS, ENCODER_OF_T5], ids=str)
 def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
     model = case.model()
     groups = layer_groups(model)
@@ -47,9 +61,17 @@ def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
     head = {name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")}
     assert head
     assert head <= names(model, groups[-1])
+    expected, whole = layers_from_below(model.base_model), model.base_model_prefix
     layers = [names(model, group) for group in groups[int(embeddings.requires_grad) : -1]]
-    for number, group in enumerate(layers):
-        assert all(name.startswith(f"{model.base_model_prefix}.layers.{number}.") for name in group)
+    assert len(layers) == len(expected)
+    norm = {name for name, _ in model.named_parameters() if name.startswith(f"{whole}.encoder.final_norm.")}
+    for layer, group in zip(expected, layers):
+        between = norm if layer == "decoder.layers.0." else set()  # which reads the encoder's norm
+        assert group == {name for name, _ in model.named_parameters() if name.startswith(f"{whole}.{layer}")} | between
+    assert not any(".layers." in name for name in names(model, groups[-1]) if name.startswith(f"{whole}."))
+    if layers and embeddings.requires_grad:
+        assert len(ChainThaw(model).stages) == len(groups) + 1
+        ThreeStages(model)
     for parameter in model.base_model.parameters():
         parameter.requires_grad_(False)
     assert len(layer_groups(model)) == 1
@@ -68,6 +90,16 @@ def test_a_bare_encoder_has_groups_as_well(case: Case, tmp_path: Path) -> None:
             make_optimizer(base, given)
     assert sum(map(len, groups)) == len(trainable(base))
     assert len(groups) >= len(layer_groups(case.model())) - 1
+
+    model = case.model()
+    if not hasattr(model.base_model, "layers"):  # word vectors: the table and the head
+        return
+    model.base_model.blocks = model.base_model._modules.pop("layers")  # another package's name: the depths are unknown
+    assert make_optimizer(model, given).param_groups[0]["lr"] == 0.3
+    decaying = arguments(tmp_path, layerwise_lr_decay=2.0)
+    for asked in (lambda: GradualUnfreezing(model, 1), lambda: make_optimizer(model, decaying)):
+        with pytest.raises(CtxError, match="no stack `layers`"):
+            asked()
 
 
 @some_classifiers

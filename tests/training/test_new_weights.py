@@ -1,15 +1,17 @@
 """New weights in place of pretrained ones: exactly those asked for, as in a new model."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from zoo import HEADS, Case
+from zoo import HEADS, Case, assert_close
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training import reinitialize_layers, reset_head
+from hf_ctxmodels.training import ElasticWeightConsolidation, L2ToStart, Mixout, reinitialize_layers, reset_head
+from hf_ctxmodels.training.finetuning.fisher import write_fisher
 from hf_ctxmodels.training.optim.discriminative_lr import layer_groups
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
@@ -55,3 +57,38 @@ def check_drawn_anew(model: Any, before: dict[str, torch.Tensor], names: set[str
     for name, each in model.named_parameters():
         assert torch.equal(each, fresh[name] if name in names else before[name]), name
         assert name not in names or not torch.equal(each, before[name]) or each.ndim < 2
+
+
+def test_what_is_new_is_not_held(tmp_path: Path) -> None:
+    """Neither layers that are drawn anew nor rows of new tokens, by anchors and mixout; other weights are refused."""
+    model, generator = BERT.model(), torch.Generator().manual_seed(3)
+    encoder, table = dict(model.base_model.named_parameters()), "embeddings.word_embeddings.weight"
+    fisher = {name: torch.rand(each.shape, generator=generator) for name, each in encoder.items()}
+    file, known = tmp_path / "fisher.safetensors", model.config.vocab_size
+    write_fisher(file, fisher, model)
+    mixed = set(Mixout(model, 0.5).mixed)
+    new = {name.removeprefix("bert.") for name in reinitialize_layers(model, 1, seed=3)}
+    model.resize_token_embeddings(known + 3, mean_resizing=False)
+    model.new_tokens = 3
+    assert mixed & new
+    assert set(Mixout(model, 0.5).mixed) == mixed - new
+    methods = {"ewc": ElasticWeightConsolidation(model, 1.0, file, 0.5), "l2": L2ToStart(model, 1.0, 0.5)}
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(torch.randn(each.shape, generator=generator) * 0.1)
+    now = dict(model.base_model.named_parameters())
+    for way, method in methods.items():
+        assert set(method.anchored) == set(encoder) - new
+        model.zero_grad()
+        method.before_update()
+        expected = {name: each / 2 for name, each in now.items() if name in new}  # the plain penalty on new weights
+        for name, start in method.starts.items():
+            rows = len(fisher[name])
+            held = (fisher[name] if way == "ewc" else 1.0) * (now[name] - start)[:rows]
+            expected[name] = torch.cat([held, torch.zeros_like(now[name][rows:])])
+        for name, each in now.items():
+            assert_close(each.grad, expected[name].detach(), f"{way} {name}")
+    assert expected[table][known:].shape[0] == 3
+    model.base_model.embeddings.word_embeddings.weight.data[0] += 1
+    with pytest.raises(CtxError, match="that of other weights"):
+        ElasticWeightConsolidation(model, 1.0, file)

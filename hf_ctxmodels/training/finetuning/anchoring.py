@@ -13,24 +13,26 @@ from hf_ctxmodels.training.finetuning.method import FinetuningMethod, TrainingRu
 
 
 def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """The trainable parameters of the encoder that the opened checkpoint had, by their names in the encoder.
+    """The trainable parameters of the encoder that are those of the opened checkpoint, by their names in the encoder.
 
-    All others are new: the heads, and what `new_modules` names of the encoder, for example a pooler.
+    All others are new: the heads, what `new_modules` names of the encoder, for example a pooler, and what was
+    `drawn_anew`.
 
     Raises:
         CtxError: There are none.
     """
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     new = tuple(f"{name}." for name in getattr(model, "new_modules", ()))
+    drawn = set(getattr(model, "drawn_anew", ()))
     found = {
         name.removeprefix(prefix): parameter
         for name, parameter in model.named_parameters()
-        if name.startswith(prefix) and parameter.requires_grad and not name.startswith(new)
+        if name.startswith(prefix) and parameter.requires_grad and not name.startswith(new) and name not in drawn
     }
     if not found:
         raise CtxError(
             f"{type(model).__name__} has no trainable weights of a pretrained encoder.",
-            hint="leave out --anchor and --mixout where the encoder is frozen.",
+            hint="leave out --anchor and --mixout where the encoder is frozen or all of it is drawn anew.",
         )
     return found
 
@@ -41,7 +43,8 @@ class L2ToStart(FinetuningMethod):
     parameters v.
 
     Its gradient is added once in a step, whatever the micro-batches and processes. Weight decay, which pulls towards
-    zero, is switched off for the anchored parameters, and stays as it is for the others.
+    zero, is switched off for the anchored parameters, and stays as it is for the others. Rows of the table of words
+    that the checkpoint did not have (`model.new_tokens`) are not held.
 
     Args:
         model: The model with its pretrained weights, which are copied here: before a checkpoint of the run is opened.
@@ -66,6 +69,7 @@ class L2ToStart(FinetuningMethod):
         self.starts = {name: value.detach().clone() for name, value in self.anchored.items()}
         anchored = {id(parameter) for parameter in self.anchored.values()}
         self._others = [each for each in model.parameters() if each.requires_grad and id(each) not in anchored]
+        self._importance = _known_rows(model, self.anchored)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -73,8 +77,8 @@ class L2ToStart(FinetuningMethod):
         return {"start_weights": weights_digest(self.starts)}
 
     def importance(self, name: str) -> Tensor | float:
-        """How much a parameter's squared distance counts, per weight or for all: 1."""
-        return 1.0
+        """How much a parameter's squared distance counts, per weight, row or for all: 1, and 0 for new rows."""
+        return self._importance.get(name, 1.0)
 
     def start(self, run: TrainingRun) -> None:
         """Switch weight decay off for the anchored parameters, in groups of their own.
@@ -125,14 +129,15 @@ class ElasticWeightConsolidation(L2ToStart):
         super().__init__(model, weight, head_weight)
         fisher, digests = read_fisher(fisher_file)
         known = [name for name in fisher if name in self.starts]  # a pooler, for example, may not be there
-        strange = [name for name in known if weights_digest({name: self.starts[name]}) != digests[name]]
+        starts = {name: self.starts[name][: len(fisher[name])] for name in known}  # without the rows of new tokens
+        strange = [name for name in known if weights_digest({name: starts[name]}) != digests[name]]
         if strange or not known:
             raise CtxError(
                 "The Fisher information is that of other weights" + (f": of {strange[0]}." if strange else "."),
                 location=f"--fisher_file {fisher_file}",
                 hint="give the file that was computed from this --model, or the name of a new one and --fisher_text.",
             )
-        self._fisher = {name: fisher[name].to(self.starts[name].device) for name in known}
+        self._fisher = {name: _with_new_rows(fisher[name], self.starts[name]) for name in known}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -140,8 +145,26 @@ class ElasticWeightConsolidation(L2ToStart):
         return {**super().identity, "fisher": weights_digest(self._fisher)}
 
     def importance(self, name: str) -> Tensor | float:
-        """The parameter's Fisher information; 0 for one that pretraining does not use."""
+        """The parameter's Fisher information; 0 for one that pretraining does not use, and for new rows."""
         return self._fisher.get(name, 0.0)
+
+
+def _known_rows(model: PreTrainedModel, anchored: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """For the table of words, if it has new rows: (rows, 1) of 1 for those of the checkpoint, and 0."""
+    new = getattr(model, "new_tokens", 0)
+    if not new:
+        return {}
+    table: Any = model.get_input_embeddings().weight
+    known = torch.ones(len(table), 1, device=table.device)
+    known[-new:] = 0
+    return {name: known for name, each in anchored.items() if each is table}
+
+
+def _with_new_rows(fisher: Tensor, start: Tensor) -> Tensor:
+    """Fisher information with 0 for the rows that the parameter has beyond it, on the parameter's device."""
+    found = torch.zeros(start.shape, dtype=fisher.dtype, device=start.device)
+    found[: len(fisher)] = fisher
+    return found
 
 
 def without_decay(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:

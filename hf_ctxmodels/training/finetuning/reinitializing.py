@@ -1,7 +1,7 @@
 """New weights in place of pretrained ones: of the top layers, of the pooler, and of the heads."""
 
 import copy
-from collections.abc import Container
+from collections.abc import Collection
 
 import torch
 from transformers import PreTrainedModel
@@ -73,15 +73,16 @@ def reset_head(model: PreTrainedModel, seed: int) -> list[str]:
 
 
 @torch.no_grad()
-def draw_anew(model: PreTrainedModel, names: Container[str], seed: int) -> None:
+def draw_anew(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
     """Give the parameters of these names the values that they have in a new model of the same configuration, whose
-    weights are drawn from the seed; the global generators stay as they are."""
+    weights are drawn from the seed; the global generators stay as they are. `model.drawn_anew` has their names."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = _weights(type(model)(copy.deepcopy(model.config)))
     for name, weight in _weights(model).items():
         if name in names:
             weight.copy_(fresh[name])
+    model.drawn_anew = (*getattr(model, "drawn_anew", ()), *names)
 
 
 def _weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

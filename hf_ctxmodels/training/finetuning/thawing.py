@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.finetuning.method import FinetuningMethod, MethodCallback, TrainingRun
-from hf_ctxmodels.training.optim.discriminative_lr import has_heads, layer_groups
+from hf_ctxmodels.training.optim.discriminative_lr import has_heads, layer_groups, require_layers
 
 _BEST_WEIGHTS = "best_of_stage.safetensors"
 _BEST_SCORE = "best_of_stage.json"
@@ -24,11 +24,15 @@ class Thawing(FinetuningMethod):
 
     Args:
         model: The model, not wrapped; its `layer_groups` are those of its trainable parameters now.
+
+    Raises:
+        CtxError: The layers of its encoder are not known.
     """
 
     one_process = True
 
     def __init__(self, model: PreTrainedModel) -> None:
+        require_layers(model)
         self._model = model
         self._groups = layer_groups(model)
 

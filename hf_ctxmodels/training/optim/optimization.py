@@ -11,7 +11,7 @@ from transformers import Adafactor, get_scheduler
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.optim.averaging import FROM_THE_START, NEVER
-from hf_ctxmodels.training.optim.discriminative_lr import group_rates, has_heads, layer_groups
+from hf_ctxmodels.training.optim.discriminative_lr import group_rates, has_heads, layer_groups, require_layers
 from hf_ctxmodels.training.optim.scaled_adamw import ScaledAdamW
 
 
@@ -31,8 +31,10 @@ def discriminative_groups(
     released code: separate optimizers for encoder and projection).
 
     Raises:
-        CtxError: `head_rate` for a model without heads.
+        CtxError: `head_rate` for a model without heads, or rates by layer where the layers are not known.
     """
+    if decay != 1:
+        require_layers(model)
     groups = layer_groups(model)
     rates = group_rates(groups, learning_rate, decay)
     if head_rate is not None:
@@ -62,7 +64,7 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
     `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
 
     Raises:
-        CtxError: Its package is not installed, or `head_learning_rate` is for a model without heads.
+        CtxError: Its package is not installed, or see `discriminative_groups`.
     """
     if arguments.layerwise_lr_decay == 1 and arguments.head_learning_rate is None:
         groups = parameter_groups(model, arguments.weight_decay)
