@@ -285,11 +285,22 @@ class HowToFinetune:
         ways: Which weights are trained when, and what holds them near their start.
         adapters: Bottleneck adapters.
         low_bits: Weights of few bits.
+
+    Raises:
+        CtxError: Features are kept of an encoder that is to compute with few bits.
     """
 
     ways: FinetuningMethodArguments = field(default_factory=FinetuningMethodArguments)
     adapters: AdapterArguments = field(default_factory=AdapterArguments)
     low_bits: LowBitsArguments = field(default_factory=LowBitsArguments)
+
+    def __post_init__(self) -> None:
+        if self.ways.cache_features and self.low_bits.quantize_bits:
+            raise CtxError(
+                "Kept features are those of the encoder in single precision.",
+                location="--cache_features with --quantize_bits",
+                hint="leave one of them out.",
+            )
 
     def prepare(
         self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator
