@@ -1,12 +1,16 @@
 """`hf-ctxmodels export`: what was written computes the same, with weights of few bits too, or is an error."""
 
+import math
 import string
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer, CtxError
 from hf_ctxmodels.commands import export
@@ -61,6 +65,28 @@ def test_programs(
                     export.main()
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.setattr(exporting, "LARGEST_DIFFERENCE", 1e-4)
+                monkeypatch.setattr(exporting, "write_program", without_a_number(exporting.write_program))
+                with pytest.raises(CtxError, match="differs from the model by inf"):
+                    export.main()
+                assert not (folder / "other.pt2").exists()
+                monkeypatch.undo()
+
+
+def without_a_number(write: Callable[..., exporting.Run]) -> Callable[..., exporting.Run]:
+    """What writes a program, whose first output for the last batch, a single row, is then NaN."""
+
+    def broken(*given: Any) -> exporting.Run:
+        run = write(*given)
+
+        def run_once(batch: exporting.Batch) -> list[Tensor]:
+            outputs = [each.clone() for each in run(batch)]
+            if len(outputs[0]) == 1:
+                outputs[0][0, 0] = math.nan
+            return outputs
+
+        return run_once
+
+    return broken
 
 
 def test_onnx(subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

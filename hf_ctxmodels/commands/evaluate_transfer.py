@@ -31,9 +31,9 @@ from hf_ctxmodels.training.finetuning_run import (
     FinetuneArguments,
     Finetuned,
     FinetuneLoopArguments,
-    HowToFinetune,
     finetune,
 )
+from hf_ctxmodels.training.how_to_finetune import HowToFinetune
 from hf_ctxmodels.training.language import known_languages, set_language
 from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation

@@ -17,6 +17,7 @@ from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.inference.exporting import check_exports, example_batches, export_model
 from hf_ctxmodels.registry import saved_class
 from hf_ctxmodels.training.loading import check_weights, load_config, load_tokenizer
+from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -40,7 +41,9 @@ def main() -> None:
     (arguments,) = parse_arguments(ExportArguments, description=__doc__)
     check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
     check_weights(Path(arguments.model))
-    model = open_pretrained(saved_class(load_config(arguments.model)), arguments.model, "the model")
+    config = load_config(arguments.model)
+    require_one_task(config, arguments.model)
+    model = open_pretrained(saved_class(config), arguments.model, "the model")
     check_exports(model, arguments.output, arguments.format, arguments.part)
     batches = example_batches(load_tokenizer(arguments.model), model, arguments.part)
     found = export_model(model, batches, arguments.output, arguments.format, arguments.part)

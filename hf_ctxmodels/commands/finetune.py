@@ -25,12 +25,12 @@ from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
 from hf_ctxmodels.training.finetuning_run import (
     FinetuneArguments,
     FinetuneLoopArguments,
-    HowToFinetune,
     Learn,
     finetune,
     open_model,
     open_parts,
 )
+from hf_ctxmodels.training.how_to_finetune import HowToFinetune
 from hf_ctxmodels.training.low_bits import LowBitsArguments
 from hf_ctxmodels.training.multitask.run import SeveralTasksArguments, Start, finetune_tasks, report
 from hf_ctxmodels.training.recipe import parse_arguments

@@ -18,10 +18,12 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.core.outputs import MODEL_FILES, TOKENIZER_FILES, check_new_directory, writing
 from hf_ctxmodels.core.screen import next_commands, progress_bar, say
+from hf_ctxmodels.inference.model_inputs import inputs_of_texts
 from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, check_not_quantized, quantize_model
 from hf_ctxmodels.layers.int8.replace import InputRanges, RangeRecorder, replaceable
 from hf_ctxmodels.registry import saved_class
 from hf_ctxmodels.training.loading import check_weights, load_config, load_tokenizer
+from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.recipe import parse_arguments
 
 LEAST_TEXTS = 16
@@ -49,9 +51,10 @@ def open_model(source: str) -> PreTrainedModel:
     """The model as it was saved, with its head.
 
     Raises:
-        CtxError: It cannot be opened, is damaged, or is quantized already.
+        CtxError: It cannot be opened, is damaged, has several tasks, or is quantized already.
     """
     config = load_config(source)
+    require_one_task(config, source)
     if getattr(config, "quantization_config", None) is not None:
         raise CtxError(
             "The model is quantized already.",
@@ -84,7 +87,8 @@ def calibrate(model: PreTrainedModel, arguments: QuantizeArguments) -> InputRang
     with torch.inference_mode(), RangeRecorder(model, names) as recorder:
         for first in progress_bar(range(0, len(texts), 8), "calibration", unit="batches"):
             options = {"padding": True, "truncation": True, "max_length": arguments.max_length}
-            model(**tokenizer(texts[first : first + 8], return_tensors="pt", **options))
+            batch = tokenizer(texts[first : first + 8], return_tensors="pt", **options)
+            model(**inputs_of_texts(model, dict(batch)))
     return recorder.ranges
 
 

@@ -1,6 +1,7 @@
 """Export of models and of parts of encoder-decoders as a program of torch or an ONNX file, and the check of what was
 written."""
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import writing
-from hf_ctxmodels.heads import Seq2SeqHead
+from hf_ctxmodels.inference.model_inputs import Batch, decoder_input_of, writes_target
 from hf_ctxmodels.layers.int8.modules import Int8Linear
 
 LARGEST_DIFFERENCE = 1e-4
@@ -25,7 +26,6 @@ LARGEST_DIFFERENCE = 1e-4
 _LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words of the texts: of the example, and of what is then run
 _WORDS = ["the", "film", "was", "a", "joy", "from", "start", "to", "end", "and", "nobody", "left"]
 
-Batch = dict[str, Tensor]
 Run = Callable[[Batch], Iterable[Tensor]]
 """A batch -> outputs in their order."""
 Format = Literal["onnx", "torch"]
@@ -62,7 +62,7 @@ PARTS: dict[Part, Callable[[PreTrainedModel], nn.Module]] = {
 def check_exports(model: PreTrainedModel, file: str | Path, form: Format, part: Part = "model") -> None:
     """Raise CtxError for a model that has no graph or no such part, a format whose packages are missing, or a wrong
     name."""
-    if part != "model" and not _writes(model):
+    if part != "model" and not writes_target(model):
         raise CtxError(
             f"{type(model).__name__} has no decoder that writes.",
             location=f"--part {part}",
@@ -84,11 +84,6 @@ def check_exports(model: PreTrainedModel, file: str | Path, form: Format, part: 
         )
 
 
-def _writes(model: PreTrainedModel) -> bool:
-    """Whether it takes `decoder_input_ids` beside its input."""
-    return bool(model.config.is_encoder_decoder) and isinstance(model, Seq2SeqHead)
-
-
 def example_batches(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None, part: Part = "model"
 ) -> list[Batch]:
@@ -101,16 +96,15 @@ def example_batches(
     """
     texts = [[" ".join(_WORDS[index % len(_WORDS)] for index in range(each)) for each in row] for row in _LENGTHS]
     batches = [dict(tokenizer(each, padding=True, return_tensors="pt")) for each in texts]
-    if model is None or not _writes(model) or part == "encoder":
+    if model is None or not writes_target(model) or part == "encoder":
         return batches
     return [batch | _decoder_input(model, batch, part) for batch in batches]
 
 
 @torch.no_grad()
 def _decoder_input(model: Any, batch: Batch, part: Part) -> Batch:
-    """Targets two tokens longer than the texts; for the decoder alone also the encoder's states, without ids."""
-    ids = batch["input_ids"]
-    written = model.prepare_decoder_input_ids_from_labels(torch.cat([ids, ids[:, :2]], 1))
+    """Targets of `decoder_input_of`; for the decoder alone also the encoder's states, without ids."""
+    written = decoder_input_of(model, batch["input_ids"])
     if part == "model":
         return {"decoder_input_ids": written}
     states = model.eval().get_encoder()(**batch).last_hidden_state
@@ -199,10 +193,11 @@ def _tensors(output: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _difference(expected: Iterable[Tensor], found: Iterable[Tensor], mask: Tensor) -> float:
-    """Of all outputs; of what there is for each token, only tokens count."""
+    """Of all outputs; of what there is for each token, only tokens count. Infinite where either gives no number."""
     shares = [0.0]
     for ours, theirs in zip(expected, found, strict=True):
         if ours.shape[:2] == mask.shape:
             ours, theirs = ours[mask != 0], theirs[mask != 0]
-        shares.append(float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-30)))
+        share = float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-30))
+        shares.append(share if math.isfinite(share) else math.inf)  # `max` passes over what is no number
     return max(shares)

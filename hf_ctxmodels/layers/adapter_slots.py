@@ -128,7 +128,7 @@ def before_output_layer(invertible: InvertibleSlot | None, states: Tensor) -> Te
 
 
 def is_adapter_parameter(name: str) -> bool:
-    """Whether the name of a parameter or a file's key is that of an adapter."""
+    """Whether the name of a parameter, a module or a file's key is that of an adapter, or of a part of one."""
     return not {BLOCK_SLOT, EMBEDDING_SLOT}.isdisjoint(name.split("."))
 
 

@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.adapters.arguments import TASK_KIND, AdapterArguments, adapter_identity
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.generation import check_generates
@@ -24,8 +23,7 @@ from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit, check_room
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
-from hf_ctxmodels.training.finetuning.method import FinetuningMethod
-from hf_ctxmodels.training.finetuning_arguments import WHERE_THINGS_LIE, FinetuningMethodArguments
+from hf_ctxmodels.training.how_to_finetune import HowToFinetune
 from hf_ctxmodels.training.label_smoothing import smooth_labels
 from hf_ctxmodels.training.language import set_language
 from hf_ctxmodels.training.loading import (
@@ -37,7 +35,7 @@ from hf_ctxmodels.training.loading import (
 )
 from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
 from hf_ctxmodels.training.loss_normalization import count_loss_targets
-from hf_ctxmodels.training.low_bits import LowBitsArguments, save_packed, start_low_bits
+from hf_ctxmodels.training.low_bits import save_packed, start_low_bits
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.multitask.opening import open_config, open_start, require_task
 from hf_ctxmodels.training.pretraining import Learner
@@ -282,58 +280,6 @@ class Finetuned:
             max_length=self.task.arguments.max_length,
         )
         summary.save(self.result.arguments.output_dir)
-
-
-@dataclass(frozen=True)
-class HowToFinetune:
-    """What may differ from plain fine-tuning.
-
-    Attributes:
-        ways: Which weights are trained when, and what holds them near their start.
-        adapters: Bottleneck adapters.
-        low_bits: Weights of few bits.
-
-    Raises:
-        CtxError: They do not go together.
-    """
-
-    ways: FinetuningMethodArguments = field(default_factory=FinetuningMethodArguments)
-    adapters: AdapterArguments = field(default_factory=AdapterArguments)
-    low_bits: LowBitsArguments = field(default_factory=LowBitsArguments)
-
-    def __post_init__(self) -> None:
-        if self.adapters.adapter is not None and self.ways.reinit_layers:
-            raise CtxError(
-                "Below an adapter the encoder is frozen: layers that are drawn anew would stay as they are drawn.",
-                location="--adapter with --reinit_layers",
-                hint="leave one of them out.",
-            )
-
-    def prepare(
-        self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator
-    ) -> list[FinetuningMethod]:
-        """Draw weights anew, freeze and add adapters, as the flags say; gives the methods that the loop calls.
-
-        Args:
-            model: With its pretrained weights.
-            source: The checkpoint that it was opened from; None for a new model.
-            loop: The loop's flags.
-            accelerator: The run's.
-
-        Raises:
-            CtxError: The flags do not fit the model, or do not go together.
-        """
-        methods = self.ways.prepare(model, source, loop, accelerator)
-        self.adapters.apply(model, TASK_KIND, frozen=bool(self.ways.freeze or methods))
-        return methods
-
-    def identity(self, model: Any) -> dict[str, Any]:
-        """What must be equal when the run is resumed."""
-        return {
-            **flags_identity(self.ways, WHERE_THINGS_LIE),
-            **adapter_identity(model),
-            **self.low_bits.identity(),
-        }
 
 
 Learn = Callable[[Task[Any], list[Any], Encoded, Learner, PreTrainedTokenizerBase], tuple[Learner, Any]]

@@ -99,12 +99,19 @@ def _parts(features: Sequence[Any], collate: Any, size: int, parts: int) -> Iter
 def _sensitivities(
     model: PreTrainedModel, layers: Mapping[str, Sequence[str]], parts: Iterator[Mapping[str, Any]]
 ) -> dict[str, float]:
+    """`sensitivities` of the model as it computes; frozen layers have a Hessian too."""
     was_training = model.training
+    maps = [model.get_submodule(name) for names in layers.values() for name in names]
+    frozen = [each.weight for each in maps if not each.weight.requires_grad]
     model.eval()
     try:
+        for weight in frozen:
+            weight.requires_grad_(True)
         with inspecting(model), torch.enable_grad():
             return sensitivities(model, layers, parts)
     finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
         model.train(was_training)
 
 

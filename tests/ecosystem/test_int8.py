@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequenceClassification
 from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
 from hf_ctxmodels.commands import quantize
+from hf_ctxmodels.inference.model_inputs import inputs_of_texts
 from hf_ctxmodels.layers import feed_forward
 from hf_ctxmodels.layers.int8 import modules
 from hf_ctxmodels.layers.int8.codes import quantize_rows, quantize_tokens
@@ -219,6 +220,20 @@ def test_no_code_is_trained(subtests: pytest.Subtests) -> None:
         check_trainable(packed)
 
 
+@torch.no_grad()
+def test_texts_alone_are_read_by_every_head(subtests: pytest.Subtests) -> None:
+    """As a calibration gives them: with a target where one is written, and as a question's only choice."""
+    for case in (each for each in REPRESENTATIVES if each.writes or each.has_choices):
+        with subtests.test(case=str(case)):
+            given = make_batch(case)
+            texts = {name: given[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in given}
+            if case.has_choices:
+                texts = {name: value.flatten(0, 1) for name, value in texts.items()}
+            rows, length = texts["input_ids"].shape
+            found = case.model()(**inputs_of_texts(case.model(), texts)).logits
+            assert found.shape[:2] == ((rows, 1) if case.has_choices else (rows, length + 2))
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With static scales of a calibration; what is wrong with its flags is an error."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
@@ -249,3 +264,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert isinstance(CtxBertModel.from_pretrained(output).layers[0].attention.qkv_proj.input_zero_point, Tensor)
     with pytest.raises(CtxError, match="already holds"):
         run()
+    FAMILIES["bert"].models["AutoModelForMultipleChoice"](config).save_pretrained(tmp_path)
+    run("--activations", "static", "--calibration_file", str(texts), "--overwrite")
+    chooser = AutoModelForMultipleChoice.from_pretrained(output)
+    assert float(chooser.bert.pooler.dense.input_scale) > 0

@@ -88,9 +88,9 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "layers that are drawn anew are frozen below an adapter",
-        "hf_ctxmodels/training/finetuning_run.py",
-        "if self.adapters.adapter is not None and self.ways.reinit_layers:",
-        "if False:",
+        "hf_ctxmodels/training/how_to_finetune.py",
+        "self.adapters.adapter is not None and self.ways.reinit_layers,",
+        "False,",
         ("tests/scripts/test_finetuning_ways.py",),
         "each_way",
     ),

@@ -1,5 +1,6 @@
 """One encoder with several heads: its losses, gradients and files against the plain models of its tasks."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import AutoConfig, AutoModel
 from zoo import FIRST_WORD, Case, assert_same_gradients, gradients, make_batch, make_targets, randomised, tiny_config
 
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels.commands import export, quantize
 from hf_ctxmodels.multitask.configuration import task_entry
 
 HEADS = {
@@ -93,8 +95,10 @@ def test_without_a_task_it_is_the_encoder_and_a_weight_counts_in_training_alone(
     torch.testing.assert_close(counted.loss, output.loss / 2)
 
 
-def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests) -> None:
+def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monkeypatch) -> None:
     model = several("bert")
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["export", "--model", str(tmp_path), "--output", str(tmp_path / "model.onnx")])
     entry = dict(model.config.tasks["pairs"])
     encoder = tiny_config(FAMILIES["bert"])
     t5 = {task: task_entry(HEADS[task], tiny_config(FAMILIES["t5"])) for task in ("pairs", "words")}
@@ -114,10 +118,11 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests) -> No
             CtxMultiTaskConfig(encoder=tiny_config(FAMILIES["t5"]), tasks=t5)
         ),
         "There is no family": lambda: CtxMultiTaskConfig(encoder={"model_type": "parser"}),
+        "several tasks: choices, pairs, spans, words": lambda: quantize.open_model(str(tmp_path)),
+        r'save one by model\.task\("choices"\)\.save_pretrained': export.main,
     }
     for says, call in calls.items():
         with subtests.test(says), pytest.raises(CtxError, match=says):
             call()
-    model.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).task_config("words").id2label[1] == "words 1"
     assert CtxMultiTaskModel(CtxMultiTaskConfig())(torch.tensor([[1, 2]])).last_hidden_state.shape == (1, 2, 128)

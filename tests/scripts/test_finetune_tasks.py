@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from hf_ctxmodels import FAMILIES, CtxMultiTaskModel
 from hf_ctxmodels.commands import push
 from hf_ctxmodels.data.tasks import TaskArguments
 from hf_ctxmodels.data.tasks.task_list import read_task_list
+from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.multitask.evaluation import BestModel
 
@@ -247,6 +249,10 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
         errors = run(lambda each: each["sentences"].update(answer_steps=2), model=words)
         assert "compares two segments" in errors
         assert line in errors
+    with subtests.test("a quantized model"):
+        shutil.copytree(checkpoint, tmp_path / "int8")
+        AutoModel.from_pretrained(checkpoint, quantization_config=CtxInt8Config()).save_pretrained(tmp_path / "int8")
+        assert "A quantized model cannot be trained" in run(lambda each: None, model=str(tmp_path / "int8"))
     with subtests.test("flags of one task"):
         assert "--train_file" in run(lambda each: None, ["--train_file", dev])
         assert "--language" in run(lambda each: None, ["--language", "de"])

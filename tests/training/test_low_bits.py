@@ -1,5 +1,7 @@
 """Weights of a few bits: codes against a loop, gradients, eigenvalues against a whole Hessian, training and files."""
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,17 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from zoo import Case, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.adapters import load_saved_adapters
+from hf_ctxmodels.adapters.arguments import TASK_KIND, AdapterArguments
+from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.layers.low_bits.groups import fake_quantize, pack_bits, packed_size, quantize_groups, unpack_bits
 from hf_ctxmodels.layers.low_bits.modules import PackedLinear, TrainedLinear
 from hf_ctxmodels.layers.low_bits.quantizer import packed_model, train_with_bits
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
+from hf_ctxmodels.training.how_to_finetune import HowToFinetune
 from hf_ctxmodels.training.low_bits import LowBitsArguments, start_low_bits
+from hf_ctxmodels.training.optim.freezing import freeze_encoder
 from hf_ctxmodels.training.sensitivity import layers_of, mix_bits, sensitivities, top_eigenvalue
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
@@ -134,7 +142,57 @@ def test_training_and_its_file(tmp_path: Path) -> None:
         start_low_bits(opened, LowBitsArguments(), features, collate, 2, Accelerator(cpu=True))
 
 
+def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests, capsys: pytest.CaptureFixture) -> None:
+    """The layers' sensitivities are those of the model with nothing frozen; what is frozen stays so. Adapters stay in
+    single precision: they are opened from beside packed codes, and from beside codes of 8 bits, as they were."""
+    batch = make_batch(BERT)
+    targets = batch | make_targets(BERT, batch)
+    features = [{name: value[row] for name, value in targets.items()} for row in range(4)]
+    arguments = LowBitsArguments(quantize_bits=[3, 5], quantize_groups=4, sensitivity_parts=2)
+
+    def collate(rows: list[Any]) -> dict[str, Tensor]:
+        return {name: torch.stack([row[name] for row in rows]) for name in targets}
+
+    def adapt(model: Any) -> None:
+        AdapterArguments(adapter="x", adapter_options=["reduction_factor=4"]).apply(model, TASK_KIND)
+
+    freezes: tuple[Callable[[Any], None], ...] = (freeze_encoder, adapt)
+    for freeze in freezes:
+        with subtests.test(freeze.__name__):
+            model = BERT.model()
+            freeze(model)
+            whole, said = copy.deepcopy(model).requires_grad_(True), []
+            for each in (whole, model):
+                trained = {name: parameter.requires_grad for name, parameter in each.named_parameters()}
+                start_low_bits(each, arguments, features, collate, 2, Accelerator(cpu=True))
+                assert trained == {name: parameter.requires_grad for name, parameter in each.named_parameters()}
+                said.append(capsys.readouterr().err)
+            assert said[0].count("sensitivity") == 3
+            assert said[0] == said[1]
+    model.train()(**targets).loss.backward()
+    torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 1.0).step()
+    plain = BERT.model()
+    adapt(plain)
+    plain.load_state_dict(model.state_dict())
+    quantize_model(plain, CtxInt8Config())
+    with torch.no_grad():
+        for number, each in enumerate((packed_model(model), plain)):
+            with subtests.test(type(each.hf_quantizer).__name__):
+                expected, folder = each.eval()(**batch).logits, tmp_path / str(number)
+                each.save_pretrained(folder)
+                opened = AutoModelForSequenceClassification.from_pretrained(folder)
+                assert not torch.allclose(opened(**batch).logits, expected, rtol=1e-3)
+                assert load_saved_adapters(opened, folder) == ["x"]
+                torch.testing.assert_close(opened(**batch).logits, expected, rtol=1e-5, atol=1e-5)
+                assert number or torch.allclose(expected, model.eval()(**batch).logits, rtol=1e-5, atol=1e-5)
+
+
 def test_errors() -> None:
+    with pytest.raises(CtxError, match="Kept features"):  # before anything is computed
+        HowToFinetune(
+            FinetuningMethodArguments(freeze="encoder", cache_features="features"),
+            low_bits=LowBitsArguments(quantize_bits=[4]),
+        )
     accelerator, tied = Accelerator(cpu=True), Case(FAMILIES["bert"], "AutoModelForMaskedLM").model()
     with pytest.raises(CtxError, match="tied to its embeddings"):
         start_low_bits(tied, LowBitsArguments(quantize_bits=[4]), [], None, 2, accelerator)

@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.layers.embeddings import ScaledEmbedding
 from hf_ctxmodels.layers.int8.codes import range_of
 from hf_ctxmodels.layers.int8.modules import ActivationScale, Int8Embedding, Int8Linear, Int8Rows
@@ -23,7 +24,7 @@ InputRanges = Mapping[str, tuple[float, float]]
 
 
 def replaceable(model: nn.Module, *, embeddings: bool, skipped: Collection[str] = ()) -> list[str]:
-    """Names of the modules that can have weights of 8 bits.
+    """Names of the modules that can have weights of 8 bits; adapters stay in single precision.
 
     Args:
         model: In single or half precision.
@@ -44,7 +45,9 @@ def replaceable(model: nn.Module, *, embeddings: bool, skipped: Collection[str] 
     return [
         path
         for path, module in model.named_modules()
-        if _is_replaceable(module, embeddings) and not any(_lies_in(path, name) for name in skipped)
+        if _is_replaceable(module, embeddings)
+        and not is_adapter_parameter(path)
+        and not any(_lies_in(path, name) for name in skipped)
     ]
 
 

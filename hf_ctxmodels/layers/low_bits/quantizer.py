@@ -13,6 +13,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.layers.int8.replace import keep_initialised, names_in_class
 from hf_ctxmodels.layers.linear import is_plain_linear
 from hf_ctxmodels.layers.low_bits.groups import FEWEST, MOST
@@ -78,7 +79,7 @@ def register_low_bits() -> None:
 
 
 def quantizable(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Paths of the linear maps but the last layer of a head, and of the tables.
+    """Paths of the linear maps but the last layer of a head, and of the tables; adapters stay in single precision.
 
     Raises:
         CtxError: There is no map, or an output layer is tied to a table.
@@ -89,12 +90,13 @@ def quantizable(model: nn.Module) -> tuple[list[str], list[str]]:
             location="--quantize_bits",
             hint="fine-tune a head without a language model.",
         )
+    modules = [(name, module) for name, module in model.named_modules() if not is_adapter_parameter(name)]
     maps = [
         name
-        for name, module in model.named_modules()
+        for name, module in modules
         if is_plain_linear(module) and name.rpartition(".")[2] not in _HEADS and min(module.weight.shape) > 1
     ]
-    tables = [name for name, module in model.named_modules() if type(module) is nn.Embedding]
+    tables = [name for name, module in modules if type(module) is nn.Embedding]
     if not maps:
         raise CtxError(f"{type(model).__name__} has no linear map.", hint="take a Transformer.")
     return maps, tables

@@ -59,6 +59,17 @@ def open_start(source: str, auto_class: str, config: PreTrainedConfig, task_name
     return load_model(source, auto_class, config, weights=weights)
 
 
+def require_one_task(config: PreTrainedConfig, source: str) -> None:
+    """Raise CtxError for the configuration of a model of several tasks, where a plain one is needed."""
+    if isinstance(config, CtxMultiTaskConfig):
+        names = [*(config.tasks or {})] or ["NAME"]
+        raise CtxError(
+            f"The model has several tasks: {', '.join(names)}.",
+            location=source,
+            hint=f'save one by model.task("{names[0]}").save_pretrained(DIR), the tokenizer beside it, and give DIR.',
+        )
+
+
 def require_task(arguments: Any) -> None:
     """Raise CtxError unless the flags of `hf-ctxmodels finetune` give a task and its files."""
     if missing := [name for name in ("task", "train_file", "validation_file") if not getattr(arguments, name)]:

@@ -22,6 +22,7 @@ from hf_ctxmodels.multitask.configuration import check_task_name, task_entry
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.directory import publish_files, temporary_path
+from hf_ctxmodels.training.loading import check_trainable
 from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.multitask.batches import TaskCollator, mean, mixture_of, named
@@ -306,6 +307,7 @@ def _new_model(
     # a head that pools has an encoder with a pooler, which serves the others too
     donor = max(runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps)
     opened = start.open_model(runs[donor].task, runs[donor].config, tokenizer)
+    check_trainable(opened)
     if hasattr(opened.config, "vocab_size") and opened.config.vocab_size != config.vocab_size:  # new tokens
         config.vocab_size = opened.config.vocab_size
     model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries))
