@@ -77,9 +77,9 @@ UNILM_FAULTS = [
     ),
     Fault(
         "targets begin with the decoder's first input",
-        "hf_ctxmodels/data/tasks/seq2seq.py",
-        "return ids[1:] if len(ids) > 1 and ids[0] == self._start else ids",
-        "return ids",
+        "hf_ctxmodels/data/padding.py",
+        "return target[1:] if len(target) > 1 and target[0] == start else target",
+        "return target",
         ("tests/scripts/test_finetune_writing.py",),
         "batches or plain",
     ),
