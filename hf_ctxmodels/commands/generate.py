@@ -20,6 +20,7 @@ from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.data.tasks.normalized_references import CEILING, NormalizedReferences
 from hf_ctxmodels.data.tasks.text_metrics import corpus_bleu, metric_names, score_texts
 from hf_ctxmodels.inference import generate_texts
+from hf_ctxmodels.objectives.base import check_at_least
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -30,7 +31,7 @@ class GenerationArguments:
     """What is written, and how.
 
     Raises:
-        CtxError: A flag of sampling or beams without sampling or beams.
+        CtxError: A flag of sampling or beams without sampling or beams, or a number out of its range.
     """
 
     model: str = field(
@@ -62,6 +63,7 @@ class GenerationArguments:
     seed: int = flag(42, "With --do_sample: the same seed, texts and --batch_size give the same texts.")
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         for names, needed, given in (
             (("temperature", "top_k", "top_p"), "--do_sample", self.do_sample),
             (("length_penalty",), "--num_beams 2 or more", self.num_beams > 1),
@@ -71,6 +73,18 @@ class GenerationArguments:
                     raise CtxError(
                         f"--{name} needs {needed}.", location=f"--{name} {getattr(self, name)}", hint="give both."
                     )
+
+    def _check_numbers(self) -> None:
+        for minimum, names in (
+            (1, ("max_new_tokens", "max_length", "batch_size", "num_beams")),
+            (0, ("no_repeat_ngram_size", "top_k")),
+        ):
+            given = {name: getattr(self, name) for name in names}
+            check_at_least(minimum, **{name: value for name, value in given.items() if value is not None})
+        if self.temperature is not None and self.temperature <= 0:
+            raise CtxError(f"--temperature {self.temperature} is not above 0.", hint="use a small number, such as 0.1.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise CtxError(f"--top_p {self.top_p} is a share.", hint="use a number above 0, up to 1.")
 
     @property
     def options(self) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
-from hf_ctxmodels.core.generation import check_generates, language_number, longest_input, written_texts
+from hf_ctxmodels.core.generation import check_generates, language_number, longest_input, longest_pair, written_texts
 from hf_ctxmodels.core.screen import progress_bar
 from hf_ctxmodels.data.padding import RowPadder
+from hf_ctxmodels.objectives.base import check_at_least
 
 
 def generate_texts(
@@ -45,9 +46,11 @@ def generate_texts(
         options: Arguments of `generate`, such as `num_beams` and `length_penalty`; greedy by default.
 
     Raises:
-        CtxError: The model does not write text, or not this language; a text has no token, or too many for the model.
+        CtxError: The model does not write text, or not this language; a text has no token, or too many for the model;
+            a number is too small, or several texts are asked for of one.
     """
     check_generates(model)
+    _check_numbers(max_new_tokens, max_length, batch_size, options)
     number = language_number(tokenizer, language)
     rows = _encode(model, tokenizer, texts, max_length)
     _check_rows(model, tokenizer, texts, rows, max_new_tokens)
@@ -65,6 +68,18 @@ def generate_texts(
                 written = written[:, batch["input_ids"].shape[1] :]
             found |= dict(zip(places, written_texts(tokenizer, written.tolist()), strict=True))
     return [found[place] for place in range(len(texts))]
+
+
+def _check_numbers(new: int, max_length: int | None, batch_size: int, options: dict[str, Any]) -> None:
+    """Raise CtxError for a number that `generate` cannot work with, or does not say here what it says there."""
+    numbers = {"max_new_tokens": new, "batch_size": batch_size, "max_length": max_length}
+    numbers["num_beams"] = options.get("num_beams")
+    check_at_least(1, **{name: value for name, value in numbers.items() if value is not None})
+    if (count := options.get("num_return_sequences") or 1) != 1:
+        raise CtxError(
+            f"num_return_sequences={count}, but one text is written for each.",
+            hint="give each text so many times, or call model.generate, which returns ids.",
+        )
 
 
 def _has_encoder(model: PreTrainedModel) -> bool:
@@ -91,14 +106,15 @@ def _check_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], rows: list[list[int]], new: int
 ) -> None:
     """Raise CtxError for a text without a token, or one that with its continuation is longer than the model reads."""
-    special, limit = len(tokenizer("")["input_ids"]), longest_input(model.config)
+    special, limit, pair = len(tokenizer("")["input_ids"]), longest_input(model.config), longest_pair(model.config)
+    limit = limit if pair is None else pair
     if limit is not None and new > limit:
         raise CtxError(
             f"{new} new tokens are over the model's limit of {limit} positions.",
             location=f"--max_new_tokens {new}",
             hint=f"use {limit} or fewer (max_new_tokens).",
         )
-    room = limit if limit is None or _has_encoder(model) else limit - new
+    room = limit if limit is None or (_has_encoder(model) and pair is None) else limit - new
     for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
         if len(row) <= (special if _has_encoder(model) else 0) or not text.strip():
             raise CtxError(f"Text {number} (counted from 0) has no words: {text!r}.", hint="remove it.")
@@ -107,7 +123,8 @@ def _check_rows(
                 f"Text {number} (counted from 0) has {len(row)} tokens; the model reads {limit}"
                 + ("." if room == limit else f", of which it writes {new}."),
                 location=f"{text[:60]!r}",
-                hint="shorten it, or cut all texts: --max_length (max_length).",
+                hint="shorten it, or cut all texts: --max_length (max_length)"
+                + ("." if room == limit else f", at most {room}; or write fewer tokens: --max_new_tokens."),
             )
 
 

@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors
+from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, check_unread
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.heads.base import IGNORED, as_targets, language_modeling_loss
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
@@ -112,7 +112,17 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             use_cache: Return `past_key_values`; without labels.
             logits_to_keep: As in transformers: how many of the last steps have logits, 0 for all.
             return_logits: See `returns_logits`.
+
+        Raises:
+            CtxError: Arguments that do not match each other or the model, or tensors that it does not read.
         """
+        check_unread(**kwargs)
+        if masked_target_ids is not None and (decoder_input_ids is not None or span_ids is not None):
+            raise CtxError(
+                "masked_target_ids is the whole target, of which there are no spans.",
+                location="decoder_input_ids" if span_ids is None else "span_ids",
+                hint="leave it out, or masked_target_ids.",
+            )
         labels = None if labels is None else as_targets(labels, "labels")
         recorded = self.config.recorded_outputs(kwargs)
         everywhere = labels is None or self.returns_logits(return_logits) or any(recorded.values())
@@ -139,6 +149,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
     def predict_all(self, source: Words, given: Given, span_ids: Tensor | None) -> ConditionalGenerationOutput:
         """Logits or the loss of all steps, in one pass over source, target and queries."""
         wanted, lengths = given.wanted, source.rows.tokens.sum(1, keepdim=True)
+        known = wanted if given.labels is None else given.labels != IGNORED
         target, offset = self._read_target(given.ids)
         kept = kept_before(wanted, target.shape[1], offset)
         steps = torch.arange(given.ids.shape[1], device=given.ids.device).expand_as(given.ids)
@@ -146,14 +157,15 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         streams = [target_rows(target, kept, lengths, self.target_type), queries.one_by_one()]
         if span_ids is not None:
             spans = as_targets(span_ids, "span_ids", given.ids.shape)
-            seen = wanted if given.labels is None else given.labels != IGNORED  # a span's queries see each other
             before = queries.before + wanted.sum(1, keepdim=True)
-            streams.append(replace(queries, wanted=seen, before=before).by_span(spans))
+            streams.append(replace(queries, wanted=known, before=before).by_span(spans))  # that see each other
         words, count = joined(self, source, streams), len(streams) - 1
         predicted = torch.cat([wanted] * count, 1)
         first = words.rows.width - predicted.shape[1]
         read = F.pad(predicted, (first, 0), value=False)
-        outputs = run_rows(self, words, None if given.everywhere else read, **given.recorded)
+        needed = [source.rows.tokens, kept_before(known, target.shape[1], offset), *[known] * count]
+        read_from = None if given.everywhere else read
+        outputs = run_rows(self, words, read_from, checked=torch.cat(needed, 1), **given.recorded)
         states = outputs.last_hidden_state
         if given.everywhere:
             flows = [*states[:, first:].chunk(count, 1)]

@@ -101,7 +101,8 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
         check_aligned({"cross_attention_mask": mask}, *states.shape[:2])
         check_padding_mask(mask, "cross_attention_mask")
         padding = given.attention_mask
-        return Source(states, mask if padding is None else (mask != 0) & (padding != 0))
+        seen = mask if padding is None else (mask != 0) & (padding != 0)
+        return Source(states, seen, given.sequence_ids)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, decoder_langs: Tensor | None = None, **kwargs: Any
