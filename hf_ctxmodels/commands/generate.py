@@ -14,6 +14,7 @@ from transformers import set_seed as seed_generators
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.generation import TextLanguages
 from hf_ctxmodels.core.outputs import check_new_file, writing
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data.files import read_lines
@@ -50,7 +51,16 @@ class GenerationArguments:
         None, "Cut each text to so many tokens; by default a text over the model's limit is an error."
     )
     batch_size: int = flag(64, "Texts at a time.")
-    language: str | None = flag(None, "Mark of the language to write, such as `<de>`, where the model writes several.")
+    language: str | None = flag(
+        None,
+        "Language to write, where the model writes several: its mark, such as `<de>`, or its name in lang2id of the "
+        "configuration.",
+    )
+    source_language: str | None = flag(
+        None,
+        "Language of the texts, for models with embeddings of both. Default: the one that `finetune --language` "
+        "trained on.",
+    )
     num_beams: int = flag(1, "Width of the beam search; 1 is greedy.")
     length_penalty: float | None = flag(
         None, "With beams: exponent of the length by which a beam's score is divided. Default: 1."
@@ -88,8 +98,9 @@ class GenerationArguments:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `generate`."""
-        found: dict[str, Any] = {"num_beams": self.num_beams, "do_sample": self.do_sample}
+        """Arguments of `generate_texts`."""
+        names = ("max_new_tokens", "max_length", "batch_size", "language", "source_language", "num_beams", "do_sample")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.no_repeat_ngram_size:
             found["no_repeat_ngram_size"] = self.no_repeat_ngram_size
         if self.length_penalty is not None:
@@ -141,7 +152,8 @@ def scores(
         else:
             values = score_texts([name], written, references, lower_case=arguments.lower_case)
             found.append(pairs_of(values))
-    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case)
+    told = TextLanguages.encoded_in(tokenizer, arguments.language)
+    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, encoded_in=told)
     if most := normalized.ceiling(references):
         found += [f"ceiling: {pairs_of(most)}", pairs_of(normalized.scores(written, references)), CEILING]
     return found
@@ -172,8 +184,7 @@ def main() -> None:
     model = load_model(arguments.model, writing_head(config, arguments.model), config)
     say(f"{type(model).__name__} writes {len(texts):,} texts")
     seed_generators(arguments.seed)
-    limits = {name: getattr(arguments, name) for name in ("max_new_tokens", "max_length", "batch_size", "language")}
-    written = generate_texts(model, tokenizer, texts, progress=True, **limits, **arguments.options)
+    written = generate_texts(model, tokenizer, texts, progress=True, **arguments.options)
     written = [" ".join(text.splitlines()) for text in written]  # one text a line
     if arguments.output_file is None and not names:
         print("\n".join(written))

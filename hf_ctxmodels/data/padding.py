@@ -74,9 +74,11 @@ class SourceTargetCollator(PaddingCollator):
         input_ids: (tokens,) of the source.
         labels: (tokens,) of the target, its end included.
         target_language: Number of the target's language, optional.
+        language: Number of the source's language beside it, for models with embeddings of both.
 
     Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 after a target's end;
-        target_languages (batch,), if the features hold one.
+        target_languages (batch,), if the features hold one; with both languages langs (batch, width) and decoder_langs
+        (batch, steps) in its place.
     """
 
     def torch_call(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -88,6 +90,14 @@ class SourceTargetCollator(PaddingCollator):
             "attention_mask": padder.attention_mask(),
             "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED),
         }
-        if "target_language" in features[0]:
+        if "language" in features[0]:
+            batch["langs"] = _of_rows(features, "language", batch["input_ids"])
+            batch["decoder_langs"] = _of_rows(features, "target_language", batch["labels"])
+        elif "target_language" in features[0]:
             batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
         return batch
+
+
+def _of_rows(features: list[dict[str, Any]], name: str, beside: torch.Tensor) -> torch.Tensor:
+    """A number of each feature in all columns of its row, of the shape of another tensor."""
+    return torch.tensor([[int(feature[name])] for feature in features]).expand(beside.shape).contiguous()

@@ -9,7 +9,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
-from hf_ctxmodels.core.generation import check_generates, language_number, longest_input, longest_pair, written_texts
+from hf_ctxmodels.core.generation import (
+    TextLanguages,
+    check_generates,
+    language_number,
+    longest_input,
+    longest_pair,
+    written_texts,
+)
 from hf_ctxmodels.core.screen import progress_bar
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.objectives.base import check_at_least
@@ -24,6 +31,7 @@ def generate_texts(
     max_length: int | None = None,
     batch_size: int = 64,
     language: str | None = None,
+    source_language: str | None = None,
     progress: bool = False,
     **options: Any,
 ) -> list[str]:
@@ -41,18 +49,22 @@ def generate_texts(
         max_length: Texts are cut to so many tokens, sources at their end and prompts at their beginning; None for an
             error for texts over the model's limit.
         batch_size: Texts per batch; texts of similar length are batched.
-        language: The language to write, one of `tokenizer.languages`; None for the first or only one.
+        language: The language to write: one of `tokenizer.languages`, None for the first or only one; where the model
+            has embeddings of languages, one of `config.lang2id`.
+        source_language: With such embeddings, the language of the texts; None for that of `config.default_lang`.
         progress: Whether to show a bar.
         options: Arguments of `generate`, such as `num_beams` and `length_penalty`; greedy by default.
 
     Raises:
-        CtxError: The model does not write text, or not this language; a text has no token, or too many for the model;
-            a number is too small, or several texts are asked for of one.
+        CtxError: The model does not write text, or not this language, or must be told one; a text has no token, or too
+            many for the model; a number is too small, or several texts are asked for of one.
     """
     check_generates(model)
     _check_numbers(max_new_tokens, max_length, batch_size, options)
-    number = language_number(tokenizer, language)
-    rows = _encode(model, tokenizer, texts, max_length)
+    names = TextLanguages.of(model.config, source_language, language, ("--source_language", "--language"))
+    told = {} if names is None else names.encoded_in(tokenizer, names.source)
+    numbers = _language_numbers(model, tokenizer, names, language, source_language)
+    rows = _encode(model, tokenizer, texts, max_length, told)
     _check_rows(model, tokenizer, texts, rows, max_new_tokens)
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **options}
     if not _has_encoder(model) and model.generation_config.pad_token_id is None:
@@ -62,7 +74,7 @@ def generate_texts(
     with evaluation_mode(model):
         for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", shown=progress):
             places = order[first : first + batch_size]
-            batch = _batch(model, tokenizer, [rows[place] for place in places], number)
+            batch = _batch(model, tokenizer, [rows[place] for place in places], numbers)
             written = model.generate(**batch, **settings)
             if not _has_encoder(model):
                 written = written[:, batch["input_ids"].shape[1] :]
@@ -82,19 +94,48 @@ def _check_numbers(new: int, max_length: int | None, batch_size: int, options: d
         )
 
 
+def _language_numbers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    names: TextLanguages | None,
+    language: str | None,
+    source_language: str | None,
+) -> dict[str, int]:
+    """The number of the language that each argument of `generate` holds, by its name.
+
+    Raises:
+        CtxError: The model does not know a language that is given.
+    """
+    if names is not None:
+        columns = ("langs", "decoder_langs") if _has_encoder(model) else ("langs",)
+        return dict(zip(columns, names.numbers, strict=False))
+    if source_language is not None:
+        raise CtxError(
+            "The model is not told the language of its texts.",
+            location=f"--source_language {source_language}",
+            hint="leave it out.",
+        )
+    number = language_number(tokenizer, language, model.config)
+    return {} if number is None else {"target_languages": number}
+
+
 def _has_encoder(model: PreTrainedModel) -> bool:
     """Whether what it writes is a text of its own, and not the continuation of what it reads."""
     return bool(model.config.is_encoder_decoder)
 
 
 def _encode(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int | None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    max_length: int | None,
+    told: dict[str, str],
 ) -> list[list[int]]:
-    """The ids of each text; those of a prompt without the tokens that end a text."""
+    """The ids of each text; those of a prompt without the tokens that end a text. `told` are further keywords."""
     if _has_encoder(model):
         cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
-        return tokenizer(list(texts), verbose=False, **cut)["input_ids"]
-    encoded = tokenizer(list(texts), verbose=False, return_special_tokens_mask=True)
+        return tokenizer(list(texts), verbose=False, **cut, **told)["input_ids"]
+    encoded = tokenizer(list(texts), verbose=False, return_special_tokens_mask=True, **told)
     rows = []
     for ids, special in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
         end = len(ids) - next((place for place, each in enumerate(reversed(special)) if not each), len(ids))
@@ -134,12 +175,18 @@ def _padding(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _batch(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], language: int | None
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], languages: dict[str, int]
 ) -> dict[str, torch.Tensor]:
-    """Padded rows; prompts are padded on the left, so that each is followed by its continuation."""
+    """Padded rows; prompts are padded on the left, so that each is followed by its continuation.
+
+    Args:
+        model, tokenizer: As in `generate_texts`.
+        rows: Ids.
+        languages: See `_language_numbers`.
+    """
     padder = RowPadder([len(row) for row in rows], tokenizer.padding_side if _has_encoder(model) else "left")
     ids = padder.pad([np.asarray(row) for row in rows], _padding(tokenizer))
     batch = {"input_ids": ids, "attention_mask": padder.attention_mask()}
-    if language is not None:
-        batch["target_languages"] = torch.full((len(rows),), language)
+    shapes = {"langs": tuple(ids.shape), "decoder_langs": (len(rows), 1), "target_languages": (len(rows),)}
+    batch |= {name: torch.full(shapes[name], number) for name, number in languages.items()}
     return {name: tensor.to(model.device) for name, tensor in batch.items()}

@@ -144,14 +144,14 @@ def packed(pairs: list[dict[str, Tensor]], name: str, side: str, fill: int = 0) 
 def test_pairs_packed_in_a_row_are_the_pairs_alone(subtests) -> None:
     """Logits, loss and gradients, with padding on either side; the target of a source may have no label."""
     for case in WRITERS:
-        pairs = []
+        languages, pairs = {"n_langs": 2} if hasattr(case.config(), "n_langs") else {}, []
         for number, (length, steps) in enumerate([(5, 3), (8, 6), (4, 5), (7, 2)]):
             batch = make_batch(case, (length,), seed=number)
             ids = torch.randint(5, 60, (1, steps), generator=torch.Generator().manual_seed(number))
             pair = {"input_ids": batch["input_ids"], "labels": ids}
             pair |= {"sequence_ids": torch.full((1, length), 1 + number % 2)}
             pair |= {"decoder_sequence_ids": torch.full((1, steps), 1 + number % 2)}
-            if "langs" in batch:
+            if languages:
                 pair |= {
                     "langs": torch.full((1, length), number % 2),
                     "decoder_langs": 1 - torch.full_like(ids, number % 2),
@@ -164,7 +164,7 @@ def test_pairs_packed_in_a_row_are_the_pairs_alone(subtests) -> None:
             together = {name: packed(pairs, name, side, -100 if name == "labels" else 0) for name in pairs[0]}
             for path, options in PATHS.items():
                 with subtests.test(case=str(case), side=side, path=path):
-                    model = case.model(**options)
+                    model = case.model(**options, **languages)
                     loss = model(**together).loss
                     expected = sum(model(**pair, num_items_in_batch=counts).loss for pair in alone[:3])
                     assert_close(loss, expected)

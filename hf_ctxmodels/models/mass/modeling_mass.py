@@ -42,7 +42,8 @@ class MassStack(TransformerStack):
 
     def embedded_beside(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """The tokens' languages, if the model has embeddings of them."""
-        langs = language_ids(self.config, words, given.pop("langs", None))
+        name = "decoder_langs" if self.is_decoder else "langs"
+        langs = language_ids(self.config, words, given.pop("langs", None), name)
         return {} if langs is None else {"langs": langs}
 
     def embed(self, words: Tensor, position_ids: Tensor, langs: Tensor | None = None, **beside: Tensor) -> Tensor:
