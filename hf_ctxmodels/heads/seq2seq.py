@@ -305,13 +305,12 @@ class ForConditionalGeneration(Seq2SeqHead):
         if languages is None:
             return
         if not self.takes_languages:
-            embedded = "decoder_langs" in self.decoder_arguments and self.config.embeds_languages
-            raise CtxError(
-                f"{type(self).__name__} reads no target_languages.",
-                hint="give decoder_langs, (batch, steps) numbers, in their place."
-                if embedded
-                else "leave them out: it writes one language.",
-            )
+            if "decoder_langs" in self.decoder_arguments and self.config.embeds_languages:
+                raise CtxError(
+                    f"{type(self).__name__} reads no target_languages.",
+                    hint="give decoder_langs, (batch, steps) numbers, in their place.",
+                )
+            raise CtxError(f"{type(self).__name__} has one target language.", hint="leave target_languages out.")
         check_tensors(target_languages=languages)
         if tuple(languages.shape) != (rows,):
             raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
