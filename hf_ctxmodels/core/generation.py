@@ -96,12 +96,13 @@ class TextLanguages:
         if not getattr(config, "embeds_languages", False):
             return None
         known: dict[str, int] = config.lang2id or {}
-        if not known and not config.is_encoder_decoder and source is target is None and config.default_lang is not None:
-            return None  # the model gives all tokens its default
+        untold = source is None and target is None and config.default_lang is not None
+        if untold and not known and not config.is_encoder_decoder:
+            return None  # the model gives its default to all tokens
         if not known:
             raise CtxError(
                 f"The model has embeddings of {config.n_langs} languages, which have no names.",
-                hint="name them by config.lang2id, each with its number.",
+                hint="name them by config.lang2id, each with its number; a new model of one language has n_langs=1.",
             )
         names = {number: name for name, number in known.items()}
         default = names.get(config.default_lang)

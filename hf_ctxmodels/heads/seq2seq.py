@@ -246,14 +246,11 @@ class ForConditionalGeneration(Seq2SeqHead):
             check_padding_mask(attention_mask)
         rows = encoder_outputs.last_hidden_state.shape[0]
         ids = self.decoder_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
-        if decoder_input_ids is None and ids is not None:
-            ids = self._begun(ids, further.get("decoder_sequence_ids"))
+        ids = ids if decoder_input_ids is not None else self._begun(ids, further.get("decoder_sequence_ids"))
         self._check_languages(rows, target_languages)
         before = self.first_state(encoder_outputs, use_cache) if past_key_values is None else past_key_values
-        given = DecoderInputs(
-            *(encoder_outputs, attention_mask, before, target_languages, recorded, further),
-            sequence_ids=kwargs.get("sequence_ids"),
-        )
+        sides = (encoder_outputs, attention_mask, before, target_languages, recorded, further)
+        given = DecoderInputs(*sides, sequence_ids=kwargs.get("sequence_ids"))
         wants_logits = labels is None or self.returns_logits(return_logits)
         loss = logits = decoded = None
         if wants_logits or given.record:
@@ -264,9 +261,9 @@ class ForConditionalGeneration(Seq2SeqHead):
             loss = self.decoder_loss(ids, labels, given, num_items_in_batch)
         return _output(encoder_outputs, decoded, recorded, loss, logits if wants_logits else None, use_cache)
 
-    def _begun(self, ids: Tensor, sequence_ids: Tensor | None) -> Tensor:
-        """(batch, steps) shifted labels, each sequence of a row after `config.decoder_start_token_id`."""
-        if sequence_ids is None:
+    def _begun(self, ids: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
+        """(batch, steps) shifted labels, if any, each sequence of a row after `config.decoder_start_token_id`."""
+        if sequence_ids is None or ids is None:
             return ids
         check_aligned({"decoder_sequence_ids": sequence_ids}, *ids.shape)
         return ids.masked_fill(sequence_starts(sequence_ids), self.config.decoder_start_token_id or 0)

@@ -46,7 +46,7 @@ UNILM_FAULTS = [
     Fault(
         "arguments that the writing head does not know are dropped",
         "hf_ctxmodels/models/_shared/query_generation.py",
-        "        check_unread(**kwargs)\n",
+        "    check_unread(**unread)\n",
         "",
         ("tests/models/test_query_generation.py",),
         "refused",

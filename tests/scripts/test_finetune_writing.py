@@ -304,6 +304,7 @@ def plainly(family: FamilySpec) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
     """A task, a configuration and a tokenizer of a family that trains on the targets as they are."""
     tokenizer = tokenizer_of(family)
     task = Seq2Seq(TaskArguments(max_length=20, max_target_length=10, metrics="exact_match"))
-    config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id)
+    one = {"n_langs": 1} if "n_langs" in family.config.__dataclass_fields__ else {}
+    config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id, **one)
     task.configure(config, PAIRS, PAIRS)
     return task, config, tokenizer

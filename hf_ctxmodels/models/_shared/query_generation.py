@@ -53,6 +53,20 @@ class Given(NamedTuple):
         return self.labels != IGNORED
 
 
+def _check_arguments(attention_mask: Tensor | None, unread: dict[str, Any], unwanted: dict[str, Any]) -> None:
+    """Raise CtxError for a wrong mask, arguments that are not read, or that `masked_target_ids` leaves without use."""
+    check_tensors(attention_mask=attention_mask)
+    check_padding_mask(attention_mask)
+    check_unread(**unread)
+    for name, value in unwanted.items():
+        if value is not None:
+            raise CtxError(
+                "masked_target_ids is the whole target, of which there are no spans.",
+                location=name,
+                hint="leave it out, or masked_target_ids.",
+            )
+
+
 class QueryForConditionalGeneration(heads.Seq2SeqHead):
     """Predicts each token of a target from the source, the target before it, and a query token in its place.
 
@@ -112,24 +126,14 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             use_cache: Return `past_key_values`; without labels.
             logits_to_keep: As in transformers: how many of the last steps have logits, 0 for all.
             return_logits: See `returns_logits`.
-
-        Raises:
-            CtxError: Arguments that do not match each other or the model, or tensors that it does not read.
         """
-        check_unread(**kwargs)
-        if masked_target_ids is not None and (decoder_input_ids is not None or span_ids is not None):
-            raise CtxError(
-                "masked_target_ids is the whole target, of which there are no spans.",
-                location="decoder_input_ids" if span_ids is None else "span_ids",
-                hint="leave it out, or masked_target_ids.",
-            )
+        beside = {"decoder_input_ids": decoder_input_ids, "span_ids": span_ids}
+        _check_arguments(attention_mask, kwargs, {} if masked_target_ids is None else beside)
         labels = None if labels is None else as_targets(labels, "labels")
         recorded = self.config.recorded_outputs(kwargs)
         everywhere = labels is None or self.returns_logits(return_logits) or any(recorded.values())
         source = (input_ids, attention_mask, token_type_ids, inputs_embeds)
         rest = (labels, num_items_in_batch, everywhere, logits_to_keep, recorded)
-        check_tensors(attention_mask=attention_mask)
-        check_padding_mask(attention_mask)
         known = past_key_values is not None or hasattr(encoder_outputs, "keys_and_values")
         if masked_target_ids is None and (known or (use_cache and labels is None)):
             if not known:
