@@ -14,12 +14,14 @@ from transformers import set_seed as seed_generators
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.generation import TextLanguages
 from hf_ctxmodels.core.outputs import check_new_file, writing
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.data.tasks.normalized_references import CEILING, NormalizedReferences
 from hf_ctxmodels.data.tasks.text_metrics import corpus_bleu, metric_names, score_texts
 from hf_ctxmodels.inference import generate_texts
+from hf_ctxmodels.objectives.base import check_at_least
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -30,7 +32,7 @@ class GenerationArguments:
     """What is written, and how.
 
     Raises:
-        CtxError: A flag of sampling or beams without sampling or beams.
+        CtxError: A flag of sampling or beams without sampling or beams, or a number out of its range.
     """
 
     model: str = field(
@@ -49,7 +51,16 @@ class GenerationArguments:
         None, "Cut each text to so many tokens; by default a text over the model's limit is an error."
     )
     batch_size: int = flag(64, "Texts at a time.")
-    language: str | None = flag(None, "Mark of the language to write, such as `<de>`, where the model writes several.")
+    language: str | None = flag(
+        None,
+        "Language to write, where the model writes several: its mark, such as `<de>`, or its name in lang2id of the "
+        "configuration.",
+    )
+    source_language: str | None = flag(
+        None,
+        "Language of the texts, for models with embeddings of both. Default: the one that `finetune --language` "
+        "trained on.",
+    )
     num_beams: int = flag(1, "Width of the beam search; 1 is greedy.")
     length_penalty: float | None = flag(
         None, "With beams: exponent of the length by which a beam's score is divided. Default: 1."
@@ -62,6 +73,7 @@ class GenerationArguments:
     seed: int = flag(42, "With --do_sample: the same seed, texts and --batch_size give the same texts.")
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         for names, needed, given in (
             (("temperature", "top_k", "top_p"), "--do_sample", self.do_sample),
             (("length_penalty",), "--num_beams 2 or more", self.num_beams > 1),
@@ -72,10 +84,23 @@ class GenerationArguments:
                         f"--{name} needs {needed}.", location=f"--{name} {getattr(self, name)}", hint="give both."
                     )
 
+    def _check_numbers(self) -> None:
+        for minimum, names in (
+            (1, ("max_new_tokens", "max_length", "batch_size", "num_beams")),
+            (0, ("no_repeat_ngram_size", "top_k")),
+        ):
+            given = {name: getattr(self, name) for name in names}
+            check_at_least(minimum, **{name: value for name, value in given.items() if value is not None})
+        if self.temperature is not None and self.temperature <= 0:
+            raise CtxError(f"--temperature {self.temperature} is not above 0.", hint="use a small number, such as 0.1.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise CtxError(f"--top_p {self.top_p} is a share.", hint="use a number above 0, up to 1.")
+
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `generate`."""
-        found: dict[str, Any] = {"num_beams": self.num_beams, "do_sample": self.do_sample}
+        """Arguments of `generate_texts`."""
+        names = ("max_new_tokens", "max_length", "batch_size", "language", "source_language", "num_beams", "do_sample")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.no_repeat_ngram_size:
             found["no_repeat_ngram_size"] = self.no_repeat_ngram_size
         if self.length_penalty is not None:
@@ -127,7 +152,8 @@ def scores(
         else:
             values = score_texts([name], written, references, lower_case=arguments.lower_case)
             found.append(pairs_of(values))
-    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case)
+    told = TextLanguages.encoded_in(tokenizer, arguments.language)
+    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, encoded_in=told)
     if most := normalized.ceiling(references):
         found += [f"ceiling: {pairs_of(most)}", pairs_of(normalized.scores(written, references)), CEILING]
     return found
@@ -158,8 +184,7 @@ def main() -> None:
     model = load_model(arguments.model, writing_head(config, arguments.model), config)
     say(f"{type(model).__name__} writes {len(texts):,} texts")
     seed_generators(arguments.seed)
-    limits = {name: getattr(arguments, name) for name in ("max_new_tokens", "max_length", "batch_size", "language")}
-    written = generate_texts(model, tokenizer, texts, progress=True, **limits, **arguments.options)
+    written = generate_texts(model, tokenizer, texts, progress=True, **arguments.options)
     written = [" ".join(text.splitlines()) for text in written]  # one text a line
     if arguments.output_file is None and not names:
         print("\n".join(written))

@@ -1,6 +1,6 @@
 """Rows of different length -> rectangular tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -82,9 +82,11 @@ class SourceTargetCollator(PaddingCollator):
         input_ids: (tokens,) of the source.
         labels: (tokens,) of the target, its end included.
         target_language: Number of the target's language, optional.
+        language: Number of the source's language beside it, for models with embeddings of both.
 
     Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 after a target's end;
-        target_languages (batch,), if the features hold one.
+        target_languages (batch,), if the features hold one; with both languages langs (batch, width) and decoder_langs
+        (batch, steps) in its place.
 
     Args:
         decoder_start_token_id: The decoder's first input, which is left out where a tokenizer begins targets with it:
@@ -103,6 +105,21 @@ class SourceTargetCollator(PaddingCollator):
             "attention_mask": padder.attention_mask(),
             "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED),
         }
+        if "language" in features[0]:
+            return batch | languages_of(features, batch, "language", "target_language")
         if "target_language" in features[0]:
             batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
         return batch
+
+
+def languages_of(
+    features: Sequence[Mapping[str, Any]], batch: Mapping[str, torch.Tensor], source: str, target: str
+) -> dict[str, torch.Tensor]:
+    """`langs` and `decoder_langs` of a batch, by the names of the features' languages; nothing if they hold none."""
+    if source not in features[0]:
+        return {}
+    shapes = {"langs": (source, "input_ids"), "decoder_langs": (target, "labels")}
+    return {
+        column: torch.tensor([[int(feature[name])] * batch[beside].shape[1] for feature in features])
+        for column, (name, beside) in shapes.items()
+    }

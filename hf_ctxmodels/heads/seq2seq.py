@@ -13,7 +13,14 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, is_traced
+from hf_ctxmodels.core.inputs import (
+    check_aligned,
+    check_ids,
+    check_padding_mask,
+    check_tensors,
+    is_traced,
+    sequence_starts,
+)
 from hf_ctxmodels.heads.base import (
     IGNORED,
     HeadModel,
@@ -72,6 +79,7 @@ class DecoderInputs:
         languages: (batch,) numbers of the target languages, or None.
         recorded: Which hidden states and attention weights are asked for, see `config.recorded_outputs`.
         further: What else the decoder takes, by the names in `decoder_arguments`.
+        sequence_ids: (batch, length) of the source, see `TransformerStack.forward`, or None.
     """
 
     encoded: Any
@@ -80,6 +88,7 @@ class DecoderInputs:
     languages: Tensor | None
     recorded: Mapping[str, Any] = field(default_factory=dict)
     further: Mapping[str, Any] = field(default_factory=dict)
+    sequence_ids: Tensor | None = None
 
     @property
     def record(self) -> bool:
@@ -100,6 +109,13 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # the first forward creates the cache
+
+    def _prepare_text_encoder_decoder_kwargs_for_generation(
+        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Run the encoder without the targets, which Seq2SeqTrainer passes to `generate`."""
+        known = {name: value for name, value in model_kwargs.items() if name not in self.loss_targets}
+        return super()._prepare_text_encoder_decoder_kwargs_for_generation(inputs_tensor, known, *args, **kwargs)
 
     def decoder_ids(
         self, rows: int | None, ids: Tensor | None, labels: Tensor | None, embeddings: Tensor | None = None
@@ -230,9 +246,11 @@ class ForConditionalGeneration(Seq2SeqHead):
             check_padding_mask(attention_mask)
         rows = encoder_outputs.last_hidden_state.shape[0]
         ids = self.decoder_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
+        ids = ids if decoder_input_ids is not None else self._begun(ids, further.get("decoder_sequence_ids"))
         self._check_languages(rows, target_languages)
         before = self.first_state(encoder_outputs, use_cache) if past_key_values is None else past_key_values
-        given = DecoderInputs(encoder_outputs, attention_mask, before, target_languages, recorded, further)
+        sides = (encoder_outputs, attention_mask, before, target_languages, recorded, further)
+        given = DecoderInputs(*sides, sequence_ids=kwargs.get("sequence_ids"))
         wants_logits = labels is None or self.returns_logits(return_logits)
         loss = logits = decoded = None
         if wants_logits or given.record:
@@ -242,6 +260,13 @@ class ForConditionalGeneration(Seq2SeqHead):
         elif labels is not None:
             loss = self.decoder_loss(ids, labels, given, num_items_in_batch)
         return _output(encoder_outputs, decoded, recorded, loss, logits if wants_logits else None, use_cache)
+
+    def _begun(self, ids: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
+        """(batch, steps) shifted labels, if any, each sequence of a row after `config.decoder_start_token_id`."""
+        if sequence_ids is None or ids is None:
+            return ids
+        check_aligned({"decoder_sequence_ids": sequence_ids}, *ids.shape)
+        return ids.masked_fill(sequence_starts(sequence_ids), self.config.decoder_start_token_id or 0)
 
     def encode_source(self, token_type_ids: Tensor | None = None, **inputs: Any) -> Any:
         """Run the encoder."""
@@ -277,6 +302,11 @@ class ForConditionalGeneration(Seq2SeqHead):
         if languages is None:
             return
         if not self.takes_languages:
+            if "decoder_langs" in self.decoder_arguments and self.config.embeds_languages:
+                raise CtxError(
+                    f"{type(self).__name__} reads no target_languages.",
+                    hint="give decoder_langs, (batch, steps) numbers, in their place.",
+                )
             raise CtxError(f"{type(self).__name__} has one target language.", hint="leave target_languages out.")
         check_tensors(target_languages=languages)
         if tuple(languages.shape) != (rows,):

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
+from hf_ctxmodels.data.padding import PaddingCollator, RowPadder, languages_of
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator
 from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, corrupt
@@ -169,19 +169,6 @@ class DataCollatorForMaskedSegments(PaddingCollator):
             "decoder_position_ids": steps.pad([row.places - 1 for row in rows], 0),
         }
         return batch | languages_of(features, batch, "language", "language")
-
-
-def languages_of(
-    features: Sequence[Mapping[str, Any]], batch: Mapping[str, torch.Tensor], source: str, target: str
-) -> Batch:
-    """`langs` and `decoder_langs` of a batch, by the names of the features' languages; nothing if they hold none."""
-    if source not in features[0]:
-        return {}
-    shapes = {"langs": (source, "input_ids"), "decoder_langs": (target, "labels")}
-    return {
-        column: torch.tensor([[int(feature[name])] * batch[beside].shape[1] for feature in features])
-        for column, (name, beside) in shapes.items()
-    }
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import RowPadder
+from hf_ctxmodels.data.padding import RowPadder, languages_of
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Batch
 from hf_ctxmodels.objectives.common.features import feature_generator
@@ -23,7 +23,6 @@ from hf_ctxmodels.objectives.masked_segment import (
     Hidden,
     MaskedSegment,
     SegmentOptions,
-    languages_of,
 )
 
 

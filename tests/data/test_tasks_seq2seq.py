@@ -20,6 +20,8 @@ from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
+from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
+from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
 
 PAIRS = [("A cat sat. It slept.", "Eine Katze saß."), ("A dog saw a cat!", "Ein Hund sah."), ("A cat.", "Katze")]
 METRICS = "bleu,exact_match"
@@ -115,6 +117,10 @@ def test_the_language_is_given_to_the_model(tmp_path):
     assert task.config_fields(tokenizer)["num_languages"] == 2
     task, examples = prepared(tmp_path, tokenizer, target_language="<fr>")
     with pytest.raises(CtxError, match=r"(?s)does not write '<fr>'.*<de>, <en>"):
+        task.encode(examples, tokenizer)
+    tokenizer = CtxMassTokenizer.train(["<de> eine Katze", "<en> a cat"], vocab_size=60)
+    task.configure(CtxMassConfig(n_langs=1, lang2id={"de": 0}), examples, examples)
+    with pytest.raises(CtxError, match=r"(?s)does not write '<fr>'.*the model writes one"):
         task.encode(examples, tokenizer)
 
 

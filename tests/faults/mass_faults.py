@@ -6,8 +6,8 @@ MASS_FAULTS = [
     Fault(
         "the decoder of MASS sees the masked states",
         "hf_ctxmodels/models/mass/modeling_mass.py",
-        "return Source(states, mask if padding is None else (mask != 0) & (padding != 0))",
-        "return Source(states, padding)",
+        "seen = mask if padding is None else (mask != 0) & (padding != 0)",
+        "seen = padding",
         ("tests/objectives/test_masked_segment.py",),
         "no_masked_state",
     ),

@@ -4,6 +4,22 @@ from fault import Fault
 
 SEQ2SEQ_FAULTS = [
     Fault(
+        "a packed target without a label leaves its source to the next",
+        "hf_ctxmodels/models/_shared/seq2seq_heads.py",
+        'written["attention_mask"] is None and given.cache is None and not whole:',
+        'written["attention_mask"] is None and given.cache is None:',
+        ("tests/models/test_seq2seq.py",),
+        "packed",
+    ),
+    Fault(
+        "a packed target begins with the last token of the one before it",
+        "hf_ctxmodels/heads/seq2seq.py",
+        "return ids.masked_fill(sequence_starts(sequence_ids), self.config.decoder_start_token_id or 0)",
+        "return ids",
+        ("tests/models/test_seq2seq.py",),
+        "packed",
+    ),
+    Fault(
         "the decoder of an encoder-decoder sees later tokens",
         "hf_ctxmodels/models/_shared/transformer_stack.py",
         "return CAUSAL if self.is_decoder else BIDIRECTIONAL",

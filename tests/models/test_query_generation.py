@@ -12,6 +12,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, Seq2SeqTrainer
 from zoo import PATHS, Case, assert_close, assert_same_gradients, gradients
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 
 CASES = [Case(FAMILIES[name], "AutoModelForSeq2SeqLM") for name in ("unilm", "ernie_gen")]
@@ -219,6 +220,45 @@ def test_what_is_refused() -> None:
     cache = model(**batch, decoder_input_ids=torch.full((3, 5), 7), use_cache=True).past_key_values
     with pytest.raises(CtxError, match="give all tokens of the target"):
         model(**batch, decoder_input_ids=torch.full((3, 2), 7), past_key_values=cache)
+
+    for name in ("position_ids", "sequence_ids", "span_id", "decoder_attention_mask"):
+        for call in (model, model.get_encoder()):
+            with pytest.raises(CtxError, match=f"{name} is given, which this model does not read"):
+                call(**batch, **({"labels": targets()} if call is model else {}), **{name: batch["input_ids"]})
+    for name in ("span_ids", "decoder_input_ids"):
+        with pytest.raises(CtxError, match=f"(?s)masked_target_ids is the whole target.*{name}"):
+            model(**batch, labels=targets(), masked_target_ids=targets().clamp(min=5), **{name: targets().clamp(min=5)})
+
+
+def test_source_and_target_share_the_positions() -> None:
+    """The evaluated loss needs no positions of padding; `generate_texts` says before it writes what is too long."""
+    words = ["a", "cat", "sat", "dogs", "ran", "home"]
+    for case in CASES:
+        limit = case.config(max_position_embeddings=32).longest_source_and_target
+        labels = torch.full((2, 12), -100)
+        labels[0, : limit - 28], labels[1] = 7, 9
+        ids = torch.full((2, 28), 8)
+        ids[1, 5:] = 0
+        batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
+        batch["span_ids"] = torch.arange(12).div(4, rounding_mode="floor").expand(2, 12)
+        for path, options in PATHS.items():
+            model = case.model(max_position_embeddings=32, hidden_dropout_prob=0.0, **options)
+            trained = model(**batch).loss
+            with torch.no_grad():
+                assert_close(model(**batch).loss, trained, path)
+                longer = labels.clone()
+                longer[0, limit - 28] = 7
+                with pytest.raises(CtxError, match="Source and target have 33 tokens"):
+                    model(**batch | {"labels": longer})
+        tokenizer = case.family.tokenizer.train([" ".join(words)] * 4, vocab_size=60, min_frequency=1)
+        sizes = {"vocab_size": len(tokenizer), "query_token_id": tokenizer.mask_token_id, "eos_token_id": None}
+        model = case.model(max_position_embeddings=32, **sizes)
+        room = limit - 9
+        texts = ["cat", " ".join((words * 5)[: room - 2])]
+        assert len(generate_texts(model, tokenizer, texts, max_new_tokens=9)) == 2, "to the last position"
+        with pytest.raises(CtxError, match=rf"(?s)Text 1 .* reads {limit}, of which it writes 10.*at most {room - 1};"):
+            generate_texts(model, tokenizer, texts, max_new_tokens=10)
+        assert len(generate_texts(model, tokenizer, texts, max_new_tokens=10, max_length=room - 1)) == 2
 
 
 @each

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
-from zoo import CASES, Case, assert_close, make_batch, make_targets
+from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
@@ -131,6 +131,52 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     assert not torch.allclose(got.logits[0, -1], unpadded.logits[0, -1])
     with pytest.raises(CtxError, match="one of decoder_input_ids and decoder_inputs_embeds"):
         model(**batch, decoder_input_ids=given, decoder_inputs_embeds=table(given))
+
+
+def packed(pairs: list[dict[str, Tensor]], name: str, side: str, fill: int = 0) -> Tensor:
+    """(rows, width) of (1, length) tensors, two to a row, with two columns of padding or more."""
+    rows = [torch.cat([pair[name][0] for pair in pairs[start : start + 2]]) for start in range(0, len(pairs), 2)]
+    width = max(map(len, rows)) + 2
+    pads = [(width - len(row), 0) if side == "left" else (0, width - len(row)) for row in rows]
+    return torch.stack([F.pad(row, pad, value=fill) for row, pad in zip(rows, pads, strict=True)])
+
+
+def test_pairs_packed_in_a_row_are_the_pairs_alone(subtests) -> None:
+    """Logits, loss and gradients, with padding on either side; the target of a source may have no label."""
+    for case in WRITERS:
+        languages, pairs = {"n_langs": 2} if hasattr(case.config(), "n_langs") else {}, []
+        for number, (length, steps) in enumerate([(5, 3), (8, 6), (4, 5), (7, 2)]):
+            batch = make_batch(case, (length,), seed=number)
+            ids = torch.randint(5, 60, (1, steps), generator=torch.Generator().manual_seed(number))
+            pair = {"input_ids": batch["input_ids"], "labels": ids}
+            pair |= {"sequence_ids": torch.full((1, length), 1 + number % 2)}
+            pair |= {"decoder_sequence_ids": torch.full((1, steps), 1 + number % 2)}
+            if languages:
+                pair |= {
+                    "langs": torch.full((1, length), number % 2),
+                    "decoder_langs": 1 - torch.full_like(ids, number % 2),
+                }
+            pairs.append(pair)
+        pairs[1]["labels"][0, 2], pairs[3]["labels"][:] = -100, -100
+        alone = [{name: each for name, each in pair.items() if "sequence_ids" not in name} for pair in pairs]
+        counts = torch.tensor(13)  # labels
+        for side in ("right", "left"):
+            together = {name: packed(pairs, name, side, -100 if name == "labels" else 0) for name in pairs[0]}
+            for path, options in PATHS.items():
+                with subtests.test(case=str(case), side=side, path=path):
+                    model = case.model(**options, **languages)
+                    loss = model(**together).loss
+                    expected = sum(model(**pair, num_items_in_batch=counts).loss for pair in alone[:3])
+                    assert_close(loss, expected)
+                    assert_same_gradients(gradients(model, loss), gradients(model, expected))
+                    with torch.no_grad():
+                        logits = model(**together, return_logits=True).logits[together["decoder_sequence_ids"] != 0]
+                        wanted = [model(**pair, return_logits=True).logits[0] for pair in alone]
+                    assert_close(logits, torch.cat(wanted))
+                    del together["decoder_sequence_ids"]
+                    with pytest.raises(CtxError, match="given for one of encoder and decoder"):
+                        model(**together)
+                    together["decoder_sequence_ids"] = packed(pairs, "decoder_sequence_ids", side)
 
 
 def _with_ends(ids: Tensor, *columns: list[int]) -> Tensor:

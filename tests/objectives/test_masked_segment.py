@@ -239,8 +239,12 @@ def test_languages() -> None:
     loss.backward()
     for stack in (model.mass.encoder, model.mass.decoder):
         assert stack.language_embeddings.weight.grad.any()
-    with pytest.raises(CtxError, match="langs is missing"):
+    with pytest.raises(CtxError, match=r"but langs is missing(.|\n)*0 de, 1 en"):
         model(batch["input_ids"], labels=batch["labels"])
+    with pytest.raises(CtxError, match=r"but decoder_langs is missing(.|\n)*give decoder_langs"):
+        model(batch["input_ids"], langs=batch["langs"], labels=batch["labels"])
+    with pytest.raises(CtxError, match=r"reads no target_languages(.|\n)*give decoder_langs"):
+        model(**batch, target_languages=batch["langs"][:, 0])
     written = model.generate(
         batch["input_ids"],
         attention_mask=batch["attention_mask"],

@@ -97,6 +97,47 @@ def test_every_family_learns_to_write(subtests, tmp_path, monkeypatch, capsys):
                 assert right / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
 
 
+def test_a_model_of_several_languages_is_told_both(tmp_path, monkeypatch, capsys):
+    """MASS reads one language and writes another: in training, in evaluation and by `generate`."""
+    family, files, out = FAMILIES["mass"], write_pairs(tmp_path), tmp_path / "out"
+    texts = [f"<en> {source}" for source in WORDS] + [f"<de> {target}" for target in WORDS.values()]
+    tokenizer = family.tokenizer.train(texts * 3, 300)
+    tokenizer.save_pretrained(tmp_path / "words")
+    start = [*flags_of(family, tmp_path / "words")[:-1], "n_langs=2", 'lang2id={"de": 0, "en": 1}']
+    lengths = ["--max_length", 7, "--max_target_length", 6, "--metrics", "exact_match", "--learning_rate", "5e-3"]
+    loop = ["--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0, "--max_steps", 40]
+    command = [*start, *files, *lengths, *loop, "--output_dir", out, "--predictions_file", tmp_path / "predicted"]
+    for flags, says in (
+        ((), r"language of texts that are read is missing(.|\n)*--language(.|\n)*one of de, en"),
+        (("--language", "en"), r"texts that are written is missing(.|\n)*--target_language"),
+        (("--language", "en", "--target_language", "<de>"), r"no language '<de>'(.|\n)*one of de, en"),
+    ):
+        assert finetune(monkeypatch, *command, *flags) == 2
+        assert re.search(says, capsys.readouterr().err), flags
+    assert finetune(monkeypatch, *command, "--language", "en", "--target_language", "de") == 0, capsys.readouterr().err
+    model = AutoModelForSeq2SeqLM.from_pretrained(out).eval()
+    trained = [stack.language_embeddings.weight for stack in (model.mass.encoder, model.mass.decoder)]
+    rows = [json.loads(line) for line in (tmp_path / "predicted").read_text().splitlines()]
+    sources, predicted = [row["source"] for row in rows], [row["prediction"] for row in rows]
+    assert sum(map(bool, predicted)) > 10
+    with torch.no_grad():  # languages that were not told count, too
+        trained[0][0], trained[1][1] = trained[0][0] + 9, trained[1][1] - 9
+    told = {"max_new_tokens": 6, "language": "de"}
+    assert generate_texts(model, tokenizer, sources, **told) == predicted, "the source is that of --language"
+    assert generate_texts(model, tokenizer, sources, **told, source_language="en", batch_size=1) == predicted
+    assert generate_texts(model, tokenizer, sources, **told, source_language="de") != predicted
+    assert generate_texts(model, tokenizer, sources, **told | {"language": "en"}) != predicted
+    for wrong in ({}, {"language": "fr"}, {"language": "de", "source_language": "fr"}):
+        with pytest.raises(CtxError, match=r"written is missing|no language 'fr'"):
+            generate_texts(model, tokenizer, sources, **wrong)
+    model.config.default_lang = None
+    with pytest.raises(CtxError, match=r"(?s)read is missing.*--source_language"):
+        generate_texts(model, tokenizer, sources, language="de")
+    model.config.lang2id = None
+    with pytest.raises(CtxError, match=r"(?s)no names.*lang2id"):
+        generate_texts(model, tokenizer, sources, language="de")
+
+
 def test_a_new_configuration_has_the_tokens_of_its_tokenizer(subtests):
     """And none of the released vocabulary, of which transformers warns where the new one is smaller."""
     for family in WRITING:
@@ -266,6 +307,7 @@ def plainly(family: FamilySpec) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
     """A task, a configuration and a tokenizer of a family that trains on the targets as they are."""
     tokenizer = tokenizer_of(family)
     task = Seq2Seq(TaskArguments(max_length=20, max_target_length=10, metrics="exact_match"))
-    config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id)
+    one = {"n_langs": 1} if "n_langs" in family.config.__dataclass_fields__ else {}
+    config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id, **one)
     task.configure(config, PAIRS, PAIRS)
     return task, config, tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from sacrebleu import corpus_bleu
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
@@ -188,6 +188,25 @@ def test_bad_flags_and_files_say_what_to_do(
     given = {name: str(value).replace("{tmp}", str(tmp_path)) for name, value in flags.items()}
     assert run(monkeypatch, "generate.py", **(files | given)) == 2
     assert re.search(says, capsys.readouterr().err)
+
+
+def test_numbers_that_nothing_can_be_written_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "in.txt").write_text("a red cat\n")
+    files = {"model": tmp_path / "none", "input": tmp_path / "in.txt"}
+    for flags in (
+        *({"batch_size": 0}, {"num_beams": 0}, {"max_new_tokens": 0}, {"max_length": -1}, {"no_repeat_ngram_size": -1}),
+        *({"do_sample": "", "top_k": -1}, {"do_sample": "", "temperature": 0.0}, {"do_sample": "", "top_p": 1.5}),
+    ):
+        assert run(monkeypatch, "generate.py", **files, **flags) == 2
+        name, value = list(flags.items())[-1]
+        assert re.search(rf"{name}[= ]{value} is ", capsys.readouterr().err), flags
+    save_decoder(tmp_path / "model")
+    model, tokenizer = (kind.from_pretrained(tmp_path / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    for options in ({"batch_size": 0}, {"num_beams": 0}, {"max_length": 0}, {"num_return_sequences": 2}):
+        with pytest.raises(CtxError, match=next(iter(options))):
+            generate_texts(model, tokenizer, ["a red cat"], **options)
 
 
 def test_an_encoder_does_not_write(

@@ -143,8 +143,9 @@ class Case:
 
     @property
     def counts_positions(self) -> bool:
-        """Whether positions are numbers with a limit, not distances."""
-        return self.has_field("max_position_embeddings")
+        """Whether positions are numbers with a limit, not distances, and may be given."""
+        counted = self.writes and self.has_field("query_token_id")  # by the head itself
+        return self.has_field("max_position_embeddings") and not counted
 
     @property
     def first_position(self) -> int:

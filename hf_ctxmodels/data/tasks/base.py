@@ -72,7 +72,9 @@ class TaskArguments:
     )
     cut_sources: bool = flag(False, "seq2seq only: cut sources over --max_length at their end, in place of an error.")
     target_language: str | None = flag(
-        None, "seq2seq only: mark of the language that is written, such as `<de>`, where the model writes several."
+        None,
+        "seq2seq only: the language that is written, where the model writes several: its mark, such as `<de>`, or its "
+        "name in lang2id of the configuration; --language is then that of the sources.",
     )
     label_smoothing: float | None = flag(
         None,

@@ -5,7 +5,7 @@ that even a model without errors does not reach a full score against the referen
 ceiling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,16 +22,25 @@ class NormalizedReferences:
         tokenizer: Of the targets.
         metrics: Names of `TEXT_METRICS`.
         lower_case: Whether the metrics leave case out of regard.
+        encoded_in: Keywords by which the tokenizer is told the language, see `TextLanguages.encoded_in`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[str], *, lower_case: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        metrics: Sequence[str],
+        *,
+        lower_case: bool = False,
+        encoded_in: Mapping[str, str] | None = None,
+    ) -> None:
+        self._encoded_in = encoded_in or {}
         self._tokenizer, self._metrics, self._lower_case = tokenizer, metrics, lower_case
         self._known: dict[str, str] = {}
 
     def texts(self, references: Sequence[str]) -> list[str]:
         """The references as the tokenizer writes them, without special tokens."""
         if new := [each for each in dict.fromkeys(references) if each not in self._known]:
-            ids = self._tokenizer(text_target=new, verbose=False)["input_ids"]
+            ids = self._tokenizer(text_target=new, verbose=False, **self._encoded_in)["input_ids"]
             self._known |= zip(new, written_texts(self._tokenizer, ids), strict=True)
         return [self._known[each] for each in references]
 

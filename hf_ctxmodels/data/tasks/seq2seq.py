@@ -9,6 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import (
+    TextLanguages,
     language_number,
     longest_input,
     longest_pair,
@@ -96,7 +97,8 @@ class Seq2Seq(Task[SourceTarget]):
         """Note by which tokens the model begins and ends a text.
 
         Raises:
-            CtxError: The model has no head for the task or no such token, or fewer positions than the longest texts.
+            CtxError: The model has no head for the task or no such token, or fewer positions than the longest texts; a
+                language is missing or unknown.
         """
         if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
             raise CtxError(
@@ -104,6 +106,8 @@ class Seq2Seq(Task[SourceTarget]):
                 hint="use an encoder-decoder.",
             )
         self._check_positions(config)
+        written, self._config = self.arguments.target_language, config
+        self._languages = TextLanguages.of(config, None, written, ("--language", "--target_language"))
         ends = config.eos_token_id
         if ends is None:
             raise CtxError(
@@ -136,9 +140,8 @@ class Seq2Seq(Task[SourceTarget]):
     def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """See `Task.encode`; origins are example indices."""
         self._tokenizer = tokenizer
-        self._references = NormalizedReferences(tokenizer, self._metrics)
-        language = language_number(tokenizer, self.arguments.target_language)
-        more = {} if language is None else {"target_language": language}
+        self._references = NormalizedReferences(tokenizer, self._metrics, encoded_in=self._told(tokenizer, "target"))
+        more = self._numbers(tokenizer)
         sources = self._sources([example.source for example in examples], tokenizer)
         targets = self._targets([example.target for example in examples], tokenizer)
         self._check(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
@@ -151,6 +154,17 @@ class Seq2Seq(Task[SourceTarget]):
         if self.with_target_words:
             self._add_words(features, [example.target for example in examples], tokenizer)
         return Encoded(features, list(range(len(features))))
+
+    def _numbers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        """The numbers of the languages that the model is told, as `SourceTargetCollator` takes them."""
+        if self._languages is not None:
+            return dict(zip(("language", "target_language"), self._languages.numbers, strict=True))
+        number = language_number(tokenizer, self.arguments.target_language, self._config)
+        return {} if number is None else {"target_language": number}
+
+    def _told(self, tokenizer: PreTrainedTokenizerBase, side: str) -> dict[str, str]:
+        """What a tokenizer is told of the language of the `source` or the `target`."""
+        return {} if self._languages is None else self._languages.encoded_in(tokenizer, getattr(self._languages, side))
 
     def _begun(self, ids: list[int]) -> list[int]:
         """A target without the decoder's first input."""
@@ -165,11 +179,12 @@ class Seq2Seq(Task[SourceTarget]):
 
     def _sources(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
         cut = {"truncation": True, "max_length": self.arguments.max_length} if self.arguments.cut_sources else {}
-        return tokenizer(texts, verbose=False, **cut)["input_ids"]
+        return tokenizer(texts, verbose=False, **cut, **self._told(tokenizer, "source"))["input_ids"]
 
     def _targets(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
         """The targets' ids; raises CtxError unless each holds a token at which the model stops."""
-        targets = [self._begun(ids) for ids in tokenizer(text_target=texts, verbose=False)["input_ids"]]
+        encoded = tokenizer(text_target=texts, verbose=False, **self._told(tokenizer, "target"))
+        targets = [self._begun(ids) for ids in encoded["input_ids"]]
         if not self._ends & set(targets[0]):
             raise CtxError(
                 f"{type(tokenizer).__name__} ends targets without a token at which the model stops writing: "

@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors
+from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, check_unread
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.heads.base import IGNORED, as_targets, language_modeling_loss
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
@@ -51,6 +51,20 @@ class Given(NamedTuple):
         if self.everywhere or self.labels is None:
             return torch.ones_like(self.ids, dtype=torch.bool)
         return self.labels != IGNORED
+
+
+def _check_arguments(attention_mask: Tensor | None, unread: dict[str, Any], unwanted: dict[str, Any]) -> None:
+    """Raise CtxError for a wrong mask, arguments that are not read, or that `masked_target_ids` leaves without use."""
+    check_tensors(attention_mask=attention_mask)
+    check_padding_mask(attention_mask)
+    check_unread(**unread)
+    for name, value in unwanted.items():
+        if value is not None:
+            raise CtxError(
+                "masked_target_ids is the whole target, of which there are no spans.",
+                location=name,
+                hint="leave it out, or masked_target_ids.",
+            )
 
 
 class QueryForConditionalGeneration(heads.Seq2SeqHead):
@@ -113,13 +127,13 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             logits_to_keep: As in transformers: how many of the last steps have logits, 0 for all.
             return_logits: See `returns_logits`.
         """
+        beside = {"decoder_input_ids": decoder_input_ids, "span_ids": span_ids}
+        _check_arguments(attention_mask, kwargs, {} if masked_target_ids is None else beside)
         labels = None if labels is None else as_targets(labels, "labels")
         recorded = self.config.recorded_outputs(kwargs)
         everywhere = labels is None or self.returns_logits(return_logits) or any(recorded.values())
         source = (input_ids, attention_mask, token_type_ids, inputs_embeds)
         rest = (labels, num_items_in_batch, everywhere, logits_to_keep, recorded)
-        check_tensors(attention_mask=attention_mask)
-        check_padding_mask(attention_mask)
         known = past_key_values is not None or hasattr(encoder_outputs, "keys_and_values")
         if masked_target_ids is None and (known or (use_cache and labels is None)):
             if not known:
@@ -139,6 +153,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
     def predict_all(self, source: Words, given: Given, span_ids: Tensor | None) -> ConditionalGenerationOutput:
         """Logits or the loss of all steps, in one pass over source, target and queries."""
         wanted, lengths = given.wanted, source.rows.tokens.sum(1, keepdim=True)
+        known = wanted if given.labels is None else given.labels != IGNORED
         target, offset = self._read_target(given.ids)
         kept = kept_before(wanted, target.shape[1], offset)
         steps = torch.arange(given.ids.shape[1], device=given.ids.device).expand_as(given.ids)
@@ -146,14 +161,15 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         streams = [target_rows(target, kept, lengths, self.target_type), queries.one_by_one()]
         if span_ids is not None:
             spans = as_targets(span_ids, "span_ids", given.ids.shape)
-            seen = wanted if given.labels is None else given.labels != IGNORED  # a span's queries see each other
             before = queries.before + wanted.sum(1, keepdim=True)
-            streams.append(replace(queries, wanted=seen, before=before).by_span(spans))
+            streams.append(replace(queries, wanted=known, before=before).by_span(spans))  # that see each other
         words, count = joined(self, source, streams), len(streams) - 1
         predicted = torch.cat([wanted] * count, 1)
         first = words.rows.width - predicted.shape[1]
         read = F.pad(predicted, (first, 0), value=False)
-        outputs = run_rows(self, words, None if given.everywhere else read, **given.recorded)
+        needed = [source.rows.tokens, kept_before(known, target.shape[1], offset), *[known] * count]
+        read_from = None if given.everywhere else read
+        outputs = run_rows(self, words, read_from, checked=torch.cat(needed, 1), **given.recorded)
         states = outputs.last_hidden_state
         if given.everywhere:
             flows = [*states[:, first:].chunk(count, 1)]

@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.growing_cache import GrowingCache
-from hf_ctxmodels.core.inputs import check_ids, is_traced
+from hf_ctxmodels.core.inputs import check_ids, check_unread, is_traced
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
@@ -72,6 +72,7 @@ def run_rows(
     words: Words,
     output_mask: Tensor | None = None,
     *,
+    checked: Tensor | None = None,
     cache: Cache | None = None,
     tokens: Tensor | None = None,
     **recorded: Any,
@@ -82,6 +83,8 @@ def run_rows(
         model: The head.
         words: The rows.
         output_mask: (batch, columns) bool, those whose outputs are used; None for all.
+        checked: (batch, columns) bool, those that must have positions; None for all tokens. Of others, such as padding
+            of labels, nothing is read.
         cache: What the rows attend to beside each other, extended by them; or None.
         tokens: (batch, keys) bool, False at padding, with the keys of the cache; None for those of the rows.
         recorded: As in `run_stack`.
@@ -92,7 +95,7 @@ def run_rows(
     rows, encoder, config = words.rows, model.base_model, model.config
     given = words.embeddings if rows.ids is None else rows.ids
     assert given is not None
-    _check_positions(rows, config.max_position_embeddings)
+    _check_positions(rows.positions, rows.tokens if checked is None else checked, config.max_position_embeddings)
     tokens = rows.tokens if tokens is None else tokens
     layout = build_layout(given, tokens.long(), None, config, past_key_values=cache, **recorded)
     positions = rows.positions.clamp(max=config.max_position_embeddings - 1)  # of what is left out, too
@@ -101,10 +104,10 @@ def run_rows(
     return run_stack(encoder.layers, states, layout, mask, past_key_values=cache, output_mask=output_mask, **recorded)
 
 
-def _check_positions(rows: Rows, limit: int) -> None:
-    if is_traced(rows.positions):
+def _check_positions(positions: Tensor, tokens: Tensor, limit: int) -> None:
+    if is_traced(positions):
         return
-    longest = int(rows.positions.masked_fill(~rows.tokens, 0).max()) + 1
+    longest = int(positions.masked_fill(~tokens, 0).max()) + 1
     if longest > limit:
         raise CtxError(
             f"Source and target have {longest} tokens, above the model's max_sequence_length={limit} (see "
@@ -171,7 +174,12 @@ class SourceReader(nn.Module):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> SourceOutput:
-        """Read (batch, length) sources; arguments as in the encoder's forward."""
+        """Read (batch, length) sources; arguments as in the encoder's forward.
+
+        Raises:
+            CtxError: They do not match each other or the model, or there are others.
+        """
+        check_unread(**kwargs)
         config = self.model.config
         source = read_source(self.model, input_ids, inputs_embeds, attention_mask, token_type_ids, self.segment)
         cache = GrowingCache(config=config)

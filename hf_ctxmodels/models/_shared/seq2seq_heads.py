@@ -52,7 +52,8 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
     """The language model of targets; the output layer has no bias.
 
     With `labels` and without a `decoder_attention_mask` the decoder computes up to each row's last label only, which
-    no earlier state depends on.
+    no earlier state depends on. With `sequence_ids` and `decoder_sequence_ids` a row holds several pairs: each target
+    is written from the source of the same place in its row.
     """
 
     output_layer = "lm_head"
@@ -60,13 +61,14 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
         "decoder_attention_mask",
         "decoder_inputs_embeds",
         "decoder_position_ids",
+        "decoder_sequence_ids",
     )
     _is_stateful = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Name the `decoder_arguments` in the signature of `forward`, by which Trainer keeps their columns."""
+        """Name `sequence_ids` and the `decoder_arguments` in the signature of `forward`, read by Trainer."""
         super().__init_subclass__(**kwargs)
-        for name in cls.decoder_arguments:
+        for name in ("sequence_ids", *cls.decoder_arguments):
             cls.forward = with_named_argument(cls.forward, name)  # type: ignore[method-assign]
 
     def build_head(self, config: Any) -> None:
@@ -76,13 +78,6 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """The encoder, run once by `generate`."""
         return self.base_model.get_encoder()
-
-    def _prepare_text_encoder_decoder_kwargs_for_generation(
-        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Run the encoder without the targets, which Seq2SeqTrainer passes to `generate`."""
-        known = {name: value for name, value in model_kwargs.items() if name not in self.loss_targets}
-        return super()._prepare_text_encoder_decoder_kwargs_for_generation(inputs_tensor, known, *args, **kwargs)
 
     @property
     def prediction(self) -> nn.Linear:  # type: ignore[override]
@@ -104,14 +99,15 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
 
     def source(self, given: DecoderInputs) -> Source:
         """What the decoder attends to."""
-        return Source(given.encoded.last_hidden_state, given.attention_mask)
+        return Source(given.encoded.last_hidden_state, given.attention_mask, given.sequence_ids)
 
     def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
         """See `ForConditionalGeneration.decode`."""
         own = {name: value for name, value in given.further.items() if name.startswith("decoder_")}
         written = {name.removeprefix("decoder_"): value for name, value in own.items()}
         written["inputs_embeds"] = written["inputs_embeds"] if ids is None else None
-        if target_mask is not None and written["attention_mask"] is None and given.cache is None:
+        whole = written["sequence_ids"] is not None  # a sequence without a label has its own source
+        if target_mask is not None and written["attention_mask"] is None and given.cache is None and not whole:
             written["attention_mask"] = until_last(target_mask)
         decoded = self.base_model.decode(
             self.source(given),

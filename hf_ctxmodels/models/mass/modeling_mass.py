@@ -42,7 +42,8 @@ class MassStack(TransformerStack):
 
     def embedded_beside(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """The tokens' languages, if the model has embeddings of them."""
-        langs = language_ids(self.config, words, given.pop("langs", None))
+        name = "decoder_langs" if self.is_decoder else "langs"
+        langs = language_ids(self.config, words, given.pop("langs", None), name)
         return {} if langs is None else {"langs": langs}
 
     def embed(self, words: Tensor, position_ids: Tensor, langs: Tensor | None = None, **beside: Tensor) -> Tensor:
@@ -101,7 +102,8 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
         check_aligned({"cross_attention_mask": mask}, *states.shape[:2])
         check_padding_mask(mask, "cross_attention_mask")
         padding = given.attention_mask
-        return Source(states, mask if padding is None else (mask != 0) & (padding != 0))
+        seen = mask if padding is None else (mask != 0) & (padding != 0)
+        return Source(states, seen, given.sequence_ids)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, decoder_langs: Tensor | None = None, **kwargs: Any

@@ -27,32 +27,33 @@ class SinusoidalPositions(nn.Embedding):
         init.copy_(self.weight, torch.where(even, angles.sin(), angles.cos()).to(self.weight))
 
 
-def language_ids(config: CtxXLMConfig, words: Tensor, langs: Tensor | None) -> Tensor | None:
+def language_ids(config: CtxXLMConfig, words: Tensor, langs: Tensor | None, name: str = "langs") -> Tensor | None:
     """(batch, length) number of each token's language; None for a model without language embeddings.
 
     Args:
         config: The model's.
         words: (batch, length, ...) ids or embeddings.
         langs: (batch, length), or None for `config.default_lang`.
+        name: The argument that they are given by.
 
     Raises:
         CtxError: The languages are missing, of another shape or outside [0, n_langs).
     """
     rows, length = words.shape[:2]
-    check_aligned({"langs": langs}, rows, length)
-    check_ids("langs", langs, config.n_langs, "n_langs")
+    check_aligned({name: langs}, rows, length)
+    check_ids(name, langs, config.n_langs, "n_langs")
     if not config.embeds_languages:
         return None
     if langs is not None:
         return langs
     if config.default_lang is None:
         names = config.lang2id or {}
-        known = ", ".join(f"{number} {name}" for name, number in sorted(names.items(), key=lambda item: item[1]))
+        known = ", ".join(f"{number} {each}" for each, number in sorted(names.items(), key=lambda item: item[1]))
+        made = "; a tokenizer with a `language` makes them" if name == "langs" else ""
         raise CtxError(
-            f"The model has embeddings of {config.n_langs} languages, but langs is missing.",
-            hint="give langs (batch, length), the number of each token's language "
-            f"({known or f'0 to {config.n_langs - 1}'}); a tokenizer with a `language` makes them. Or set "
-            "config.default_lang for inputs of one language.",
+            f"The model has embeddings of {config.n_langs} languages, but {name} is missing.",
+            hint=f"give {name} (batch, length), the number of each token's language "
+            f"({known or f'0 to {config.n_langs - 1}'}){made}. Or set config.default_lang for inputs of one language.",
         )
     return torch.full((rows, length), config.default_lang, device=words.device)
 
