@@ -96,8 +96,8 @@ GENERATION_FAULTS = [
     Fault(
         "targets are trained in the language of their sources",
         "hf_ctxmodels/data/padding.py",
-        '_of_rows(features, "target_language", batch["labels"])',
-        '_of_rows(features, "language", batch["labels"])',
+        'return batch | languages_of(features, batch, "language", "target_language")',
+        'return batch | languages_of(features, batch, "language", "language")',
         ("tests/scripts/test_finetune_writing.py",),
         "several_languages",
     ),
