@@ -75,8 +75,8 @@ def start_of(arguments: FinetuneArguments, how: HowToFinetune) -> Start:
     Raises:
         CtxError: There are flags of a single task.
     """
-    single = ("task", "train_file", "validation_file", "unlabelled_file", "train_examples", "predictions_file")
-    single += ("language",)
+    files = ("train_file", "validation_file", "unlabelled_file", "predictions_file")
+    single = ("task", *files, "train_examples", "language")
     if given := [f"--{name}" for name in single if getattr(arguments, name)]:
         raise CtxError(
             "Several tasks have their files in their list, no files of predictions, and no language for all.",
