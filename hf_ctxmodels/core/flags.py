@@ -1,7 +1,10 @@
 """Declaration of command-line flags in dataclasses."""
 
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
+
+from hf_ctxmodels.core.errors import CtxError
 
 
 def flag(default: object, explanation: str) -> Any:
@@ -9,3 +12,15 @@ def flag(default: object, explanation: str) -> Any:
     if isinstance(default, tuple):
         return field(default_factory=lambda: list(default), metadata={"help": explanation})
     return field(default=default, metadata={"help": explanation})
+
+
+def refuse_flags(rules: Iterable[tuple[object, str, str]], hint: str) -> None:
+    """Raise CtxError for the first rule that is broken.
+
+    Args:
+        rules: Whether it is broken, the flags, and what is wrong with them.
+        hint: How to mend it.
+    """
+    for broken, location, what in rules:
+        if broken:
+            raise CtxError(what, location=location, hint=hint)

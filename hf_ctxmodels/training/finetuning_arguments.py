@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import flag, refuse_flags
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data.tasks.base import Collator, Feature
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
@@ -87,7 +87,7 @@ class FinetuningMethodArguments:
     reset_head: bool = flag(False, "Draw a head anew that the checkpoint already has, from an earlier task.")
 
     def __post_init__(self) -> None:
-        for wrong, location, what in (
+        rules = (
             (
                 self.cache_features and self.freeze != "encoder",
                 "--cache_features",
@@ -109,9 +109,8 @@ class FinetuningMethodArguments:
             (self._given("fisher_text") and self.anchor != "ewc", "--fisher_text", "It belongs to --anchor ewc."),
             (self.anchor == "ewc" and not self.fisher_file, "--anchor ewc", "It needs --fisher_file."),
             (self.fisher_file and self.anchor != "ewc", "--fisher_file", "It belongs to --anchor ewc."),
-        ):
-            if wrong:
-                raise CtxError(what, location=location, hint="give the flags that go together.")
+        )
+        refuse_flags(rules, "give the flags that go together.")
         for name in ("chain_rates", "thaw_epochs", "lm_weights"):
             if (values := getattr(self, name)) is not None and len(values) != 2:
                 raise CtxError(f"--{name} takes two numbers.", location=f"--{name} {values}", hint="give two.")

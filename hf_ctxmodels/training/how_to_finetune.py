@@ -6,7 +6,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from hf_ctxmodels.adapters.arguments import TASK_KIND, AdapterArguments, adapter_identity
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import refuse_flags
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.finetuning.method import FinetuningMethod
@@ -32,7 +32,7 @@ class HowToFinetune:
     low_bits: LowBitsArguments = field(default_factory=LowBitsArguments)
 
     def __post_init__(self) -> None:
-        for wrong, location, what in (
+        rules = (
             (
                 self.adapters.adapter is not None and self.ways.reinit_layers,
                 "--adapter with --reinit_layers",
@@ -43,9 +43,8 @@ class HowToFinetune:
                 "--cache_features with --quantize_bits",
                 "Kept features are those of the encoder in single precision.",
             ),
-        ):
-            if wrong:
-                raise CtxError(what, location=location, hint="leave one of them out.")
+        )
+        refuse_flags(rules, "leave one of them out.")
 
     def prepare(
         self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator

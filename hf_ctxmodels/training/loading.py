@@ -169,11 +169,11 @@ def new_config(
     defaults = family.config()
     multiple = defaults.vocabulary_multiple  # type: ignore[attr-defined]
     own = {"vocab_size": -(-len(tokenizer) // multiple) * multiple, "pad_token_id": tokenizer.pad_token_id}
+    # where the family's models begin or end texts by them; BERT's tokenizer does so by others
     for name, other in (("bos_token_id", "cls_token_id"), ("eos_token_id", "sep_token_id")):
-        if (
-            getattr(defaults, name) is not None
-        ):  # the family's models begin or end texts by them; BERT's tokenizer by others
-            own[name] = getattr(tokenizer, other) if getattr(tokenizer, name) is None else getattr(tokenizer, name)
+        if getattr(defaults, name) is not None:
+            found = getattr(tokenizer, name)
+            own[name] = getattr(tokenizer, other) if found is None else found
     fields = {**family.sizes[size], **own, **_writing_tokens(family, tokenizer), **changes}
     return make_config(family.config, fields, location=" ".join([size, *options]))
 

@@ -12,7 +12,7 @@ from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.adapters.arguments import LANGUAGE_KIND, AdapterArguments, adapter_identity
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import flag, refuse_flags
 from hf_ctxmodels.core.screen import progress_bar, say
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.examples import Example, ExampleMaker
@@ -163,12 +163,11 @@ def make_learning(
         model = make_model(family, objective, tokenizer, arguments)
         add_adapters(model, arguments, adapters)
         return model
-    for wrong, location, what in (
+    rules = (
         (arguments.model is None, "--train", "A part is trained in a pretrained model, which stays as it is."),
         (adapters is not None and adapters.adapter, "--train --adapter", "Below an adapter everything is frozen."),
-    ):
-        if wrong:
-            raise CtxError(what, location=location, hint="give --model, and one of --train and --adapter.")
+    )
+    refuse_flags(rules, "give --model, and one of --train and --adapter.")
     own = load_tokenizer(str(arguments.model))
     model = make_model(family, objective, own, arguments)
     model = part.apply(model, own, tokenizer, seed)
