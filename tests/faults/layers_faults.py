@@ -4,6 +4,22 @@ from fault import Fault
 
 LAYERS_FAULTS = [
     Fault(
+        "queries, keys and values are held while their context is mapped",
+        "hf_ctxmodels/layers/attention/modules.py",
+        "del query, key, value  # without gradients their memory is free before the output is made",
+        "pass",
+        ("tests/models/test_seq2seq.py",),
+        "holds_at_once",
+    ),
+    Fault(
+        "the output of attention is held to the end of the layer",
+        "hf_ctxmodels/layers/transformer/block.py",
+        "del attended  # without gradients its memory is free for the wide states",
+        "pass",
+        ("tests/models/test_seq2seq.py",),
+        "holds_at_once",
+    ),
+    Fault(
         "recorded hidden states are copies beside the way to the output",
         "hf_ctxmodels/layers/transformer/stack.py",
         "return (rows if state is None else layout.pack(state)), state",

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
 from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets
 
-from hf_ctxmodels import CtxError
+from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError
+from hf_ctxmodels.benchmarks.measure import peak_bytes
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 from hf_ctxmodels.models._shared.seq2seq_heads import TransformerForConditionalGeneration
 
@@ -214,3 +215,17 @@ def test_classification_reads_the_last_end_token(tmp_path: Path) -> None:
     recorded = model(**batch | {"input_ids": uneven}, output_hidden_states=True)
     assert_close(recorded.logits, together.logits)
     assert recorded.decoder_hidden_states[-1].shape == (3, 9, 32)
+
+
+def test_what_an_encoder_holds_at_once_without_gradients() -> None:
+    """Six states: a layer's input, that of the first one, and in attention queries, keys, values and context, or after
+    the feed-forward network its input, output, sum and the normed sum."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    encoder = CtxBartModel(CtxBartConfig(vocab_size=50, decoder_layers=1, **shape)).eval().get_encoder()
+    ids = torch.randint(5, 50, (64, 128))  # more rows than the feed-forward network computes at a time
+
+    @torch.inference_mode()
+    def step() -> None:
+        encoder(input_ids=ids)
+
+    assert peak_bytes(step, torch.device("cpu")) < 6.2 * ids.numel() * 32 * 4

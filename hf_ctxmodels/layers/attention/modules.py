@@ -46,17 +46,12 @@ class _Attention(nn.Module):
         if self.position_bias is not None:
             spec = mask if isinstance(mask, MaskSpec) else mask.spec
             mask = replace(spec, bias=self.position_bias)
-        context, probabilities = attend(
-            query,
-            key,
-            value,
-            layout,
-            mask,
-            scale=self.scale,
-            dropout=self.attention_dropout if self.training else 0.0,
-            key_layout=key_layout,
-        )
-        return apply_linear(self.out_proj, context.flatten(-2)), probabilities
+        dropout = self.attention_dropout if self.training else 0.0
+        return attend(query, key, value, layout, mask, scale=self.scale, dropout=dropout, key_layout=key_layout)
+
+    def _project(self, context: Tensor) -> Tensor:
+        """(..., heads, head_dim) -> (..., hidden)."""
+        return apply_linear(self.out_proj, context.flatten(-2))
 
     def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(..., parts * inner) -> `parts` tensors (..., heads, head_dim)."""
@@ -121,7 +116,9 @@ class SelfAttention(_Attention):
         if past_key_values is not None:
             heads_first = (key.transpose(1, 2), value.transpose(1, 2))
             key, value = (kept.transpose(1, 2) for kept in past_key_values.update(*heads_first, layer_index))
-        return self._attend(query, key, value, layout, mask)
+        context, probabilities = self._attend(query, key, value, layout, mask)
+        del query, key, value  # without gradients their memory is free before the output is made
+        return self._project(context), probabilities
 
 
 class CrossAttention(_Attention):
@@ -180,9 +177,12 @@ class CrossAttention(_Attention):
         (query,) = self._split_heads(apply_linear(self.q_proj, hidden_states), 1)
         key, value = self._keys_and_values(memory, past_key_values, layer_index)
         if sharers == 1:
-            return self._attend(query, key, value, layout, mask, memory_layout)
+            context, probabilities = self._attend(query, key, value, layout, mask, memory_layout)
+            del query, key, value  # as in `SelfAttention`
+            return self._project(context), probabilities
         query = query.unflatten(0, (-1, sharers)).flatten(1, 2)
-        output, probabilities = self._attend(query, key, value, layout.sharing(sharers), mask, memory_layout)
+        context, probabilities = self._attend(query, key, value, layout.sharing(sharers), mask, memory_layout)
+        output = self._project(context)
         if probabilities is not None:
             probabilities = probabilities.unflatten(2, (sharers, -1)).transpose(1, 2).flatten(0, 1)
         return output.unflatten(1, (sharers, -1)).flatten(0, 1), probabilities

@@ -125,6 +125,7 @@ class TransformerBlock(GradientCheckpointingLayer):
                 sharers=memory.sharers,
             )
             hidden_states = self._add("cross_attention", hidden_states, attended, layer_index)
+        del attended  # without gradients its memory is free for the wide states
         fed = self.feed_forward(self._before(self.feed_forward_norm, hidden_states))
         hidden_states = self._add("feed_forward", hidden_states, fed, layer_index)
         return BlockOutput(hidden_states, probabilities, cross_probabilities)

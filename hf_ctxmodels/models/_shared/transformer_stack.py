@@ -164,12 +164,9 @@ class TransformerStack(nn.Module):
         beside = self.embedded_beside(given, kwargs) | {"position_ids": position_ids.expand(given.shape[:2])}
         kwargs |= recorded | {"past_key_values": past_key_values}
         layout = build_layout(given, attention_mask, sequence_ids, self.config, **kwargs)
-        packed = layout.pack(given)
-        vectors = packed if packed.is_floating_point() else table(packed)  # type: ignore[misc]
-        embedded = self.embed(vectors, **{name: layout.pack(each) for name, each in beside.items()})
         outputs = run_stack(
             self.layers,
-            after_embeddings(self.invertible, embedded),
+            self._embedded(layout.pack(given), table, {name: layout.pack(each) for name, each in beside.items()}),
             layout,
             self.mask(),
             memory=None if source is None else _memory(layout, source, rows_per_source(past_key_values)),
@@ -180,6 +177,11 @@ class TransformerStack(nn.Module):
             **recorded,
         )
         return _output(outputs, past_key_values, source)
+
+    def _embedded(self, given: Tensor, table: Any, beside: dict[str, Tensor]) -> Tensor:
+        """(...) ids or (..., hidden) embeddings, packed -> (..., hidden), the input of the first layer."""
+        vectors = given if given.is_floating_point() else table(given)
+        return after_embeddings(self.invertible, self.embed(vectors, **beside))
 
     def _checked(
         self,
