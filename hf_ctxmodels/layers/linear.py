@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
 _LEAST_WORK = 1 << 21  # multiplications; with fewer, the overhead exceeds the gain
+_FEW_ROWS, _MANY_OUTPUTS = 16, 1 << 15  # a vocabulary for one token of each text: oneDNN is then slower with the bias
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -128,6 +129,8 @@ def operators_are_intercepted() -> bool:
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     if not (right.is_contiguous() or right.T.is_contiguous()):  # for example a slice of columns: slow in oneDNN
         right = right.contiguous()
+    if bias is not None and len(left) <= _FEW_ROWS and len(right) >= _MANY_OUTPUTS:
+        return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "").add_(bias)
     return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
 
 
