@@ -69,6 +69,9 @@ def test_maps_multiply_whole_numbers(subtests: pytest.Subtests, monkeypatch: pyt
                     assert made(states.view(3, 3, 24)).shape == (3, 3, 17)
                     assert made(states[:0]).shape == (0, 17)
             monkeypatch.undo()
+    expected = Int8Linear.of(weight, None)(states)
+    with torch.inference_mode():  # whose tensors count no changes
+        torch.testing.assert_close(Int8Linear.of(weight, None)(states), expected)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ A weight is `code * scale` with codes from -127 to 127 and a scale for each outp
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -75,15 +76,15 @@ def quantize_tokens(states: Tensor) -> Activations:
     Args:
         states: (rows, width) float32. A row that is not finite has a scale that is not finite.
     """
-    codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
-    scale = states.new_empty(states.shape[0], 1)
-    middle = states.new_full((states.shape[1],), MIDDLE + _ROUNDED)
-    for part in _parts(states):
-        rows = states[part]
-        largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
-        scale[part] = largest / LARGEST
-        codes[part] = torch.addcmul(middle, rows, LARGEST / largest.clamp_min(_TINY)).to(_BETWEEN)
-    return Activations(codes, MIDDLE, scale)
+    middle, scales = states.new_full((states.shape[1],), MIDDLE + _ROUNDED), []
+
+    def scaled(rows: Tensor) -> Tensor:
+        largest = rows.abs().amax(1, keepdim=True)
+        scales.append(largest * (1 / LARGEST))
+        return torch.addcmul(middle, rows, largest.clamp_min_(_TINY).reciprocal_().mul_(LARGEST))
+
+    codes = _rounded(states, scaled)
+    return Activations(codes, MIDDLE, torch.cat(scales))
 
 
 def range_of(states: Tensor) -> tuple[float, float]:
@@ -107,11 +108,20 @@ def quantize_tensor(states: Tensor, scale: float, zero_point: int) -> Activation
         states: (rows, width) float32.
         scale, zero_point: Of `scale_of_range`.
     """
-    codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
     middle = states.new_full((), zero_point + _ROUNDED)
-    for part in _parts(states):
-        codes[part] = torch.add(middle, states[part], alpha=1 / scale).clamp_(0, 255).to(_BETWEEN)
+    codes = _rounded(states, lambda rows: torch.add(middle, rows, alpha=1 / scale).clamp_(0, 255))
     return Activations(codes, zero_point, scale)
+
+
+def _rounded(states: Tensor, scaled: Callable[[Tensor], Tensor]) -> Tensor:
+    """uint8 codes of what `scaled` makes of each part of the rows, which then stays in the cache."""
+    parts = _parts(states)
+    if len(parts) == 1:
+        return scaled(states).to(_BETWEEN).to(torch.uint8)
+    codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
+    for part in parts:
+        codes[part] = scaled(states[part]).to(_BETWEEN)
+    return codes
 
 
 def _parts(states: Tensor) -> list[slice]:
@@ -119,4 +129,4 @@ def _parts(states: Tensor) -> list[slice]:
     if torch.compiler.is_compiling():  # the number of parts would depend on the data
         return [slice(None)]
     step = max(1, _CHUNK // max(1, width))
-    return [slice(first, first + step) for first in range(0, rows, step)]
+    return [slice(first, first + step) for first in range(0, max(1, rows), step)]

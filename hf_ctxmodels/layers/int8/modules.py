@@ -171,7 +171,7 @@ class Int8Linear(nn.Module):
     def _packed_weight(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Laid out for the processor once, with the scales and zero points of the outputs."""
         key = (part.start, part.stop)
-        version = (self.codes.data_ptr(), self.codes._version)
+        version = (self.codes.data_ptr(), 0 if self.codes.is_inference() else self.codes._version)
         kept = self._packed.get(key)
         if kept is None or kept[0] != version:
             scale = self.code_scale[part].float().contiguous()
