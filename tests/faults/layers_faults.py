@@ -103,8 +103,8 @@ LAYERS_FAULTS = [
     Fault(
         "dropout stays on in evaluation",
         "hf_ctxmodels/layers/attention/modules.py",
-        "dropout=self.attention_dropout if self.training else 0.0,",
-        "dropout=self.attention_dropout,",
+        "dropout = self.attention_dropout if self.training else 0.0",
+        "dropout = self.attention_dropout",
         ("tests/models/test_common_training.py",),
         "dropout and [bert-",
     ),

@@ -9,8 +9,8 @@ QUANTIZE_FAULTS = [
     Fault(
         "a token's codes have another zero point than the product is told",
         "hf_ctxmodels/layers/int8/codes.py",
-        "    return Activations(codes, MIDDLE, scale)",
-        "    return Activations(codes, MIDDLE - 1, scale)",
+        "    return Activations(codes, MIDDLE, torch.cat(scales))",
+        "    return Activations(codes, MIDDLE - 1, torch.cat(scales))",
         _INT8,
         "whole_numbers",
     ),
@@ -65,8 +65,8 @@ QUANTIZE_FAULTS = [
     Fault(
         "the least value of a row does not count for its scale",
         "hf_ctxmodels/layers/int8/codes.py",
-        "torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))",
-        "rows.amax(1, keepdim=True)",
+        "largest = rows.abs().amax(1, keepdim=True)",
+        "largest = rows.amax(1, keepdim=True)",
         _INT8,
         "whole_numbers or codes_of_rows",
     ),
