@@ -22,6 +22,13 @@ WORDS = {
     "de": (["Dieter", "Emil", "Frieda"], "sah", ["Essen", "Trier", "Wien"]),
 }
 TABLES = {"bert.embeddings.word_embeddings.weight", "mlm_head.decoder.bias"}
+TWO_PROCESSES = """
+import sys
+sys.path.insert(0, "scripts")
+import pretrain
+from accelerate import debug_launcher
+debug_launcher(pretrain.main, num_processes=2)
+"""
 FLAGS = ["--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2"]
 
 
@@ -95,10 +102,13 @@ def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path)
     script("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", again, "--resume")
     resumed = load_file(again / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
-    flags += ["--per_device_batch_size", 2, "--gradient_accumulation_steps", 4]
-    script("pretrain", *flags, "--output_dir", workspace / "accumulated")
-    accumulated = load_file(workspace / "accumulated" / "model.safetensors")
-    assert all(torch.allclose(accumulated[name], whole[name], atol=1e-4) for name in whole)
+    more = [*flags, "--per_device_batch_size", 2, "--gradient_accumulation_steps", 4]
+    script("pretrain", *more, "--output_dir", workspace / "accumulated")
+    more = [*flags, "--per_device_batch_size", 4, "--output_dir", workspace / "two-processes"]
+    assert not run_forked("-c", TWO_PROCESSES, *more, cwd=ROOT).returncode
+    for other in ("accumulated", "two-processes"):
+        found = load_file(workspace / other / "model.safetensors")
+        assert all(torch.allclose(found[name], whole[name], atol=1e-4) for name in whole), other
 
     opened = AutoModel.from_pretrained(german)
     assert (
