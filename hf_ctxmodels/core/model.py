@@ -28,7 +28,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     """What all families share.
 
     Attributes:
-        new_modules: Names of the modules that the opened checkpoint did not have.
+        new_modules: Names of the modules that the opened checkpoint did not have, or whose weights were drawn anew.
         new_tokens: Number of the last rows of the table of words that it did not have.
         drawn_anew: Names of the weights that were drawn anew in place of the checkpoint's, see
             `training.finetuning.reinitializing`.

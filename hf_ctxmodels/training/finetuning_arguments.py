@@ -21,7 +21,7 @@ from hf_ctxmodels.training.finetuning.mixout import Mixout
 from hf_ctxmodels.training.finetuning.reinitializing import kept_head, reinitialize_layers, reset_head
 from hf_ctxmodels.training.finetuning.thawing import ChainThaw, GradualUnfreezing, ThreeStages
 from hf_ctxmodels.training.forgetting import PretrainingSide, compute_fisher
-from hf_ctxmodels.training.optim.freezing import freeze_encoder
+from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_plans_for_layers
 from hf_ctxmodels.training.vocabulary import freeze_vocabulary
 
 WHERE_THINGS_LIE = ("cache_features", "fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
@@ -152,6 +152,8 @@ class FinetuningMethodArguments:
                 location="--family with --anchor, --mixout or --reinit_layers",
                 hint="give --model, or leave them out.",
             )
+        if self.freeze == "encoder":
+            refuse_plans_for_layers(loop)
         self._draw_anew(model, source, loop.seed, accelerator.is_main_process)
         if self.freeze == "embeddings":
             freeze_vocabulary(model)

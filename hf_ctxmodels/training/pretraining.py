@@ -56,7 +56,9 @@ class PretrainingArguments(DataArguments):
         default=None,
         metadata={"help": "Model family; by default the one that --model belongs to.", "choices": list(FAMILIES)},
     )
-    config: str = flag("tiny", "A size of the family (tiny, mini, small, base, large) or a JSON file of its fields.")
+    config: str | None = flag(
+        None, "Of a new model: a size (tiny, the default, mini, small, base, large) or a JSON file of its fields."
+    )
     model: str | None = flag(
         None, "Continue from this checkpoint (directory or Hub id), of this package or the reference."
     )
@@ -298,10 +300,12 @@ def make_model(
         CtxError: The size is unknown, the checkpoint cannot be opened or is quantized, or tokenizer, length or
             objective do not fit.
     """
-    source = arguments.model or arguments.config
+    source = arguments.model or arguments.config or family.name
     if arguments.model is None:
         config = new_config(family, tokenizer, arguments.config, arguments.config_options)
     else:
+        if arguments.config is not None:  # such as that of the recipe by which the model was begun
+            say(f"--config {arguments.config} is not read: the configuration is that of {arguments.model}")
         config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
     check_fit(tokenizer, config, arguments.max_length, location=source)
     for name, value in objective.config_fields.items():

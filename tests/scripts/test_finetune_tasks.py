@@ -256,6 +256,8 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
     with subtests.test("flags of one task"):
         assert "--train_file" in run(lambda each: None, ["--train_file", dev])
         assert "--language" in run(lambda each: None, ["--language", "de"])
+    with subtests.test("a plan for frozen layers"):
+        assert "never unfrozen" in run(lambda each: None, ["--freeze", "encoder", "--unfreeze_steps", "1"])
     with subtests.test("a task of a plain model"):
         assert "was not trained on several tasks" in run(lambda each: None, ["--task_name", "words"])
     with subtests.test("no task"):
