@@ -80,4 +80,20 @@ ADAPTERS_FAULTS = [
         _COMMANDS,
         "exchanged",
     ),
+    Fault(
+        "commands use a model without its adapters",
+        "hf_ctxmodels/training/saved.py",
+        "if has_saved_adapters(source):",
+        "if not has_saved_adapters(source) and False:",
+        ("tests/scripts/test_adapter_commands.py",),
+        "task_adapter",
+    ),
+    Fault(
+        "a teacher is known by its frozen weights alone",
+        "hf_ctxmodels/distillation/opening.py",
+        'kinds = ("*.safetensors", f"{FOLDER}/*/*.safetensors", f"{FOLDER}/{STACK_FILE}")',
+        'kinds = ("*.safetensors",)',
+        ("tests/scripts/test_adapter_commands.py",),
+        "task_adapter",
+    ),
 ]
