@@ -3,8 +3,9 @@ r"""Export a model to a file that runs without this package, and compare it with
     hf-ctxmodels export --model runs/sst2 --format onnx --output sst2.onnx
     hf-ctxmodels export --model runs/summaries --part decoder --output decoder.onnx
 
-The file takes batches of any number of rows and columns. Adapters beside the model are part of it. An encoder-decoder takes `decoder_input_ids` too, and is
-exported whole, or in the two parts of which generation runs the first once and repeats the second.
+The file takes batches of any number of rows and columns; adapters beside the model are part of it. An encoder-decoder
+takes `decoder_input_ids` too, and is exported whole, or in the two parts of which generation runs the first once and
+repeats the second.
 """
 
 from dataclasses import dataclass, field
