@@ -125,6 +125,12 @@ def open_parts(
         config = open_config(arguments.model, changes, arguments.task_name, own=own)
         describe_embeddings(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
+    if arguments.task_name is not None:
+        raise CtxError(
+            "A new model was not trained on several tasks.",
+            location=f"--family {arguments.family} --task_name {arguments.task_name}",
+            hint="leave --task_name out, or give --model.",
+        )
     if arguments.tokenizer is None:
         raise CtxError("A new model needs a tokenizer.", hint="train one, and name it by --tokenizer.")
     tokenizer = load_tokenizer(arguments.tokenizer, split_words=task.split_words)

@@ -12,7 +12,7 @@ from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.adapters.arguments import LANGUAGE_KIND, AdapterArguments, adapter_identity
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, refuse_flags
+from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
 from hf_ctxmodels.core.screen import progress_bar, say
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.examples import Example, ExampleMaker
@@ -161,33 +161,23 @@ def make_learning(
     Raises:
         CtxError: There is no pretrained model for it, or both are to be trained, or as `make_model`.
     """
-    if part is None or part.train is None:
-        model = make_model(family, objective, tokenizer, arguments)
-        add_adapters(model, arguments, adapters)
-        return model
+    adapters, source = adapters or AdapterArguments(), arguments.model
+    kept = "is trained in a pretrained model, which stays as it is."
+    part = None if part is None or part.train is None else part
     rules = (
-        (arguments.model is None, "--train", "A part is trained in a pretrained model, which stays as it is."),
-        (adapters is not None and adapters.adapter, "--train --adapter", "Below an adapter everything is frozen."),
+        (part and source is None, "--train", f"A part {kept}"),
+        (adapters.adapter and source is None, "--adapter", f"An adapter {kept}"),
+        (part and given_flags(adapters), "--train --adapter, --adapters", "Below an adapter everything is frozen."),
     )
     refuse_flags(rules, "give --model, and one of --train and --adapter.")
-    own = load_tokenizer(str(arguments.model))
-    model = make_model(family, objective, own, arguments)
-    model = part.apply(model, own, tokenizer, seed)
+    if part is None:
+        model = make_model(family, objective, tokenizer, arguments)
+        adapters.apply(model, LANGUAGE_KIND, freeze_head=True)
+        return model
+    own = load_tokenizer(str(source))
+    model = part.apply(make_model(family, objective, own, arguments), own, tokenizer, seed)
     check_fit(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
     return model
-
-
-def add_adapters(model: PreTrainedModel, arguments: PretrainingArguments, adapters: AdapterArguments | None) -> None:
-    """Give the model the adapter that is to be trained, if any; raises CtxError for one in random weights."""
-    if adapters is None or adapters.adapter is None:
-        return
-    if arguments.model is None:
-        raise CtxError(
-            "An adapter is trained in a pretrained model, which stays as it is.",
-            location="--adapter",
-            hint="give --model.",
-        )
-    adapters.apply(model, LANGUAGE_KIND, freeze_head=True)
 
 
 def tokenizer_source(arguments: PretrainingArguments) -> str:

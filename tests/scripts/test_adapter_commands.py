@@ -101,6 +101,8 @@ def test_a_language_adapter_is_trained_alone_and_resumed(workspace: Path, langua
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
     message = script("pretrain", *flags[2:], "--family", "bert", "--tokenizer", run, "--adapter", "x", fails=True)
     assert "trained in a pretrained model" in message
+    alone = [*flags[:-1], workspace / "none", "--adapters", run / "adapters" / "en"]
+    assert "No adapter is to be trained" in script("pretrain", *alone, fails=True)
     model = AutoModelForMaskedLM.from_pretrained(run)
     before = {name: value.clone() for name, value in model.named_parameters()}
     assert load_saved_adapters(model, run) == ["en"]

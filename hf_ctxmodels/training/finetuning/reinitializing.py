@@ -29,7 +29,7 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
         Names of the parameters.
 
     Raises:
-        CtxError: There are not so many layers.
+        CtxError: There are not so many layers, or there is no pooler.
     """
     layers = _distinct_layers(model)
     if not 0 <= number <= len(layers):
@@ -42,7 +42,14 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
     chosen = {id(each) for layer in layers[len(layers) - number :] for each in layer}
     names = [name for name, each in model.named_parameters() if id(each) in chosen]
     if pooler:
-        names += [name for name, _ in model.named_parameters() if name.startswith(f"{encoder}pooler.")]
+        pooling = [name for name, _ in model.named_parameters() if name.startswith(f"{encoder}pooler.")]
+        if not pooling:
+            raise CtxError(
+                f"The encoder of {type(model).__name__} has no pooler.",
+                location="--reinit_pooler",
+                hint="leave it out.",
+            )
+        names += pooling
     draw_anew(model, names, seed)
     return names
 
