@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.generation import longest_input
 from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.inference.model_inputs import Batch, decoder_input_of, writes_target
 from hf_ctxmodels.layers.int8.modules import Int8Linear
@@ -95,7 +96,9 @@ def example_batches(
         part: What is exported.
     """
     texts = [[" ".join(_WORDS[index % len(_WORDS)] for index in range(each)) for each in row] for row in _LENGTHS]
-    batches = [dict(tokenizer(each, padding=True, return_tensors="pt")) for each in texts]
+    longest = None if model is None else longest_input(model.config)
+    cut = {} if longest is None else {"truncation": True, "max_length": longest}
+    batches = [dict(tokenizer(each, padding=True, return_tensors="pt", **cut)) for each in texts]
     if model is None or not writes_target(model) or part == "encoder":
         return batches
     return [batch | _decoder_input(model, batch, part) for batch in batches]

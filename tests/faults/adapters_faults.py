@@ -96,4 +96,20 @@ ADAPTERS_FAULTS = [
         ("tests/scripts/test_adapter_commands.py",),
         "task_adapter",
     ),
+    Fault(
+        "an adapter that was deleted lies beside the model",
+        "hf_ctxmodels/adapters/model.py",
+        "known.base.deleted_adapters |= {name, *gone}",
+        "known.base.deleted_adapters |= {*gone}",
+        _FAMILIES,
+        "saved_alone",
+    ),
+    Fault(
+        "half an adapter stays where it cannot be placed",
+        "hf_ctxmodels/adapters/model.py",
+        "        _take_out(known, name)\n        raise",
+        "        raise",
+        _FAMILIES,
+        "errors_list",
+    ),
 ]
