@@ -16,7 +16,8 @@ from hf_ctxmodels.distillation.model import TERMS
 from hf_ctxmodels.distillation.terms import Term
 from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.tokenizers.base import check_fit, tokenizer_digest
-from hf_ctxmodels.training.loading import load_family_config, load_tokenizer
+from hf_ctxmodels.training.loading import load_config, load_family_config, load_tokenizer
+from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.pretraining import typed_options
 from hf_ctxmodels.training.saved import load_saved
 
@@ -39,8 +40,9 @@ class Teacher:
         """Read configuration and tokenizer; a reference checkpoint is opened by the family whose peer it is.
 
         Raises:
-            CtxError: There is no such model, it belongs to no family, or its tokenizer does not fit it.
+            CtxError: There is no such model, it has several tasks or is of no family, or its tokenizer does not fit it.
         """
+        require_one_task(load_config(source), source)
         config = load_family_config(source)
         tokenizer = load_tokenizer(source, split_words=split_words)
         check_fit(tokenizer, config, location=f"--teacher {source}")

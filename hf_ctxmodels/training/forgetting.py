@@ -20,6 +20,7 @@ from hf_ctxmodels.training.finetuning.fisher import Labels, fisher_information, 
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.optim.discriminative_lr import LAYER
 from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, make_model, make_objective
 
@@ -96,7 +97,9 @@ class PretrainingSide:
         Raises:
             CtxError: It is that of another model.
         """
-        other = load_model(finetuned, "AutoModel", load_config(finetuned))
+        config = load_config(finetuned)
+        require_one_task(config, finetuned)
+        other = load_model(finetuned, "AutoModel", config)
         if is_quantized(other):
             raise CtxError(
                 "The weights of a quantized model are codes, at no distance from others.",

@@ -37,6 +37,7 @@ from hf_ctxmodels.training.metrics.baselines import Examples, frequency_baseline
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.vocabulary import TrainedPartArguments
 
 _BATCHES_FOR_RATES = 50
@@ -198,7 +199,7 @@ def find_family(arguments: PretrainingArguments) -> FamilySpec:
     """The given family, or that of the model to continue from.
 
     Raises:
-        CtxError: Neither is given, the two differ, or the model belongs to no family.
+        CtxError: Neither is given, the two differ, or the model has several tasks or belongs to no family.
     """
     named = None if arguments.family is None else get_family(arguments.family)
     if arguments.model is None:
@@ -208,6 +209,7 @@ def find_family(arguments: PretrainingArguments) -> FamilySpec:
             )
         return named
     config = load_config(arguments.model)
+    require_one_task(config, arguments.model)
     if named is not None and not any(type(config) is family.config for family in FAMILIES.values()):
         return named  # a reference checkpoint, which several families may open
     own = get_family(config)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.adapters import load_saved_adapters
 from hf_ctxmodels.adapters.files import has_saved_adapters
@@ -17,8 +17,10 @@ def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
     """`load_model`, with the adapters that lie beside the model, as active as they were.
 
     Raises:
-        CtxError: As there, or as `load_saved_adapters`.
+        CtxError: As there, or as `load_saved_adapters`; or the model has several tasks and a head is asked for.
     """
+    if auto_class != AutoModel.__name__:
+        require_one_task(config, str(source))
     return _with_adapters(load_model(source, auto_class, config), source)
 
 

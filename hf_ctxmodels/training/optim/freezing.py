@@ -14,7 +14,7 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
     epoch. Tied weights are frozen with the embeddings.
 
     Raises:
-        CtxError: The model has nothing above its layers.
+        CtxError: The model has nothing above its layers that is not tied to them.
 
     Example:
         >>> model = AutoModelForTokenClassification.from_pretrained("runs/bert", num_labels=9)  # doctest: +SKIP
@@ -23,7 +23,8 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
     """
     encoder = model.base_model
     frozen = [each for name, each in encoder.named_parameters() if not name.startswith("pooler.")]
-    if encoder is model or not frozen:
+    kept = {id(each) for each in frozen}
+    if encoder is model or not frozen or all(id(each) in kept for each in model.parameters()):
         raise CtxError(
             f"{type(model).__name__} has nothing to train beside its encoder.",
             hint="freeze the encoder of a model with a head.",
