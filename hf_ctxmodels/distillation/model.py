@@ -1,5 +1,6 @@
 """A student that learns from a teacher, as one model with a loss."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, make_dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ class CtxDistilled(CtxPreTrainedModel):
         terms: What is learned; see `hf_ctxmodels.distillation.terms` and `state_terms`.
 
     Raises:
-        CtxError: No term, one of them twice, or a model lacks what a term needs.
+        CtxError: No term, one of them twice or with a weight that is not above 0, or a model lacks what a term needs.
 
     Example:
         >>> import torch
@@ -286,6 +287,11 @@ def _check(student: PreTrainedModel, teacher: PreTrainedModel, terms: Sequence[T
     if student is teacher:
         raise CtxError("The student is the teacher itself.", hint="make or open a model of its own.")
     for term in terms:
+        if not 0 < term.weight < math.inf:
+            raise CtxError(
+                f"The term {term.name} has the weight {term.weight:g}.",
+                hint="give a number above 0, or leave the term out.",
+            )
         term.check(student, teacher)
 
 
