@@ -17,6 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.module_names import can_name_a_module
 from hf_ctxmodels.layers.adapter_slots import Item, is_adapter_parameter
 from hf_ctxmodels.layers.adapters import AdapterFusion, BottleneckConfig, FusionConfig
+from hf_ctxmodels.layers.int8.replace import is_quantized
 
 _NAME = re.compile(r"[^.,/\\\s]+")
 Setup = str | Sequence[str | Sequence[str]] | None
@@ -164,7 +165,7 @@ def train_adapter(
         freeze_head: Freeze the head too, as for a language adapter under a pretrained masked-LM head.
 
     Raises:
-        CtxError: As `set_active_adapters`.
+        CtxError: As `set_active_adapters`, or the model is quantized.
     """
     set_active_adapters(model, [*below, name])
     known = adapters_of(model)
@@ -231,6 +232,11 @@ def _apply(known: AdapterSet) -> None:
 
 
 def _freeze_all_but(model: nn.Module, base: nn.Module, trained: list[nn.Module], freeze_head: bool) -> None:
+    if is_quantized(model):
+        raise CtxError(
+            "A quantized model has no gradients, so that no adapter in it learns.",
+            hint="train the adapter in the model in single precision; it may be loaded into the quantized one.",
+        )
     kept = {id(parameter) for module in trained for parameter in module.parameters()}
     inside = {
         id(parameter)

@@ -158,8 +158,10 @@ class CtxDistilled(CtxPreTrainedModel):
             kwargs: Other inputs of the student; with the prefix `teacher_`, of the teacher.
 
         Raises:
-            CtxError: A term compares tokens and the teacher has inputs of its own, or labels are missing.
+            CtxError: A term compares tokens and the teacher has inputs of its own, or ids or labels are missing.
         """
+        if input_ids is None:
+            raise CtxError("A student and its teacher read input_ids.", hint="give them, in place of inputs_embeds.")
         own = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids, **kwargs}
         others = {
             "teacher_input_ids": teacher_input_ids,
@@ -278,6 +280,8 @@ class CtxDistilled(CtxPreTrainedModel):
 
 
 def _check(student: PreTrainedModel, teacher: PreTrainedModel, terms: Sequence[Term]) -> None:
+    if isinstance(terms, Term) or not all(isinstance(term, Term) for term in terms):
+        raise CtxError(f"{terms!r} is no list of terms.", hint="give [SoftTargets(), HardTargets(weight=0.5)], say.")
     names = [term.name for term in terms]
     if not names or len(set(names)) < len(names):
         raise CtxError(
