@@ -183,7 +183,7 @@ def fit_parts(
     length = task.arguments.max_length
     if arguments.language is not None:
         set_language(config, tokenizer, arguments.language, "--language")
-    check_fit(tokenizer, config, length, location=arguments.model or arguments.family)
+    check_fit(tokenizer, config, length, location=arguments.model or str(arguments.family))
     prepare_for_tasks(tokenizer, length)
     set_head_tokens(task, config, tokenizer)
 
