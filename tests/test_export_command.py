@@ -4,6 +4,7 @@ import math
 import string
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer, CtxError
 from hf_ctxmodels.commands import export
 from hf_ctxmodels.inference import exporting
+from hf_ctxmodels.layers.int8.modules import HAS_INT8_PRODUCT
 from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.layers.low_bits.quantizer import packed_model, quantizable, train_with_bits
 from hf_ctxmodels.registry import FAMILIES
 
 
-def classifier(kind: str, folder: Path) -> CtxBertForSequenceClassification:
+def classifier(kind: str, folder: Path, layers: int = 1) -> CtxBertForSequenceClassification:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]
     words += [f"##{letter}" for letter in string.ascii_lowercase]
     CtxBertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = FAMILIES["bert"].sizes["tiny"] | {"initializer_range": 0.2, "num_hidden_layers": 1}
+    # an example may have more tokens than there are positions
+    own = {"initializer_range": 0.2, "num_hidden_layers": layers, "max_position_embeddings": 20}
+    sizes = FAMILIES["bert"].sizes["tiny"] | own
     model = CtxBertForSequenceClassification(CtxBertConfig(**sizes, vocab_size=len(words))).eval()
     if kind == "low bits":
         train_with_bits(model, dict.fromkeys(quantizable(model)[0], 3), 8)
@@ -55,7 +60,8 @@ def test_programs(
             batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
             batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
             found = torch.export.load(file).module()(**batch).logits
-            torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
+            with exporting._AsInGraphs() if kind == "token" else nullcontext():
+                torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
             with pytest.raises(CtxError, match="file exists"):
                 export.main()
             if kind == "float32":
@@ -70,6 +76,21 @@ def test_programs(
                     export.main()
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.undo()
+
+
+def test_codes_are_compared_as_a_graph_multiplies_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast products differ in a last digit, by which some inputs of later layers get another code."""
+    model = classifier("token", tmp_path, layers=4)
+    batches = exporting.example_batches(AutoTokenizer.from_pretrained(tmp_path), model)
+    with torch.no_grad(), monkeypatch.context() as without:
+        without.setattr("hf_ctxmodels.layers.int8.modules.HAS_INT8_PRODUCT", False)
+        slow = [model(**batch).logits for batch in batches]
+    with torch.no_grad():
+        fast = [model(**batch).logits for batch in batches]
+        if HAS_INT8_PRODUCT:
+            assert max(float((one - other).abs().max()) for one, other in zip(slow, fast, strict=True)) > 1e-3
+        given = iter(slow)
+        assert exporting.difference_on(model, lambda batch: [next(given)], batches) < 1e-6
 
 
 def without_a_number(write: Callable[..., exporting.Run]) -> Callable[..., exporting.Run]:

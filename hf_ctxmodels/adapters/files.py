@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -96,6 +96,16 @@ def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = 
     if with_head and (folder / HEAD_CONFIG_FILE).is_file():
         _load_head(model, folder, given, source)
     return name
+
+
+def has_saved_adapters(directory: str | Path) -> bool:
+    """Whether `load_saved_adapters` finds any in a directory or Hub id."""
+    if Path(directory).exists() or Path(directory).is_absolute():
+        return (Path(directory) / FOLDER / STACK_FILE).is_file()
+    try:
+        return Path(hf_hub_download(str(directory), f"{FOLDER}/{STACK_FILE}")).is_file()
+    except Exception:  # no such file or repository, no network, no valid id
+        return False
 
 
 def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[str]:

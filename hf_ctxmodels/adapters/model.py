@@ -14,8 +14,10 @@ from hf_ctxmodels.adapters.configuration import find_config
 from hf_ctxmodels.adapters.places import encoder_of, invertible_slot, like, place_adapter, remove_slots, slots
 from hf_ctxmodels.adapters.state import AdapterSet
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.module_names import can_name_a_module
 from hf_ctxmodels.layers.adapter_slots import Item, is_adapter_parameter
 from hf_ctxmodels.layers.adapters import AdapterFusion, BottleneckConfig, FusionConfig
+from hf_ctxmodels.layers.int8.replace import is_quantized
 
 _NAME = re.compile(r"[^.,/\\\s]+")
 Setup = str | Sequence[str | Sequence[str]] | None
@@ -59,17 +61,24 @@ def add_adapter(model: PreTrainedModel, name: str, config: str | BottleneckConfi
         >>> train_adapter(model, "de")  # doctest: +SKIP
     """
     known, form = adapters_of(model), find_config(config)
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or not can_name_a_module(name):
         raise CtxError(
-            f"{name!r} is no name of an adapter.", hint="leave out dots, commas, slashes and spaces, for example ner."
+            f"{name!r} is no name of an adapter.",
+            hint="leave out dots, commas, slashes and spaces, and names of methods such as train; ner, for example. "
+            "load_adapter takes a name in place of the file's.",
         )
     if name in known.configs:
         raise CtxError(
             f"The model already has an adapter {name!r}.", hint="give another name, or delete_adapter first."
         )
-    place_adapter(known.base, name, form)
+    try:
+        place_adapter(known.base, name, form)
+    except CtxError:
+        _take_out(known, name)
+        raise
     known.configs[name] = form
     known.base.bottleneck_adapters = known
+    known.base.deleted_adapters -= {name}
 
 
 def add_fusion(model: PreTrainedModel, names: Sequence[str], config: FusionConfig | None = None) -> None:
@@ -98,6 +107,7 @@ def add_fusion(model: PreTrainedModel, names: Sequence[str], config: FusionConfi
             hint="fuse adapters with the same mh_adapter, output_adapter, cross_adapter and leave_out.",
         )
     joined = ",".join(names)
+    known.base.deleted_adapters -= {joined}
     for block, _, slot in slots(known.base):
         if names[0] in slot.members:
             slot.fusions[joined] = AdapterFusion(block.module.feed_forward_norm.normalized_shape[0], form)
@@ -155,7 +165,7 @@ def train_adapter(
         freeze_head: Freeze the head too, as for a language adapter under a pretrained masked-LM head.
 
     Raises:
-        CtxError: As `set_active_adapters`.
+        CtxError: As `set_active_adapters`, or the model is quantized.
     """
     set_active_adapters(model, [*below, name])
     known = adapters_of(model)
@@ -187,21 +197,28 @@ def delete_adapter(model: PreTrainedModel, name: str) -> None:
     known = adapters_of(model)
     _check_known(known, [name])
     gone = [each for each in known.fusions if name in each.split(",")]
-    for _, _, slot in slots(known.base):
-        for module, key in [(slot.members, name), *((slot.fusions, each) for each in gone)]:
-            if key in module:
-                del module[key]
-    invertible = invertible_slot(known.base)
     known.active = tuple(item for item in known.active if name not in ([item] if isinstance(item, str) else item))
     _apply(known)
-    if invertible is not None and name in invertible.members:
-        del invertible.members[name]
     del known.configs[name]
     for each in gone:
         del known.fusions[each]
+    _take_out(known, name, gone)
+    known.base.deleted_adapters |= {name, *gone}
+    if not known.configs:
+        known.base.bottleneck_adapters = None
+
+
+def _take_out(known: AdapterSet, name: str, fusions: Sequence[str] = ()) -> None:
+    """Remove an adapter and fusions from all places, and these after the last adapter."""
+    for _, _, slot in slots(known.base):
+        for module, key in [(slot.members, name), *((slot.fusions, each) for each in fusions)]:
+            if key in module:
+                del module[key]
+    invertible = invertible_slot(known.base)
+    if invertible is not None and name in invertible.members:
+        del invertible.members[name]
     if not known.configs:
         remove_slots(known.base)
-        known.base.bottleneck_adapters = None
 
 
 def _apply(known: AdapterSet) -> None:
@@ -215,6 +232,11 @@ def _apply(known: AdapterSet) -> None:
 
 
 def _freeze_all_but(model: nn.Module, base: nn.Module, trained: list[nn.Module], freeze_head: bool) -> None:
+    if is_quantized(model):
+        raise CtxError(
+            "A quantized model has no gradients, so that no adapter in it learns.",
+            hint="train the adapter in the model in single precision; it may be loaded into the quantized one.",
+        )
     kept = {id(parameter) for module in trained for parameter in module.parameters()}
     inside = {
         id(parameter)
@@ -231,6 +253,11 @@ def _places(known: AdapterSet, name: str) -> list[str]:
 
 def _check_known(known: AdapterSet, names: Sequence[str]) -> None:
     for name in names:
+        if not isinstance(name, str):
+            raise CtxError(
+                f"{name!r} is no name of an adapter.",
+                hint='give names from the lowest up, fused ones in a sequence: ["de", ["ner", "pos"]].',
+            )
         if name not in known.configs:
             raise CtxError(
                 f"The model has no adapter {name!r}.",

@@ -9,7 +9,7 @@ The student is a new model (--family, --config), a checkpoint (--model), or made
 the student alone. Runs as well under `accelerate launch`; --resume goes on where the last checkpoint was saved.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from accelerate import PartialState
@@ -17,6 +17,7 @@ from accelerate import PartialState
 from hf_ctxmodels.commands import finetune
 from hf_ctxmodels.commands.pretrain import finetuning_of, show_results
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import given_flags
 from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.data.tasks import TASKS, TaskArguments
 from hf_ctxmodels.distillation import Lesson, Teacher, parse_terms
@@ -48,11 +49,12 @@ class DistillArguments(TeachingArguments, PretrainingArguments, finetune.Finetun
         for name in needed:
             if not getattr(self, name):
                 raise CtxError(f"--{name} is missing.", location="hf-ctxmodels distill", hint="--help explains it.")
-        of_task = ("train_file", "validation_file", "train_examples", "predictions_file", "language")
-        unread = [name for name in (("dataset",) if self.task else of_task) if getattr(self, name)]
-        if unread or self.unlabelled_file:
+        of_text = {each.name for each in fields(PretrainingArguments)}
+        of_task = {each.name for kind in (finetune.FinetuneArguments, TaskArguments) for each in fields(kind)}
+        other = of_text - of_task | {"unlabelled_file"} if self.task else of_task - of_text
+        if unread := sorted(given_flags(self) & other):
             raise CtxError(
-                f"--{(*unread, 'unlabelled_file')[0]} is not read {'with' if self.task else 'without'} --task.",
+                f"--{unread[0]} is not read {'with' if self.task else 'without'} --task.",
                 location="hf-ctxmodels distill",
                 hint="a student learns from raw text (--dataset), or on a task's examples (--task, --train_file); soft "
                 "targets need none of their labels.",

@@ -11,8 +11,9 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.inference import score_ensemble
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.saved import load_saved
 
 
 @dataclass
@@ -33,7 +34,7 @@ def main() -> None:
     for source in arguments.models:
         config, tokenizer = load_config(source), load_tokenizer(source)
         check_fit(tokenizer, config, task_arguments.max_length, location=source)
-        classifiers.append((load_model(source, AutoModelForSequenceClassification.__name__, config), tokenizer))
+        classifiers.append((load_saved(source, AutoModelForSequenceClassification.__name__, config), tokenizer))
     scores = score_ensemble(classifiers, examples, task, arguments.batch_size)
     width = max(map(len, [*arguments.models, "together"]))
     for name, metrics in zip([*arguments.models, "together"], [*scores.alone, scores.together], strict=True):

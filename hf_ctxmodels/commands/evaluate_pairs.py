@@ -19,8 +19,9 @@ from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.saved import load_saved
 
 LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining")
 
@@ -70,7 +71,7 @@ def main() -> None:
         pairs += read_pairs(path)[: arguments.max_pairs]
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
-    model = load_model(arguments.model, language_model_class(config), config)
+    model = load_saved(arguments.model, language_model_class(config), config)
     texts = (line for path in arguments.unigram_text for line in read_lines(Path(path)))
     unigrams = evaluate_pairs(pairs, unigram_scorer(tokenizer, texts))
     rate = partial(score, model, tokenizer, batch_size=arguments.batch_size)

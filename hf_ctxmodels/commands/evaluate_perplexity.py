@@ -9,8 +9,9 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.sources import load_documents
 from hf_ctxmodels.inference.perplexity import measure_perplexity
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.saved import load_saved
 
 
 @dataclass
@@ -37,7 +38,7 @@ def main() -> None:
     (arguments,) = parse_arguments(PerplexityArguments, description=__doc__)
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
-    model = load_model(arguments.model, "AutoModelForCausalLM", config)
+    model = load_saved(arguments.model, "AutoModelForCausalLM", config)
     documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True)
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]

@@ -28,8 +28,9 @@ from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.models._shared.sentence_encoder import encode_sentences
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.saved import load_saved
 
 
 @dataclass
@@ -115,7 +116,7 @@ def main() -> None:
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
-    model = load_model(arguments.model, AutoModel.__name__, config)
+    model = load_saved(arguments.model, AutoModel.__name__, config)
     options = {"pooling": arguments.pooling, "batch_size": arguments.batch_size}
     encode = partial(encode_sentences, model, tokenizer, **options)
     for text in arguments.similarity:

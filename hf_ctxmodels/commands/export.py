@@ -3,22 +3,20 @@ r"""Export a model to a file that runs without this package, and compare it with
     hf-ctxmodels export --model runs/sst2 --format onnx --output sst2.onnx
     hf-ctxmodels export --model runs/summaries --part decoder --output decoder.onnx
 
-The file takes batches of any number of rows and columns. An encoder-decoder takes `decoder_input_ids` too, and is
-exported whole, or in the two parts of which generation runs the first once and repeats the second.
+The file takes batches of any number of rows and columns; adapters beside the model are part of it. An encoder-decoder
+takes `decoder_input_ids` too, and is exported whole, or in the two parts of which generation runs the first once and
+repeats the second.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.inference.exporting import check_exports, example_batches, export_model
-from hf_ctxmodels.registry import saved_class
-from hf_ctxmodels.training.loading import check_weights, load_config, load_tokenizer
-from hf_ctxmodels.training.multitask.opening import require_one_task
+from hf_ctxmodels.training.loading import load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.saved import open_saved
 
 
 @dataclass
@@ -40,10 +38,7 @@ def main() -> None:
     """Open, export, compare, and print the difference."""
     (arguments,) = parse_arguments(ExportArguments, description=__doc__)
     check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
-    check_weights(Path(arguments.model))
-    config = load_config(arguments.model)
-    require_one_task(config, arguments.model)
-    model = open_pretrained(saved_class(config), arguments.model, "the model")
+    model = open_saved(arguments.model)
     check_exports(model, arguments.output, arguments.format, arguments.part)
     batches = example_batches(load_tokenizer(arguments.model), model, arguments.part)
     found = export_model(model, batches, arguments.output, arguments.format, arguments.part)

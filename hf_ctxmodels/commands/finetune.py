@@ -89,7 +89,7 @@ def start_of(arguments: FinetuneArguments, how: HowToFinetune) -> Start:
             location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --reinit_layers, --adapter or bits",
             hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
         )
-    where, frozen = arguments.model or arguments.config, how.ways.freeze is not None
+    where, frozen = arguments.model or str(arguments.family), how.ways.freeze is not None
     return Start(partial(open_parts, arguments, own=True), partial(open_model, arguments), where, frozen)
 
 

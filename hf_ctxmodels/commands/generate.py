@@ -23,8 +23,9 @@ from hf_ctxmodels.data.tasks.text_metrics import corpus_bleu, metric_names, scor
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.objectives.base import check_at_least
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.saved import load_saved
 
 
 @dataclass
@@ -181,7 +182,7 @@ def main() -> None:
         )
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
-    model = load_model(arguments.model, writing_head(config, arguments.model), config)
+    model = load_saved(arguments.model, writing_head(config, arguments.model), config)
     say(f"{type(model).__name__} writes {len(texts):,} texts")
     seed_generators(arguments.seed)
     written = generate_texts(model, tokenizer, texts, progress=True, **arguments.options)

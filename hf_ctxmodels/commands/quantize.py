@@ -2,10 +2,12 @@ r"""Write a model with weights of 8 bits, for inference on a CPU: a quarter of t
 
     hf-ctxmodels quantize --model runs/sst2 --output_dir runs/sst2-int8
 
-The Auto classes open the result as they open the model. Inputs of the maps get 8 bits too: with a scale for each token,
-for each call's tensor, or static ones of the texts of --calibration_file.
+The Auto classes open the result as they open the model; adapters beside the model are applied, and written beside the
+result. Inputs of the maps get 8 bits too: with a scale for each token, for each call's tensor, or static ones of the
+texts of --calibration_file.
 """
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -13,18 +15,17 @@ from typing import Literal
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+from hf_ctxmodels.adapters.writing import FOLDER
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.core.outputs import MODEL_FILES, TOKENIZER_FILES, check_new_directory, writing
 from hf_ctxmodels.core.screen import next_commands, progress_bar, say
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
 from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, check_not_quantized, quantize_model
 from hf_ctxmodels.layers.int8.replace import InputRanges, RangeRecorder, replaceable
-from hf_ctxmodels.registry import saved_class
-from hf_ctxmodels.training.loading import check_weights, load_config, load_tokenizer
-from hf_ctxmodels.training.multitask.opening import require_one_task
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.saved import open_saved
 
 LEAST_TEXTS = 16
 
@@ -48,23 +49,20 @@ class QuantizeArguments:
 
 
 def open_model(source: str) -> PreTrainedModel:
-    """The model as it was saved, with its head.
+    """The model as it was saved, with its head and adapters.
 
     Raises:
         CtxError: It cannot be opened, is damaged, has several tasks, or is quantized already.
     """
-    config = load_config(source)
-    require_one_task(config, source)
-    if getattr(config, "quantization_config", None) is not None:
+    if getattr(load_config(source), "quantization_config", None) is not None:
         raise CtxError(
             "The model is quantized already.",
             location=source,
             hint="give the model in single precision that it was made of.",
         )
-    check_weights(Path(source))
-    model: PreTrainedModel = open_pretrained(saved_class(config), source, "the model")
+    model = open_saved(source)
     check_not_quantized(model)
-    return model.eval()
+    return model
 
 
 def calibrate(model: PreTrainedModel, arguments: QuantizeArguments) -> InputRanges | None:
@@ -119,13 +117,14 @@ def stored_bytes(model: PreTrainedModel) -> int:
 def main() -> None:
     """Open, calibrate, quantize, save, and print the sizes."""
     (arguments,) = parse_arguments(QuantizeArguments, description=__doc__)
-    names = (*MODEL_FILES, *TOKENIZER_FILES)
+    names = (*MODEL_FILES, *TOKENIZER_FILES, FOLDER)
     check_new_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
     model = open_model(arguments.model)
     before = stored_bytes(model)
     config = CtxInt8Config(activations=arguments.activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, calibrate(model, arguments))
     with writing(arguments.output_dir):
+        shutil.rmtree(Path(arguments.output_dir) / FOLDER, ignore_errors=True)  # those of another model
         model.save_pretrained(arguments.output_dir)
         try:
             AutoTokenizer.from_pretrained(arguments.model).save_pretrained(arguments.output_dir)

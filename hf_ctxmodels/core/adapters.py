@@ -75,8 +75,8 @@ def save_with_adapters(model: nn.Module, adapters: Mapping[str, Any], names: Col
         for name in left:
             if any(hasattr(module, "base_layer") for module in model.get_submodule(name).modules()):
                 raise CtxError(
-                    f"The adapter reaches into {name!r}, which the checkpoint does not have: its random weights would "
-                    "not be saved.",
+                    f"The adapter reaches into {name!r}, which is new: its random weights are not those of the "
+                    "checkpoint, and would not be saved.",
                     hint=f"train it as a whole: modules_to_save={left!r} in the adapter's configuration.",
                 )
         adapter.modules_to_save = [*saved, *left]

@@ -1,7 +1,7 @@
 """Declaration of command-line flags in dataclasses."""
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import MISSING, field, fields
 from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
@@ -12,6 +12,15 @@ def flag(default: object, explanation: str) -> Any:
     if isinstance(default, tuple):
         return field(default_factory=lambda: list(default), metadata={"help": explanation})
     return field(default=default, metadata={"help": explanation})
+
+
+def given_flags(arguments: Any) -> set[str]:
+    """Names of the fields of a dataclass of flags that have another value than their default."""
+    found = set()
+    for each in fields(arguments):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        found |= {each.name} if getattr(arguments, each.name) != default else set()
+    return found
 
 
 def refuse_flags(rules: Iterable[tuple[object, str, str]], hint: str) -> None:

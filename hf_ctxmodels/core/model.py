@@ -17,6 +17,7 @@ from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
+from hf_ctxmodels.core.outputs import remove_folders
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.core.stub import no_stub
 from hf_ctxmodels.core.weights import check_exportable, check_savable, hand_over_conversions
@@ -28,11 +29,13 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     """What all families share.
 
     Attributes:
-        new_modules: Names of the modules that the opened checkpoint did not have.
+        new_modules: Names of the modules that the opened checkpoint did not have, or whose weights were drawn anew.
         new_tokens: Number of the last rows of the table of words that it did not have.
         drawn_anew: Names of the weights that were drawn anew in place of the checkpoint's, see
             `training.finetuning.reinitializing`.
         bottleneck_adapters: Of a base model, what `hf_ctxmodels.adapters` has added to it; None without adapters.
+        deleted_adapters: Of a base model, names of the bottleneck adapters and fusions that were deleted or merged:
+            `save_pretrained` removes what an earlier save left of them.
         encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.
         id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
         id_limit: The configuration's field that every id is below.
@@ -58,6 +61,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     new_tokens: int = 0
     drawn_anew: tuple[str, ...] = ()
     bottleneck_adapters: Any = None
+    deleted_adapters: frozenset[str] = frozenset()
     encoder_frozen: bool = False
     id_axes: ClassVar[tuple[str, ...]] = ()  # of a single token, after (batch, length)
     id_limit: ClassVar[str] = "vocab_size"
@@ -192,6 +196,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """
         if kwargs.get("state_dict") is None:
             check_savable(self)
+        if kwargs.get("is_main_process", True):
+            remove_folders(Path(save_directory) / "adapters", self.base_model.deleted_adapters)
         if self.base_model.bottleneck_adapters is not None:
             kwargs["state_dict"] = self._save_adapters(Path(save_directory), **kwargs)
         super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)

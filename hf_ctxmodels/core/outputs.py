@@ -1,5 +1,6 @@
 """Checks of output files: existing ones are replaced on request only, and a failed write is a `CtxError`."""
 
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,15 @@ def check_new_file(file: str | Path, *, flag: str, overwrite: bool, inputs: Iter
         raise CtxError(
             "The file exists.", location=f"{flag} {file}", hint="give another name, or --overwrite to replace it."
         )
+
+
+def remove_folders(parent: Path, names: Iterable[str]) -> None:
+    """Remove folders of these names, where there are any, and with the last one the folder around them."""
+    found = [parent / name for name in names if (parent / name).is_dir()]
+    for each in found:
+        shutil.rmtree(each)
+    if found and not any(each.is_dir() for each in parent.iterdir()):
+        shutil.rmtree(parent)
 
 
 @contextmanager

@@ -65,6 +65,15 @@ class Substitution:
                 f"{type(self.model).__name__} with {type(self.tokenizer).__name__} cannot replace words.",
                 hint="give a masked language model with a WordPiece tokenizer, such as BERT.",
             )
+        head = [
+            name for name in getattr(self.model, "new_modules", ()) if not name.startswith(self.model.base_model_prefix)
+        ]
+        if head:
+            raise CtxError(
+                f"The checkpoint has no trained head of masked words ({', '.join(head)}): any words would do.",
+                location=self.model.config.name_or_path or None,
+                hint="give the pretrained model, not one that was fine-tuned from it.",
+            )
 
     def prepare(self, text: str) -> tuple[list[str], dict[int, list[str]]]:
         """The words of a text, and the candidates of each that may be replaced, by its place."""

@@ -1,5 +1,6 @@
 """A student that learns from a teacher, as one model with a loss."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, make_dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ class CtxDistilled(CtxPreTrainedModel):
         terms: What is learned; see `hf_ctxmodels.distillation.terms` and `state_terms`.
 
     Raises:
-        CtxError: No term, one of them twice, or a model lacks what a term needs.
+        CtxError: No term, one of them twice or with a weight that is not above 0, or a model lacks what a term needs.
 
     Example:
         >>> import torch
@@ -157,8 +158,10 @@ class CtxDistilled(CtxPreTrainedModel):
             kwargs: Other inputs of the student; with the prefix `teacher_`, of the teacher.
 
         Raises:
-            CtxError: A term compares tokens and the teacher has inputs of its own, or labels are missing.
+            CtxError: A term compares tokens and the teacher has inputs of its own, or ids or labels are missing.
         """
+        if input_ids is None:
+            raise CtxError("A student and its teacher read input_ids.", hint="give them, in place of inputs_embeds.")
         own = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids, **kwargs}
         others = {
             "teacher_input_ids": teacher_input_ids,
@@ -277,6 +280,8 @@ class CtxDistilled(CtxPreTrainedModel):
 
 
 def _check(student: PreTrainedModel, teacher: PreTrainedModel, terms: Sequence[Term]) -> None:
+    if isinstance(terms, Term) or not all(isinstance(term, Term) for term in terms):
+        raise CtxError(f"{terms!r} is no list of terms.", hint="give [SoftTargets(), HardTargets(weight=0.5)], say.")
     names = [term.name for term in terms]
     if not names or len(set(names)) < len(names):
         raise CtxError(
@@ -286,6 +291,11 @@ def _check(student: PreTrainedModel, teacher: PreTrainedModel, terms: Sequence[T
     if student is teacher:
         raise CtxError("The student is the teacher itself.", hint="make or open a model of its own.")
     for term in terms:
+        if not 0 < term.weight < math.inf:
+            raise CtxError(
+                f"The term {term.name} has the weight {term.weight:g}.",
+                hint="give a number above 0, or leave the term out.",
+            )
         term.check(student, teacher)
 
 

@@ -9,13 +9,17 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.adapters.writing import FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.distillation.model import TERMS
 from hf_ctxmodels.distillation.terms import Term
+from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.tokenizers.base import check_fit, tokenizer_digest
-from hf_ctxmodels.training.loading import load_family_config, load_model, load_tokenizer
+from hf_ctxmodels.training.loading import load_config, load_family_config, load_tokenizer
+from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.pretraining import typed_options
+from hf_ctxmodels.training.saved import load_saved
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,18 @@ class Teacher:
         """Read configuration and tokenizer; a reference checkpoint is opened by the family whose peer it is.
 
         Raises:
-            CtxError: There is no such model, it belongs to no family, or its tokenizer does not fit it.
+            CtxError: There is no such model, it has several tasks or is of no family, or its tokenizer does not fit it.
         """
+        require_one_task(load_config(source), source)
         config = load_family_config(source)
         tokenizer = load_tokenizer(source, split_words=split_words)
         check_fit(tokenizer, config, location=f"--teacher {source}")
         return cls(source, config, tokenizer)
 
     def load(self, auto_class: str) -> PreTrainedModel:
-        """The model with the head of an Auto class, in evaluation mode; raises CtxError as `load_model`."""
-        return load_model(self.source, auto_class, self.config).eval()
+        """The model with the head of an Auto class and the adapters beside it, in evaluation mode; raises CtxError as
+        `load_saved`."""
+        return load_saved(self.source, auto_class, self.config).eval()
 
     def shares_tokens(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         """Whether a tokenizer has the teacher's tokens and ids, and the same way to split text into them."""
@@ -56,7 +62,8 @@ class Teacher:
     @property
     def digest(self) -> str:
         """What tells its weights from others: of a directory the SHA-256 of the files, else the name."""
-        files = sorted(Path(self.source).glob("*.safetensors"))
+        kinds = ("*.safetensors", f"{FOLDER}/*/*.safetensors", f"{FOLDER}/{STACK_FILE}")
+        files = [path for kind in kinds for path in sorted(Path(self.source).glob(kind))]
         if not files:
             return self.source
         whole = hashlib.sha256()
@@ -87,7 +94,8 @@ def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Seque
         )
     for mine, number in zip(own, layers, strict=True):
         try:
-            mine.load_state_dict(others[number].state_dict())
+            weights = others[number].state_dict()
+            mine.load_state_dict({name: each for name, each in weights.items() if not is_adapter_parameter(name)})
         except RuntimeError as error:
             raise CtxError(
                 "The layers of teacher and student have different shapes.",

@@ -7,6 +7,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.int8.replace import is_quantized
 from hf_ctxmodels.multitask.configuration import CtxMultiTaskConfig
 from hf_ctxmodels.registry import get_family
 
@@ -114,8 +115,18 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         """The plain model of a task: the family's class, with a copy of the weights, and the same outputs.
 
         Raises:
-            CtxError: There is no such task.
+            CtxError: There is no such task, or the model is quantized or has adapters.
         """
+        if is_quantized(self):
+            raise CtxError(
+                "The weights of a quantized model are codes, which the plain model of a task has not.",
+                hint="take it of the model in single precision, and quantize it then.",
+            )
+        if self.encoder.bottleneck_adapters is not None:
+            raise CtxError(
+                "The encoder has adapters, without which the plain model of a task would give other outputs.",
+                hint="save the adapters, take the model of the task without them, and give it them by load_adapter.",
+            )
         weights = self.task_weights(name)
         plain = self.config.head_class(name)(self.config.task_config(name)).to(device=self.device, dtype=self.dtype)
         plain.load_state_dict({key: weights[key] for key in plain.state_dict()})

@@ -45,19 +45,25 @@ class LanguageReader:
         return len(self.names) > 1
 
     def read(self, documents: list[list[str]]) -> list[list[Sentence]]:
-        """The sentences of each document that have tokens.
+        """The sentences of each document; the tokenizer is told their language, by whose rules it may split words.
 
         Raises:
             CtxError: A text has no tag, or that of an unknown language.
         """
         tagged = [list(self._tagged(document)) for document in documents]
-        texts = [text for document in tagged for _, text in document]
-        ids: list[np.ndarray] = []
+        texts: dict[int, list[str]] = {}
+        for number, text in (sentence for document in tagged for sentence in document):
+            texts.setdefault(number, []).append(text)
+        found = {number: self._ids(number, of_language) for number, of_language in texts.items()}
+        return [[(number, next(found[number])) for number, _ in document] for document in tagged]
+
+    def _ids(self, number: int, texts: list[str]) -> Iterator[np.ndarray]:
+        """(tokens,) ids of each text of a language, without special tokens."""
+        told = {"language": self.names[number]} if self.names else {}
         for start in range(0, len(texts), SENTENCES_PER_CALL):
-            rows = self.tokenizer(texts[start : start + SENTENCES_PER_CALL], add_special_tokens=False, verbose=False)
-            ids += [np.asarray(row, dtype=np.int32) for row in rows["input_ids"]]
-        found = iter(ids)
-        return [[(number, next(found)) for number, _ in document] for document in tagged]
+            some = texts[start : start + SENTENCES_PER_CALL]
+            rows = self.tokenizer(some, add_special_tokens=False, verbose=False, **told)
+            yield from (np.asarray(row, dtype=np.int32) for row in rows["input_ids"])
 
     def _tagged(self, document: list[str]) -> Iterator[tuple[int, str]]:
         known: str | None = None

@@ -1,6 +1,6 @@
 """The flags of the ways to fine-tune, and what they make of a model."""
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, refuse_flags
+from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data.tasks.base import Collator, Feature
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
@@ -21,7 +21,7 @@ from hf_ctxmodels.training.finetuning.mixout import Mixout
 from hf_ctxmodels.training.finetuning.reinitializing import kept_head, reinitialize_layers, reset_head
 from hf_ctxmodels.training.finetuning.thawing import ChainThaw, GradualUnfreezing, ThreeStages
 from hf_ctxmodels.training.forgetting import PretrainingSide, compute_fisher
-from hf_ctxmodels.training.optim.freezing import freeze_encoder
+from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_plans_for_layers
 from hf_ctxmodels.training.vocabulary import freeze_vocabulary
 
 WHERE_THINGS_LIE = ("cache_features", "fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
@@ -87,6 +87,7 @@ class FinetuningMethodArguments:
     reset_head: bool = flag(False, "Draw a head anew that the checkpoint already has, from an earlier task.")
 
     def __post_init__(self) -> None:
+        given = given_flags(self)
         rules = (
             (
                 self.cache_features and self.freeze != "encoder",
@@ -102,24 +103,20 @@ class FinetuningMethodArguments:
                 "Layers that are drawn anew would be frozen as they are drawn.",
             ),
             (self.lm_weights and self.thaw != "three-stage", "--lm_weights", "It belongs to --thaw three-stage."),
-            (self._given("thaw_epochs") and self.thaw != "three-stage", "--thaw_epochs", "It belongs to three-stage."),
-            (self._given("chain_rates") and self.thaw != "chain", "--chain_rates", "It belongs to --thaw chain."),
-            (self._given("anchor_weight") and not self.anchor, "--anchor_weight", "It belongs to --anchor."),
-            (self._given("anchor_head_weight") and not self.anchor, "--anchor_head_weight", "It belongs to --anchor."),
-            (self._given("fisher_text") and self.anchor != "ewc", "--fisher_text", "It belongs to --anchor ewc."),
+            ("thaw_epochs" in given and self.thaw != "three-stage", "--thaw_epochs", "It belongs to three-stage."),
+            ("chain_rates" in given and self.thaw != "chain", "--chain_rates", "It belongs to --thaw chain."),
+            ("anchor_weight" in given and not self.anchor, "--anchor_weight", "It belongs to --anchor."),
+            ("anchor_head_weight" in given and not self.anchor, "--anchor_head_weight", "It belongs to --anchor."),
             (self.anchor == "ewc" and not self.fisher_file, "--anchor ewc", "It needs --fisher_file."),
-            (self.fisher_file and self.anchor != "ewc", "--fisher_file", "It belongs to --anchor ewc."),
+            *(
+                (name in given and self.anchor != "ewc", f"--{name}", "It belongs to --anchor ewc.")
+                for name in ("fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
+            ),
         )
         refuse_flags(rules, "give the flags that go together.")
         for name in ("chain_rates", "thaw_epochs", "lm_weights"):
             if (values := getattr(self, name)) is not None and len(values) != 2:
                 raise CtxError(f"--{name} takes two numbers.", location=f"--{name} {values}", hint="give two.")
-
-    def _given(self, name: str) -> bool:
-        """Whether a flag has another value than its default."""
-        known = next(field for field in fields(self) if field.name == name)
-        value = known.default if known.default_factory is MISSING else known.default_factory()
-        return getattr(self, name) != value
 
     def configure(self, config: PreTrainedConfig) -> None:
         """Set the fields of the configuration; raises CtxError where there is none for a mix of layers."""
@@ -152,6 +149,8 @@ class FinetuningMethodArguments:
                 location="--family with --anchor, --mixout or --reinit_layers",
                 hint="give --model, or leave them out.",
             )
+        if self.freeze == "encoder":
+            refuse_plans_for_layers(loop)
         self._draw_anew(model, source, loop.seed, accelerator.is_main_process)
         if self.freeze == "embeddings":
             freeze_vocabulary(model)
@@ -184,7 +183,7 @@ class FinetuningMethodArguments:
         with accelerator.main_process_first():
             if not Path(file).exists():
                 self._compute_fisher(file, source or "", accelerator.is_main_process)
-            elif self._given("fisher_labels") or self._given("fisher_examples") or self._given("fisher_text"):
+            elif given_flags(self) & {"fisher_labels", "fisher_examples", "fisher_text"}:
                 say(f"using {file} as it is: {fisher_facts(file)}", accelerator.is_main_process)
         return [ElasticWeightConsolidation(model, self.anchor_weight, file, self.anchor_head_weight)]
 

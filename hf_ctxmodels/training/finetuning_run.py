@@ -12,7 +12,7 @@ from accelerate.utils import DistributedType
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import flag, refuse_flags
 from hf_ctxmodels.core.generation import check_generates
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
@@ -70,7 +70,7 @@ class FinetuneArguments:
     family: str | None = field(
         default=None, metadata={"help": "Start from random weights of this family.", "choices": list(FAMILIES)}
     )
-    config: str = flag("tiny", "With --family: a size of it or a JSON file of its fields.")
+    config: str | None = flag(None, "With --family: a size of it or a JSON file of its fields; by default tiny.")
     tokenizer: str | None = flag(
         None, "With --family: tokenizer directory, from `hf-ctxmodels train-tokenizer`, or Hub id."
     )
@@ -109,21 +109,28 @@ def open_parts(
     """Configuration and tokenizer of the checkpoint, or of a new model; `own` opens it by a family of the package.
 
     Raises:
-        CtxError: both --model and --family are given, or neither; or they cannot be opened.
+        CtxError: both --model and --family are given, or neither, or flags of one with the other; or they cannot be
+            opened.
     """
     if (arguments.model is None) == (arguments.family is None):
-        raise CtxError("A model is to be fine-tuned, but which one?", hint="give either --model or --family.")
+        given = None if arguments.model is None else f"--model {arguments.model} --family {arguments.family}"
+        raise CtxError(
+            "A model is to be fine-tuned, but which one?",
+            location=given,
+            hint="give either --model or --family; a recipe may give one, too.",
+        )
     if arguments.model is not None:
-        if arguments.tokenizer is not None:
-            raise CtxError(
-                "A checkpoint is opened with the tokenizer beside it.",
-                location=f"--model {arguments.model} --tokenizer {arguments.tokenizer}",
-                hint="leave --tokenizer out; `pretrain --train embeddings` exchanges a model's vocabulary.",
-            )
+        _refuse_flags_of_new_models(arguments)
         changes = parse_config_options(arguments.config_options)
         config = open_config(arguments.model, changes, arguments.task_name, own=own)
         describe_embeddings(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
+    if arguments.task_name is not None:
+        raise CtxError(
+            "A new model was not trained on several tasks.",
+            location=f"--family {arguments.family} --task_name {arguments.task_name}",
+            hint="leave --task_name out, or give --model.",
+        )
     if arguments.tokenizer is None:
         raise CtxError("A new model needs a tokenizer.", hint="train one, and name it by --tokenizer.")
     tokenizer = load_tokenizer(arguments.tokenizer, split_words=task.split_words)
@@ -139,6 +146,23 @@ def open_parts(
             )
         setattr(config, name, value)
     return config, tokenizer
+
+
+def _refuse_flags_of_new_models(arguments: FinetuneArguments) -> None:
+    """Raise CtxError for flags beside --model that a checkpoint answers by itself."""
+    beside = (
+        ("tokenizer", "A checkpoint is opened with the tokenizer beside it."),
+        ("config", "A checkpoint has a configuration of its own."),
+    )
+    rules = (
+        (value := getattr(arguments, name), f"--model {arguments.model} --{name} {value}", what)
+        for name, what in beside
+    )
+    refuse_flags(
+        rules,
+        "leave it out; --config_options changes fields of a model's configuration, `pretrain --train embeddings` its "
+        "vocabulary.",
+    )
 
 
 def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -> None:
@@ -159,7 +183,7 @@ def fit_parts(
     length = task.arguments.max_length
     if arguments.language is not None:
         set_language(config, tokenizer, arguments.language, "--language")
-    check_fit(tokenizer, config, length, location=arguments.model or arguments.config)
+    check_fit(tokenizer, config, length, location=arguments.model or str(arguments.family))
     prepare_for_tasks(tokenizer, length)
     set_head_tokens(task, config, tokenizer)
 

@@ -13,12 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet
+from hf_ctxmodels.layers.int8.replace import is_quantized
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.finetuning.fisher import Labels, fisher_information, one_by_one, write_fisher
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.optim.discriminative_lr import LAYER
 from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, make_model, make_objective
 
@@ -95,14 +97,24 @@ class PretrainingSide:
         Raises:
             CtxError: It is that of another model.
         """
-        other = load_model(finetuned, "AutoModel", load_config(finetuned))
+        config = load_config(finetuned)
+        require_one_task(config, finetuned)
+        other = load_model(finetuned, "AutoModel", config)
+        if is_quantized(other):
+            raise CtxError(
+                "The weights of a quantized model are codes, at no distance from others.",
+                location=finetuned,
+                hint="give the checkpoint in single precision that it was made of.",
+            )
         theirs, own = dict(other.named_parameters()), dict(self.model.base_model.named_parameters())
         drawn = tuple(f"{module}." for module in getattr(other, "new_modules", ()))
         shared = [name for name in own if name in theirs and not name.startswith(drawn)]
         odd = [name for name in shared if theirs[name].shape[1:] != own[name].shape[1:]]
-        if not shared or odd or any(len(theirs[name]) < len(own[name]) for name in shared):
+        lone = sorted(name for name in set(own) ^ set(theirs) if LAYER.match(name))
+        if not shared or odd or lone or any(len(theirs[name]) < len(own[name]) for name in shared):
+            what = f": {odd[0]} differs in shape." if odd else f": one alone has {lone[0]}." if lone else "."
             raise CtxError(
-                "The two checkpoints are of different models" + (f": {odd[0]} differs in shape." if odd else "."),
+                f"The two checkpoints are of different models{what}",
                 location=finetuned,
                 hint="give a checkpoint and one that was fine-tuned from it.",
             )

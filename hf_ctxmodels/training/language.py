@@ -17,7 +17,7 @@ def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, l
 
     Args:
         config: Of the model; its `default_lang` is set where it has language embeddings.
-        tokenizer: Its `language` is set where it marks words.
+        tokenizer: Its `language` is set where it marks words, or splits them by the rules of their language.
         language: A name.
         location: The flag, for the error.
 
@@ -33,5 +33,5 @@ def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, l
         )
     if getattr(config, "lang2id", None):
         config.default_lang = config.lang2id[language]  # type: ignore[attr-defined]
-    else:
+    if not getattr(config, "lang2id", None) or getattr(tokenizer, "splits_by_language", False):
         tokenizer.language = language  # type: ignore[attr-defined]

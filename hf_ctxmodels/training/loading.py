@@ -146,18 +146,18 @@ def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any],
 
 
 def new_config(
-    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, size: str, options: Sequence[str] = ()
+    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, size: str | None = None, options: Sequence[str] = ()
 ) -> PreTrainedConfig:
     """The configuration of a new model.
 
     Args:
-        size: A size of the family, or a JSON file.
+        size: A size of the family, or a JSON file; None for the family's tiny one.
         options: Fields to change, as key=value.
 
     Raises:
         CtxError: The size or a field is unknown, or values are invalid.
     """
-    changes = parse_config_options(list(options))
+    changes, size = parse_config_options(list(options)), size or "tiny"
     if size.endswith(".json"):
         return load_config_file(family.config, size, changes)
     if size not in family.sizes:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
 from hf_ctxmodels.core.inspecting import inspecting
 from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.core.screen import say
@@ -25,7 +25,11 @@ PACKED_FOLDER = "quantized"
 
 @dataclass
 class LowBitsArguments:
-    """Bits of the weights (Q-BERT)."""
+    """Bits of the weights (Q-BERT).
+
+    Raises:
+        CtxError: A flag needs `--quantize_bits`.
+    """
 
     quantize_bits: list[int] = flag(
         (),
@@ -37,6 +41,11 @@ class LowBitsArguments:
     sensitivity_parts: int = flag(
         10, "With several --quantize_bits: parts of the training data, a batch each, whose eigenvalues are compared."
     )
+
+    def __post_init__(self) -> None:
+        given = sorted(given_flags(self) - {"quantize_bits"})
+        rules = ((not self.quantize_bits, f"--{name}", "It belongs to --quantize_bits.") for name in given)
+        refuse_flags(rules, "give --quantize_bits, or leave it out.")
 
     def identity(self) -> dict[str, Any]:
         """What a resumed run must have in common; nothing without bits."""

@@ -12,7 +12,7 @@ from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.adapters.arguments import LANGUAGE_KIND, AdapterArguments, adapter_identity
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, refuse_flags
+from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
 from hf_ctxmodels.core.screen import progress_bar, say
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.examples import Example, ExampleMaker
@@ -37,6 +37,7 @@ from hf_ctxmodels.training.metrics.baselines import Examples, frequency_baseline
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.vocabulary import TrainedPartArguments
 
 _BATCHES_FOR_RATES = 50
@@ -56,7 +57,9 @@ class PretrainingArguments(DataArguments):
         default=None,
         metadata={"help": "Model family; by default the one that --model belongs to.", "choices": list(FAMILIES)},
     )
-    config: str = flag("tiny", "A size of the family (tiny, mini, small, base, large) or a JSON file of its fields.")
+    config: str | None = flag(
+        None, "Of a new model: a size (tiny, the default, mini, small, base, large) or a JSON file of its fields."
+    )
     model: str | None = flag(
         None, "Continue from this checkpoint (directory or Hub id), of this package or the reference."
     )
@@ -159,33 +162,23 @@ def make_learning(
     Raises:
         CtxError: There is no pretrained model for it, or both are to be trained, or as `make_model`.
     """
-    if part is None or part.train is None:
-        model = make_model(family, objective, tokenizer, arguments)
-        add_adapters(model, arguments, adapters)
-        return model
+    adapters, source = adapters or AdapterArguments(), arguments.model
+    kept = "is trained in a pretrained model, which stays as it is."
+    part = None if part is None or part.train is None else part
     rules = (
-        (arguments.model is None, "--train", "A part is trained in a pretrained model, which stays as it is."),
-        (adapters is not None and adapters.adapter, "--train --adapter", "Below an adapter everything is frozen."),
+        (part and source is None, "--train", f"A part {kept}"),
+        (adapters.adapter and source is None, "--adapter", f"An adapter {kept}"),
+        (part and given_flags(adapters), "--train --adapter, --adapters", "Below an adapter everything is frozen."),
     )
     refuse_flags(rules, "give --model, and one of --train and --adapter.")
-    own = load_tokenizer(str(arguments.model))
-    model = make_model(family, objective, own, arguments)
-    model = part.apply(model, own, tokenizer, seed)
+    if part is None:
+        model = make_model(family, objective, tokenizer, arguments)
+        adapters.apply(model, LANGUAGE_KIND, freeze_head=True)
+        return model
+    own = load_tokenizer(str(source))
+    model = part.apply(make_model(family, objective, own, arguments), own, tokenizer, seed)
     check_fit(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
     return model
-
-
-def add_adapters(model: PreTrainedModel, arguments: PretrainingArguments, adapters: AdapterArguments | None) -> None:
-    """Give the model the adapter that is to be trained, if any; raises CtxError for one in random weights."""
-    if adapters is None or adapters.adapter is None:
-        return
-    if arguments.model is None:
-        raise CtxError(
-            "An adapter is trained in a pretrained model, which stays as it is.",
-            location="--adapter",
-            hint="give --model.",
-        )
-    adapters.apply(model, LANGUAGE_KIND, freeze_head=True)
 
 
 def tokenizer_source(arguments: PretrainingArguments) -> str:
@@ -206,7 +199,7 @@ def find_family(arguments: PretrainingArguments) -> FamilySpec:
     """The given family, or that of the model to continue from.
 
     Raises:
-        CtxError: Neither is given, the two differ, or the model belongs to no family.
+        CtxError: Neither is given, the two differ, or the model has several tasks or belongs to no family.
     """
     named = None if arguments.family is None else get_family(arguments.family)
     if arguments.model is None:
@@ -216,6 +209,7 @@ def find_family(arguments: PretrainingArguments) -> FamilySpec:
             )
         return named
     config = load_config(arguments.model)
+    require_one_task(config, arguments.model)
     if named is not None and not any(type(config) is family.config for family in FAMILIES.values()):
         return named  # a reference checkpoint, which several families may open
     own = get_family(config)
@@ -298,10 +292,12 @@ def make_model(
         CtxError: The size is unknown, the checkpoint cannot be opened or is quantized, or tokenizer, length or
             objective do not fit.
     """
-    source = arguments.model or arguments.config
+    source = arguments.model or arguments.config or family.name
     if arguments.model is None:
         config = new_config(family, tokenizer, arguments.config, arguments.config_options)
     else:
+        if arguments.config is not None:  # such as that of the recipe by which the model was begun
+            say(f"--config {arguments.config} is not read: the configuration is that of {arguments.model}")
         config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
     check_fit(tokenizer, config, arguments.max_length, location=source)
     for name, value in objective.config_fields.items():

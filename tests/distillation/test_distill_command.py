@@ -149,9 +149,12 @@ def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
         "no teacher": ([*text, *soft], "--teacher is missing"),
         "no text": (["--teacher", pretrained, *soft], "--dataset is missing"),
         "an unread file": (["--teacher", pretrained, *text, *soft, "--train_file", "a"], "--train_file is not read"),
+        "an unread column": (["--teacher", pretrained, *text, *soft, "--text_columns", "a"], "--text_columns is not"),
+        "an unread objective": (["--teacher", teacher, *task, *soft, "--objective", "mlm"], "--objective is not read"),
         "no file": (["--teacher", teacher, *soft, *task[:2]], "--train_file is missing"),
         "no term": (["--teacher", pretrained, *text], "soft-targets: KL(teacher"),
         "too long for the teacher": (["--teacher", pretrained, *text, *soft, "--max_length", 65], "limit of 64"),
+        "a negative weight": (["--teacher", pretrained, *text, "--terms", "cosine=-1"], "cosine has the weight -1"),
         "no such layer": (["--teacher", pretrained, *text, *soft, "--student_layers", 1, 4], "There is no layer 4"),
         "no masked LM": (["--teacher", pretrained, *text, *soft, *words], "no masked language model"),
         "not fine-tuned": (["--teacher", pretrained, *task, *soft, *new], "no trained head"),
@@ -254,5 +257,9 @@ def check_the_command(workshop, capsys):
     task = ["--text_columns", "sentence", "--label_column", "gold", "--validation_file", workshop.path("dev.tsv")]
     student = ["--tokenizer", workshop.path("infersent-tokenizer"), "--output_dir", workshop.path("augmented")]
     assert workshop.run("distill", *teacher, *task, "--train_file", output, *student) == 0
+    opened = Teacher.open(workshop.path("teacher"))
+    headless = opened.load("AutoModelForMaskedLM")
+    with pytest.raises(CtxError, match=r"no trained head of masked words \(mlm_head"):
+        Substitution(headless, opened.tokenizer, lambda word, number: [])
     with pytest.raises(CtxError, match="cannot replace words"):
         Substitution(Teacher.open(workshop.path("teacher")).load("AutoModel"), tokenizer, lambda word, number: [])

@@ -163,6 +163,10 @@ def test_evaluation_is_the_students_own_and_each_model_reads_its_own_tokens():
     assert torch.equal(own.logits, through.logits)
     assert measured.soft_targets_loss > 0
     assert_close(measured.hard_targets_loss, own.loss)
+    with pytest.raises(CtxError, match="read input_ids"):
+        model.train()(inputs_embeds=torch.zeros(1, 3, 8))
+    with pytest.raises(CtxError, match="is no list of terms"):
+        CtxDistilled(model.student, model.teacher, ["soft-targets"])
 
     # a teacher with another vocabulary, by its own inputs, whose lengths differ from the student's
     student, teacher = classifier(2), classifier(4, seed=1, vocab_size=VOCABULARY + 9)

@@ -14,6 +14,7 @@ from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequ
 from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
+from hf_ctxmodels.adapters import add_adapter, delete_adapter, train_adapter
 from hf_ctxmodels.commands import quantize
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
 from hf_ctxmodels.layers import feed_forward
@@ -149,6 +150,14 @@ def test_other_ways_to_open(tmp_path: Path) -> None:
     opened.save_pretrained(tmp_path / "int8")
     again = AutoModel.from_pretrained(tmp_path / "int8", dtype=torch.bfloat16)
     assert again.layers[0].feed_forward.up_proj.code_scale.dtype is torch.float32
+    half = copy.deepcopy(plain).bfloat16()  # what has no codes is in single precision, whatever was asked for
+    quantize_model(half, CtxInt8Config())
+    expected = plain(**batch).last_hidden_state
+    real = batch["attention_mask"].bool()
+    for other in (half, again):
+        found = other(**batch).last_hidden_state
+        assert found.dtype is torch.float32
+        assert F.cosine_similarity(found[real], expected[real], dim=-1).min() > 0.99
     reopened = AutoModel.from_pretrained(tmp_path / "int8")
     for other in (reopened, copy.deepcopy(opened)):
         assert torch.equal(other(**batch).last_hidden_state, opened(**batch).last_hidden_state)
@@ -164,6 +173,8 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         quantize_model(model, CtxInt8Config(skip=["clasifier"]))
     with pytest.raises(CtxError, match="activations is 'row'"):
         CtxInt8Config(activations="row")  # type: ignore[arg-type]
+    with pytest.raises(CtxError, match="skip is 'pooler'"):
+        CtxInt8Config(skip="pooler")  # type: ignore[arg-type]
     with pytest.raises(CtxError, match=r"calibration gave .* no input"):
         quantize_model(BERT.model(), CtxInt8Config(activations="static"), {})
     quantize_model(model, CtxInt8Config(skip=["layers.0", "pooler"]))
@@ -175,6 +186,10 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         model.bert.layers[1].feed_forward(torch.randn(2, 3, 32, requires_grad=True))
     with pytest.raises(CtxError, match="plain weights"):
         model.export_reference(tmp_path)
+    add_adapter(model, "a")
+    with pytest.raises(CtxError, match="no adapter in it learns"):
+        train_adapter(model, "a")
+    delete_adapter(model, "a")
     model.save_pretrained(tmp_path)
     with pytest.raises(CtxError, match="for a CPU"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path, device_map="cuda:0")

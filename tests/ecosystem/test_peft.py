@@ -1,5 +1,6 @@
 """Adapters of PEFT on every Transformer: they act in every path, learn, merge, and are saved with what is new."""
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from zoo import HEADS, Batch, Case, assert_close, make_batch, make_targets, obje
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.heads import WithLanguageModeling
+from hf_ctxmodels.training import reinitialize_layers
 
 peft = pytest.importorskip("peft", reason="needs PEFT, which the extra `dev` brings")
 
@@ -146,6 +148,17 @@ def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
     assert model.new_modules == ("summary", "classifier")
     with pytest.raises(CtxError, match=r"modules_to_save=\['summary'\]"):
         peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules="all-linear"))
+    # a layer that is drawn anew is as new
+    model = BERT.model_class.from_pretrained(tmp_path / "bert")
+    reinitialize_layers(model, 1, seed=1, pooler=True)
+    last = f"bert.layers.{model.config.num_hidden_layers - 1}"
+    with pytest.raises(CtxError, match=rf"modules_to_save=\['{last}', 'bert.pooler'\]"):
+        peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(task_type="SEQ_CLS"))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", modules_to_save=[last])).eval()
+    adapted.save_pretrained(tmp_path / "drawn")
+    again = peft.PeftModel.from_pretrained(BERT.model_class.from_pretrained(tmp_path / "bert"), tmp_path / "drawn")
+    batch = labelled(BERT)
+    assert_close(objective(BERT, again.eval(), batch), objective(BERT, adapted, batch), "reopened")
 
 
 @pytest.mark.parametrize(("tied", "targets"), [("all", None), ("embeddings", ["word_embeddings"])])

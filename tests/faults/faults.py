@@ -10,6 +10,7 @@ from fault import Fault
 from finetuning_faults import FINETUNING_FAULTS
 from generation_faults import GENERATION_FAULTS
 from gpt_faults import GPT_FAULTS
+from heads_faults import HEADS_FAULTS
 from layers_faults import LAYERS_FAULTS
 from mass_faults import MASS_FAULTS
 from models_faults import MODELS_FAULTS
@@ -28,6 +29,7 @@ __all__ = ["FAULTS", "Fault"]
 FAULTS = [
     *CORE_FAULTS,
     *LAYERS_FAULTS,
+    *HEADS_FAULTS,
     *MODELS_FAULTS,
     *MULTITASK_FAULTS,
     *ADAPTERS_FAULTS,

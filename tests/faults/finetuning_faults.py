@@ -150,4 +150,28 @@ FINETUNING_FAULTS = [
         FEATURES,
         "mix",
     ),
+    Fault(
+        "layers that are drawn anew are taken for those of the checkpoint",
+        "hf_ctxmodels/training/finetuning/reinitializing.py",
+        "*new_modules(model, set(names)))",
+        ")",
+        ("tests/ecosystem/test_peft.py",),
+        "only_what_is_new",
+    ),
+    Fault(
+        "a frozen encoder has a plan for its layers",
+        "hf_ctxmodels/training/optim/freezing.py",
+        "loop.layerwise_lr_decay != 1,",
+        "loop.layerwise_lr_decay < 1,",
+        ("tests/scripts/test_finetuning_ways.py",),
+        "each_way",
+    ),
+    Fault(
+        "a model of another depth is compared by what is common",
+        "hf_ctxmodels/training/forgetting.py",
+        "for name in set(own) ^ set(theirs) if LAYER.match(name)",
+        "for name in set(own) - set(theirs) if LAYER.match(name)",
+        ("tests/scripts/test_finetuning_ways.py",),
+        "forgotten",
+    ),
 ]

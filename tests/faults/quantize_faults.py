@@ -81,8 +81,8 @@ QUANTIZE_FAULTS = [
     Fault(
         "an exported file that differs is kept",
         "hf_ctxmodels/inference/exporting.py",
-        "if not found <= LARGEST_DIFFERENCE:",
-        "if False:",
+        "else LARGEST_DIFFERENCE):",
+        "else math.inf):",
         ("tests/test_export_command.py",),
         "programs",
     ),
@@ -149,5 +149,21 @@ QUANTIZE_FAULTS = [
         "tensor",
         _INT8,
         "texts_alone",
+    ),
+    Fault(
+        "an exported file is held to the fast products of codes",
+        "hf_ctxmodels/inference/exporting.py",
+        "with _AsInGraphs() if rounds_inputs(model) else nullcontext():",
+        "with nullcontext():",
+        ("tests/test_export_command.py",),
+        "as_a_graph",
+    ),
+    Fault(
+        "what has no codes keeps half precision",
+        "hf_ctxmodels/layers/int8/quantizer.py",
+        "    model.float()\n",
+        "",
+        ("tests/ecosystem/test_int8.py",),
+        "other_ways",
     ),
 ]

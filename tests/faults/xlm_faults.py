@@ -136,4 +136,12 @@ XLM_FAULTS = [
         ("tests/models/test_xlm.py",),
         "every_path",
     ),
+    Fault(
+        "all languages are split by the rules of English",
+        "hf_ctxmodels/objectives/language_streams.py",
+        'told = {"language": self.names[number]} if self.names else {}',
+        "told: dict[str, str] = {}",
+        ("tests/objectives/test_cross_lingual.py",),
+        "rules_of_their_language",
+    ),
 ]

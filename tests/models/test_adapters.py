@@ -30,6 +30,7 @@ from hf_ctxmodels.adapters import (
     train_fusion,
 )
 from hf_ctxmodels.adapters.arguments import AdapterArguments
+from hf_ctxmodels.adapters.files import has_saved_adapters
 from hf_ctxmodels.adapters.places import blocks, slots
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.layers.adapter_slots import AdapterSlot, is_adapter_parameter
@@ -284,6 +285,11 @@ def test_saved_alone_with_the_model_and_in_a_checkpoint(tmp_path: Path, subtests
             assert not report["unexpected_keys"]
             with pytest.raises(CtxError, match="holds a model"):
                 save_adapter(model, "a", folder)
+            for name, left in (("inv", {"a", "stack.json"}), ("a", set())):  # what is deleted is not saved again
+                delete_adapter(model, name)
+                model.save_pretrained(folder)
+                assert {path.name for path in folder.glob("adapters/*")} == left
+            assert not has_saved_adapters(folder)
 
 
 @pytest.fixture
@@ -301,6 +307,9 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: add_adapter(bert, "ner"), "already has an adapter 'ner'"),
         (lambda: add_adapter(bert, "a.b"), "no name of an adapter"),
+        (lambda: add_adapter(bert, "train"), "no name of an adapter"),
+        (lambda: set_active_adapters(bert, [[["ner"]]]), "no name of an adapter"),  # type: ignore[list-item]
+        (lambda: add_adapter(encoder, "x", BottleneckConfig(reduction_factor={"0": 2})), "no value for layer 1"),
         (lambda: add_adapter(bert, "x", "lora"), "kind of adapter 'lora'(.|\n)*houlsby"),
         (lambda: add_adapter(bert, "x", BottleneckConfig(non_linearity="sharp")), "no activation 'sharp'"),
         (lambda: BottleneckConfig(original_ln_before="False"), "original_ln_before='False' of an adapter is no bool"),  # type: ignore[arg-type]
@@ -328,6 +337,7 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
     for attempt, message in wrong:
         with pytest.raises(CtxError, match=message):
             attempt()
+    assert not any(is_adapter_parameter(name) for name, _ in encoder.named_modules())  # what failed left nothing
     options = ["original_ln_before=False", "ln_after=true", "inv_adapter=None", "leave_out=[0, 2]", "scaling=learned"]
     form = AdapterArguments("x", options).form("seq_bn_inv")
     assert (form.original_ln_before, form.ln_after, form.inv_adapter, form.leave_out) == (False, True, None, (0, 2))

@@ -10,7 +10,9 @@ from transformers import AutoConfig, AutoModel
 from zoo import FIRST_WORD, Case, assert_same_gradients, gradients, make_batch, make_targets, randomised, tiny_config
 
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels.adapters import add_adapter
 from hf_ctxmodels.commands import export, quantize
+from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.multitask.configuration import task_entry
 
 HEADS = {
@@ -121,6 +123,10 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
         "several tasks: choices, pairs, spans, words": lambda: quantize.open_model(str(tmp_path)),
         r'save one by model\.task\("choices"\)\.save_pretrained': export.main,
     }
+    coded, adapted = several("bert"), several("bert")
+    quantize_model(coded, CtxInt8Config())
+    add_adapter(adapted, "a")
+    calls |= {"are codes": lambda: coded.task("pairs"), "has adapters": lambda: adapted.task("pairs")}
     for says, call in calls.items():
         with subtests.test(says), pytest.raises(CtxError, match=says):
             call()

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ctxmodels import CtxError, CtxXLMTokenizer
+from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMTokenizer
 from hf_ctxmodels.data import ExampleSet, build_training_set, load_documents
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
 from hf_ctxmodels.objectives.cross_lingual_masking import DataCollatorForCrossLingualMasking
+from hf_ctxmodels.objectives.language_streams import LanguageReader
+from hf_ctxmodels.training.language import set_language
 
 WORDS = {
     "de": ["der", "kleine", "hund", "sah", "eine", "alte", "katze", "am", "haus"],
@@ -232,3 +234,26 @@ def test_errors(tokenizer: CtxXLMTokenizer) -> None:
             both = CrossLingualLM(tokenizer, max_length=length, seed=0, language="en", alternate=alternate)
             with pytest.raises(CtxError, match=message):
                 build_training_set(documents, both, both.sampling)
+
+
+def test_words_are_split_by_the_rules_of_their_language(
+    tokenizer: CtxXLMTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pretraining by the tag, in fine-tuning by --language: the released tokenizers split by Moses' rules."""
+    rule = {"de": "haus", "en": "home"}
+    split = "hf_ctxmodels.models.xlm.tokenization_xlm.split_words"
+    monkeypatch.setattr(split, lambda text, language, lower: [*text.split(), rule[language]])
+    tokenizer.save_pretrained(tmp_path)
+    released = CtxXLMTokenizer.from_pretrained(tmp_path, word_splitting="moses")
+    found = [sentence for document in LanguageReader(released, "").read(DOCUMENTS) for sentence in document]
+    plain = [text for document in DOCUMENTS for text in document]
+    for (number, ids), text in zip(found, plain, strict=True):
+        language = text[1:3]
+        assert number == released.lang2id[language]
+        assert ids.tolist() == ids_of(tokenizer, f"{text[5:]} {rule[language]}"), text
+    config = CtxXLMConfig(vocab_size=len(released), n_langs=2, lang2id=released.lang2id)
+    set_language(config, released, "de", "--language")
+    assert config.default_lang == released.lang2id["de"]
+    assert ids_of(released, "eine") == ids_of(tokenizer, "eine haus")
+    set_language(config, tokenizer, "de", "--language")
+    assert tokenizer.language is None

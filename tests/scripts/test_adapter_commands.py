@@ -4,12 +4,13 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from forked import run_forked
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 from zoo import tiny_config
 
 from hf_ctxmodels.adapters import (
@@ -20,6 +21,7 @@ from hf_ctxmodels.adapters import (
     save_adapter,
 )
 from hf_ctxmodels.adapters.arguments import exchange_lowest
+from hf_ctxmodels.distillation import Teacher
 from hf_ctxmodels.hub.files import repository_files, write_files
 from hf_ctxmodels.registry import FAMILIES
 
@@ -99,6 +101,8 @@ def test_a_language_adapter_is_trained_alone_and_resumed(workspace: Path, langua
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
     message = script("pretrain", *flags[2:], "--family", "bert", "--tokenizer", run, "--adapter", "x", fails=True)
     assert "trained in a pretrained model" in message
+    alone = [*flags[:-1], workspace / "none", "--adapters", run / "adapters" / "en"]
+    assert "No adapter is to be trained" in script("pretrain", *alone, fails=True)
     model = AutoModelForMaskedLM.from_pretrained(run)
     before = {name: value.clone() for name, value in model.named_parameters()}
     assert load_saved_adapters(model, run) == ["en"]
@@ -132,6 +136,7 @@ def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path
     again = AutoModelForTokenClassification.from_pretrained(workspace / "published")
     assert sorted(load_saved_adapters(again, workspace / "published")) == ["en", "ner"]
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    check_commands_use_adapters(run, model.eval(), workspace)
     for wrong, message in {
         "--adapters": "No adapter is to be trained",
         "--freeze": "Below an adapter the encoder is frozen",
@@ -140,6 +145,36 @@ def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path
         more = {"--adapters": ["--adapters", "x"], "--freeze": ["--adapter", "a", "--freeze", "encoder"]}
         more["--adapter_options"] = ["--adapter", "a", "--adapter_options", "width=3"]
         assert message in script("finetune", *flags, *more[wrong], "--output_dir", workspace / "none", fails=True)
+
+
+def check_commands_use_adapters(run: Path, model: Any, workspace: Path) -> None:
+    """What is made of a directory with adapters, and a teacher from it, compute with them."""
+    batch = dict(AutoTokenizer.from_pretrained(run)(["Anna saw Paris", "Rome sah"], padding=True, return_tensors="pt"))
+    real = batch["attention_mask"] == 1
+
+    def difference(other: Any) -> float:
+        """From the adapted model, as a share of its largest logit."""
+        with torch.no_grad():
+            expected = model(**batch).logits[real]
+            return float((other(**batch).logits[real] - expected).abs().max() / expected.abs().max())
+
+    plain = AutoModelForTokenClassification.from_pretrained(run).eval()
+    assert difference(plain) > 0.2
+    assert difference(Teacher.open(str(run)).load("AutoModelForTokenClassification")) < 1e-6
+    script("export", "--model", run, "--format", "torch", "--output", workspace / "ner.pt2")
+    assert difference(torch.export.load(workspace / "ner.pt2").module()) < 1e-4
+    (workspace / "ner-int8" / "adapters" / "old").mkdir(parents=True)
+    assert "already holds adapters" in script(
+        "quantize", "--model", run, "--output_dir", workspace / "ner-int8", fails=True
+    )
+    script("quantize", "--model", run, "--output_dir", workspace / "ner-int8", "--overwrite", "true")
+    small = AutoModelForTokenClassification.from_pretrained(workspace / "ner-int8").eval()
+    assert load_saved_adapters(small, workspace / "ner-int8") == ["en", "ner"]
+    assert difference(small) < 0.05
+    digest = Teacher.open(str(run)).digest
+    shutil.copytree(run, workspace / "other")
+    (workspace / "other" / "adapters" / "stack.json").write_text('{"active": ["ner"]}')
+    assert Teacher.open(str(workspace / "other")).digest != digest
 
 
 def test_the_language_is_exchanged(workspace: Path, languages: dict[str, Path]) -> None:

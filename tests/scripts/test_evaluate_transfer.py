@@ -150,5 +150,7 @@ def test_frozen_encoder() -> None:
     assert moved == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert any("pooler" in name for name in moved)
     assert not any("layers" in name or "embeddings" in name for name in moved)
-    with pytest.raises(CtxError, match="nothing to train"):
-        freeze_encoder(model.base_model)
+    tied = Case(FAMILIES["t5"], "AutoModelForSeq2SeqLM").model(tie_word_embeddings=True)
+    for encoder in (model.base_model, tied):
+        with pytest.raises(CtxError, match="nothing to train"):
+            freeze_encoder(encoder)

@@ -23,15 +23,25 @@ from test_finetune import (
     save_tiny,
     tagging_files,
 )
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
-from hf_ctxmodels import FAMILIES, CtxMultiTaskModel
+from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.commands import push
 from hf_ctxmodels.data.tasks import TaskArguments
 from hf_ctxmodels.data.tasks.task_list import read_task_list
+from hf_ctxmodels.distillation import Teacher
 from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config
+from hf_ctxmodels.multitask.configuration import task_entry
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.multitask.evaluation import BestModel
+from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family
+from hf_ctxmodels.training.saved import load_saved
 
 MAKERS = {
     "sentences": ("sequence-classification", classification_files),
@@ -256,6 +266,21 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
     with subtests.test("flags of one task"):
         assert "--train_file" in run(lambda each: None, ["--train_file", dev])
         assert "--language" in run(lambda each: None, ["--language", "de"])
+    with subtests.test("a plan for frozen layers"):
+        assert "never unfrozen" in run(lambda each: None, ["--freeze", "encoder", "--unfreeze_steps", "1"])
+    with subtests.test("a model of several tasks where a plain one is needed"):
+        several, encoder = tmp_path / "several", AutoConfig.from_pretrained(checkpoint)
+        entry = task_entry("AutoModelForSequenceClassification", encoder)
+        CtxMultiTaskModel(CtxMultiTaskConfig(encoder=encoder, tasks={"rte": entry})).save_pretrained(several)
+        config = AutoConfig.from_pretrained(several)
+        for use in (
+            lambda: Teacher.open(str(several)),
+            lambda: find_family(PretrainingArguments(model=str(several), dataset=["demo"])),
+            lambda: load_saved(several, "AutoModelForSequenceClassification", config),
+        ):
+            with pytest.raises(CtxError, match=r'model.task\("rte"\).save_pretrained'):
+                use()
+        assert type(load_saved(several, "AutoModel", config)) is CtxMultiTaskModel
     with subtests.test("a task of a plain model"):
         assert "was not trained on several tasks" in run(lambda each: None, ["--task_name", "words"])
     with subtests.test("no task"):

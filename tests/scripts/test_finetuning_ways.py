@@ -19,6 +19,7 @@ from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.commands.compare_finetuning import read_ways
+from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.forgetting import PretrainingSide, distances, measure_forgetting
 
@@ -122,6 +123,10 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
         ("--freeze encoder --thaw chain", "not thawed"),
         ("--freeze encoder --reinit_layers 1", "would be frozen as they are drawn"),
         ("--adapter mine --reinit_layers 1", "would stay as they are drawn"),
+        ("--freeze encoder --layerwise_lr_decay 2.6", "--layerwise_lr_decay 1 --unfreeze_steps 0, also where a recipe"),
+        ("--freeze encoder --unfreeze_steps 0.1", "are never unfrozen"),
+        ("--config tiny", "has a configuration of its own"),
+        ("--family bert", "give either --model or --family"),
         ("--thaw chain --unfreeze_steps 0.1", "are two plans"),
         ("--thaw three-stage --lm_weights 0.2 0.1", "no auxiliary language modelling loss"),
         ("--reinit_layers 99", "layers with weights of their own"),
@@ -130,6 +135,8 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
         ("--chain_rates 1 2", "belongs to --thaw chain"),
         ("--anchor_weight 1000", "belongs to --anchor"),
         ("--fisher_text TEXT", "belongs to --anchor ewc"),
+        ("--fisher_examples 3", "--fisher_examples"),
+        ("--quantize_groups 3", "belongs to --quantize_bits"),
         ("--thaw_epochs 1 2", "belongs to three-stage"),
         ("--tokenizer elsewhere", "with the tokenizer beside it"),
         ("--keep best", "belongs to --tasks"),
@@ -198,6 +205,17 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     flags = ["--pretrained", source, "--finetuned", place / "gpt", "--text", place / "text.txt"]
     assert call(monkeypatch, "evaluate_forgetting.py", *flags) == 2
     assert "of different models" in capsys.readouterr().err
+    deeper, packed = (
+        tiny_config(FAMILIES["bert"], vocab_size=len(tokenizer), num_hidden_layers=len(same.bert.layers) + 1),
+        tmp_path / "codes",
+    )
+    type(same.bert)(deeper).save_pretrained(tmp_path / "deeper")
+    quantize_model(other, CtxInt8Config())
+    other.save_pretrained(packed)
+    for wrong, text in ((tmp_path / "deeper", "one alone has layers."), (packed, "quantized model are codes")):
+        flags = ["--pretrained", source, "--finetuned", wrong, "--text", place / "text.txt"]
+        assert call(monkeypatch, "evaluate_forgetting.py", *flags) == 2
+        assert text in capsys.readouterr().err
 
 
 def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

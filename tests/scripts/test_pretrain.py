@@ -289,7 +289,8 @@ def test_the_family_follows_from_the_model(folder, monkeypatch, capsys) -> None:
     flags = ["--tokenizer", folder / "model", "--dataset", folder / "text.txt", "--output_dir", folder / "out"]
     assert pretrain(monkeypatch, *flags, "--max_steps", 1) == 2
     assert "No model family is given" in capsys.readouterr().err
-    assert pretrain(monkeypatch, *flags, "--max_steps", 1, "--model", folder / "model") == 0
+    assert pretrain(monkeypatch, *flags, "--max_steps", 1, "--model", folder / "model", "--config", "mini") == 0
+    assert "--config mini is not read" in capsys.readouterr().err
     model = AutoModelForPreTraining.from_pretrained(folder / "out")
     assert type(model) is FAMILY.models["AutoModelForPreTraining"]
 

@@ -49,6 +49,9 @@ def test_new_weights_are_exactly_those_asked_for(subtests: Any) -> None:
     names = set(reinitialize_layers(model, 0, seed=4, pooler=True))
     assert names == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
     check_drawn_anew(model, before, names)
+    model = BERT.model(classifier_pooling="mean")
+    with pytest.raises(CtxError, match="has no pooler"):
+        reinitialize_layers(model, 0, seed=4, pooler=True)
 
 
 def check_drawn_anew(model: Any, before: dict[str, torch.Tensor], names: set[str]) -> None:

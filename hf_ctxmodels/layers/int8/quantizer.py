@@ -41,6 +41,8 @@ class CtxInt8Config(QuantizationConfigMixin):
         ):
             if value not in known:
                 raise CtxError(f"{name} is {value!r}.", location=METHOD, hint=f"give one of {', '.join(known)}.")
+        if not isinstance(self.skip, list):
+            raise CtxError(f"skip is {self.skip!r}.", location=METHOD, hint='give a list of names: ["pooler"].')
 
     def to_dict(self) -> dict[str, Any]:
         """As in config.json."""
@@ -68,6 +70,10 @@ class CtxInt8Quantizer(HfQuantizer):
                 hint="use `hf-ctxmodels quantize --activations static --calibration_file`, or another scale.",
             )
 
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Single precision for what has no codes, whose sums with values of codes would have two types."""
+        return torch.float32
+
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         strict = set(model._keep_in_fp32_modules_strict or ())
         model._keep_in_fp32_modules_strict = strict | {"code_scale", "input_scale"}
@@ -93,7 +99,7 @@ class CtxInt8Quantizer(HfQuantizer):
 
 
 def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputRanges | None = None) -> None:
-    """Quantize a model in place; `save_pretrained` then saves the codes.
+    """Quantize a model in place; `save_pretrained` then saves the codes. What has none is in single precision then.
 
     Args:
         model: In single or half precision, on a CPU.
@@ -107,6 +113,7 @@ def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputR
     check_not_quantized(model)
     if model.device.type != "cpu":
         raise CtxError(f"The model is on {model.device}.", location=METHOD, hint="move it to the CPU: model.cpu().")
+    model.float()
     _replace(model, config, ranges)
     quantizer = CtxInt8Quantizer(config, pre_quantized=True)
     object.__setattr__(model, "hf_quantizer", quantizer)

@@ -132,6 +132,11 @@ class CtxXLMTokenizer(WordBPETokenizer):
         self._language = name
         self.init_kwargs["language"] = name
 
+    @property
+    def splits_by_language(self) -> bool:
+        """Whether words are split by the rules of their language, English ones where none is given."""
+        return self.word_splitting == "moses"
+
     def language_id(self, name: str) -> int:
         """The number of a language; raises CtxError for one that is not known."""
         if name not in self.lang2id:
@@ -146,7 +151,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         self, text: Any, text_pair: Any = None, *args: Any, language: str | None = None, **kwargs: Any
     ) -> BatchEncoding:
         language = self._language if language is None else language
-        if self.word_splitting == "moses" or (self.word_splitting == "whitespace" and self.lower_cases):
+        if self.splits_by_language or (self.word_splitting == "whitespace" and self.lower_cases):
             text, text_pair = (self._split(given, language or "en") for given in (text, text_pair))
         encoded = super()._encode_plus(text, text_pair, *args, **kwargs)
         if self._listed is not None:
@@ -164,7 +169,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         return " ".join(part if number % 2 else self._words(part, language) for number, part in enumerate(parts))
 
     def _words(self, text: str, language: str) -> str:
-        if self.word_splitting == "moses":
+        if self.splits_by_language:
             return " ".join(split_words(text, language, self.lower_cases))
         return without_accents(text)
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 import torch
 from transformers import PreTrainedModel
 
+from hf_ctxmodels.core.adapters import new_modules
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads.layer_mix import read_stack
 from hf_ctxmodels.training.optim.discriminative_lr import LAYERS
@@ -28,7 +29,7 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
         Names of the parameters.
 
     Raises:
-        CtxError: There are not so many layers.
+        CtxError: There are not so many layers, or there is no pooler.
     """
     layers = _distinct_layers(model)
     if not 0 <= number <= len(layers):
@@ -41,7 +42,14 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
     chosen = {id(each) for layer in layers[len(layers) - number :] for each in layer}
     names = [name for name, each in model.named_parameters() if id(each) in chosen]
     if pooler:
-        names += [name for name, _ in model.named_parameters() if name.startswith(f"{encoder}pooler.")]
+        pooling = [name for name, _ in model.named_parameters() if name.startswith(f"{encoder}pooler.")]
+        if not pooling:
+            raise CtxError(
+                f"The encoder of {type(model).__name__} has no pooler.",
+                location="--reinit_pooler",
+                hint="leave it out.",
+            )
+        names += pooling
     draw_anew(model, names, seed)
     return names
 
@@ -75,7 +83,8 @@ def reset_head(model: PreTrainedModel, seed: int) -> list[str]:
 @torch.no_grad()
 def draw_anew(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
     """Give the parameters of these names the values that they have in a new model of the same configuration, whose
-    weights are drawn from the seed; the global generators stay as they are. `model.drawn_anew` has their names."""
+    weights are drawn from the seed; the global generators stay as they are. `model.drawn_anew` has their names, and
+    `model.new_modules` those of the modules that they fill: PEFT saves these with an adapter."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = _weights(type(model)(copy.deepcopy(model.config)))
@@ -83,6 +92,7 @@ def draw_anew(model: PreTrainedModel, names: Collection[str], seed: int) -> None
         if name in names:
             weight.copy_(fresh[name])
     model.drawn_anew = (*getattr(model, "drawn_anew", ()), *names)
+    model.new_modules = (*getattr(model, "new_modules", ()), *new_modules(model, set(names)))
 
 
 def _weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

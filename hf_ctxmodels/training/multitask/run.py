@@ -27,7 +27,7 @@ from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_a
 from hf_ctxmodels.training.metrics.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.multitask.batches import TaskCollator, mean, mixture_of, named
 from hf_ctxmodels.training.multitask.evaluation import MEAN, BestModel, TasksEvaluation
-from hf_ctxmodels.training.optim.freezing import freeze_encoder
+from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_plans_for_layers
 from hf_ctxmodels.training.recipe import find_packaged
 
 
@@ -237,6 +237,8 @@ def finetune_tasks(
             location=f"--lr_reference_targets {loop.lr_reference_targets}",
             hint="leave it out.",
         )
+    if start.frozen:
+        refuse_plans_for_layers(loop)
     listed = read_task_list(
         find_packaged(str(several.tasks), "tasks", "list of tasks", "--tasks"), defaults, several.tasks_folder
     )

@@ -2,7 +2,9 @@
 2018, section 3.3; Devlin et al. 2019, section 5.3)."""
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import refuse_flags
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.training.arguments import LoopArguments
 
 
 def freeze_encoder(model: CtxPreTrainedModel) -> None:
@@ -12,7 +14,7 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
     epoch. Tied weights are frozen with the embeddings.
 
     Raises:
-        CtxError: The model has nothing above its layers.
+        CtxError: The model has nothing above its layers that is not tied to them.
 
     Example:
         >>> model = AutoModelForTokenClassification.from_pretrained("runs/bert", num_labels=9)  # doctest: +SKIP
@@ -21,7 +23,8 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
     """
     encoder = model.base_model
     frozen = [each for name, each in encoder.named_parameters() if not name.startswith("pooler.")]
-    if encoder is model or not frozen:
+    kept = {id(each) for each in frozen}
+    if encoder is model or not frozen or all(id(each) in kept for each in model.parameters()):
         raise CtxError(
             f"{type(model).__name__} has nothing to train beside its encoder.",
             hint="freeze the encoder of a model with a head.",
@@ -30,3 +33,17 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
         parameter.requires_grad_(False)
     model.encoder_frozen = True
     model.train(model.training)
+
+
+def refuse_plans_for_layers(loop: LoopArguments) -> None:
+    """Raise CtxError for flags that treat each layer in its own way, where all of them are frozen."""
+    rules = (
+        (
+            loop.layerwise_lr_decay != 1,
+            "--layerwise_lr_decay",
+            "The layers of a frozen encoder have no learning rates.",
+        ),
+        (loop.unfreeze_steps, "--unfreeze_steps", "The layers of a frozen encoder are never unfrozen."),
+    )
+    told = [(broken, f"--freeze encoder {flag} {getattr(loop, flag[2:]):g}", what) for broken, flag, what in rules]
+    refuse_flags(told, "give --layerwise_lr_decay 1 --unfreeze_steps 0, also where a recipe has other values.")

@@ -1,0 +1,8 @@
+"""Names that modules can have in an `nn.ModuleDict`."""
+
+from torch import nn
+
+
+def can_name_a_module(name: object) -> bool:
+    """Whether a value is a name without dots that no attribute of an `nn.ModuleDict` has: not `train`."""
+    return isinstance(name, str) and "." not in name and not hasattr(nn.ModuleDict(), name)

@@ -1,0 +1,42 @@
+"""Models as they were saved, with the adapters beside them: for what uses a model, and does not train it."""
+
+from pathlib import Path
+
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+
+from hf_ctxmodels.adapters import load_saved_adapters
+from hf_ctxmodels.adapters.files import has_saved_adapters
+from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.registry import saved_class
+from hf_ctxmodels.training.loading import check_weights, load_config, load_model
+from hf_ctxmodels.training.multitask.opening import require_one_task
+
+
+def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """`load_model`, with the adapters that lie beside the model, as active as they were.
+
+    Raises:
+        CtxError: As there, or as `load_saved_adapters`; or the model has several tasks and a head is asked for.
+    """
+    if auto_class != AutoModel.__name__:
+        require_one_task(config, str(source))
+    return _with_adapters(load_model(source, auto_class, config), source)
+
+
+def open_saved(source: str) -> PreTrainedModel:
+    """The model as it was saved: the class with its head, and adapters as in `load_saved`; in evaluation mode.
+
+    Raises:
+        CtxError: It cannot be opened, is damaged, or has several tasks.
+    """
+    config = load_config(source)
+    require_one_task(config, source)
+    check_weights(Path(source))
+    return _with_adapters(open_pretrained(saved_class(config), source, "the model"), source).eval()
+
+
+def _with_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
+    if has_saved_adapters(source):
+        say(f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are added, as active as they were")
+    return model
