@@ -23,6 +23,7 @@ from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.optim.discriminative_lr import LAYER
 from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, make_model, make_objective
+from hf_ctxmodels.training.saved import with_saved_adapters
 
 _LENGTH = 128
 
@@ -89,7 +90,7 @@ class PretrainingSide:
 
     @torch.no_grad()
     def take_encoder(self, finetuned: str) -> None:
-        """Put in the encoder's weights of another checkpoint.
+        """Put in the encoder's weights of another checkpoint, and the adapters beside them.
 
         New rows of the table of words, of tokens that fine-tuning added, are left out. What the other was saved
         without, for example a pooler that its head does not read, stays as pretrained.
@@ -120,6 +121,7 @@ class PretrainingSide:
             )
         for name in shared:
             own[name].copy_(theirs[name][: len(own[name])])
+        with_saved_adapters(self.model, finetuned)
 
 
 def _objective_of_head(family: FamilySpec, config: PreTrainedConfig) -> str | None:
@@ -178,7 +180,7 @@ def _order(part: str) -> tuple[int, bool, int]:
 
 
 def measure_forgetting(side: PretrainingSide, finetuned: str, batch_size: int = 32) -> dict[str, Any]:
-    """What fine-tuning changed: the pretraining losses before and after, and the distances of the weights.
+    """What fine-tuning changed: the pretraining losses before and after, and the distances of the pretrained weights.
 
     Raises:
         CtxError: The checkpoint is that of another model.
@@ -186,7 +188,7 @@ def measure_forgetting(side: PretrainingSide, finetuned: str, batch_size: int = 
     start = {name: each.detach().clone() for name, each in side.model.base_model.named_parameters()}
     before = side.loss(batch_size)
     side.take_encoder(finetuned)
-    now = {name: each.detach() for name, each in side.model.base_model.named_parameters()}
+    now = {name: each.detach() for name, each in side.model.base_model.named_parameters() if name in start}
     return {
         "objective": side.name,
         "rows": len(side.rows),

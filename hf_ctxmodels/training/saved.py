@@ -21,7 +21,7 @@ def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
     """
     if auto_class != AutoModel.__name__:
         require_one_task(config, str(source))
-    return _with_adapters(load_model(source, auto_class, config), source)
+    return with_saved_adapters(load_model(source, auto_class, config), source)
 
 
 def open_saved(source: str) -> PreTrainedModel:
@@ -33,10 +33,11 @@ def open_saved(source: str) -> PreTrainedModel:
     config = load_config(source)
     require_one_task(config, source)
     check_weights(Path(source))
-    return _with_adapters(open_pretrained(saved_class(config), source, "the model"), source).eval()
+    return with_saved_adapters(open_pretrained(saved_class(config), source, "the model"), source).eval()
 
 
-def _with_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
+def with_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
+    """The model, with the adapters that lie in a directory or Hub id, if any; raises CtxError as `load_adapter`."""
     if has_saved_adapters(source):
         say(f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are added, as active as they were")
     return model

@@ -18,6 +18,7 @@ from transformers import (
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.adapters import add_adapter, set_active_adapters
 from hf_ctxmodels.commands.compare_finetuning import read_ways
 from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.registry import FAMILIES
@@ -197,6 +198,19 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     side = PretrainingSide.open(str(tmp_path / "with"), str(place / "text.txt"))
     found = measure_forgetting(side, str(tmp_path / "without"))
     assert found["before"] == found["after"]
+    assert found["distances"]["encoder"]["distance"] == 0
+
+    adapted = AutoModelForSequenceClassification.from_pretrained(source)
+    add_adapter(adapted, "task", "pfeiffer")
+    set_active_adapters(adapted, ["task"])
+    with torch.no_grad():
+        for name, each in adapted.named_parameters():
+            if ".adapters." in name:
+                each.normal_()
+    for part in (adapted, tokenizer):
+        part.save_pretrained(tmp_path / "adapted")
+    found = measure_forgetting(PretrainingSide.open(str(source), str(place / "text.txt")), str(tmp_path / "adapted"))
+    assert found["after"]["eval_loss"] > found["before"]["eval_loss"] + 0.1
     assert found["distances"]["encoder"]["distance"] == 0
 
     flags = ["--pretrained", tmp_path / "other", "--finetuned", source, "--text", place / "text.txt"]
