@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -228,9 +229,9 @@ class ForConditionalGeneration(Seq2SeqHead):
                 attend to what they wrote.
             decoder_inputs_embeds: (batch, steps, hidden) in place of `decoder_input_ids`, for the same decoders.
             labels: (batch, steps) target ids; -100 is ignored.
-            encoder_outputs: The encoder's output, if it has been computed.
+            encoder_outputs: The encoder's output, if it has been computed; as a tuple, states, hidden states, weights.
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
-            use_cache: Return `past_key_values`.
+            use_cache: Return `past_key_values`, and with labels the logits as well.
             target_languages: (batch,) numbers of the target languages; None for the first.
             return_logits: See `returns_logits`.
         """
@@ -244,6 +245,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         else:
             check_tensors(attention_mask=attention_mask)
             check_padding_mask(attention_mask)
+            encoder_outputs = _named(encoder_outputs)
         rows = encoder_outputs.last_hidden_state.shape[0]
         ids = self.decoder_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
         ids = ids if decoder_input_ids is not None else self._begun(ids, further.get("decoder_sequence_ids"))
@@ -251,7 +253,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         before = self.first_state(encoder_outputs, use_cache) if past_key_values is None else past_key_values
         sides = (encoder_outputs, attention_mask, before, target_languages, recorded, further)
         given = DecoderInputs(*sides, sequence_ids=kwargs.get("sequence_ids"))
-        wants_logits = labels is None or self.returns_logits(return_logits)
+        wants_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
         loss = logits = decoded = None
         if wants_logits or given.record:
             logits, decoded = self.predict(ids, given)
@@ -320,6 +322,11 @@ class ForConditionalGeneration(Seq2SeqHead):
         if past_key_values is not None:
             kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+def _named(encoded: Any) -> Any:
+    """An encoder's output, which with `return_dict=False` is a tuple, by names."""
+    return BaseModelOutput(*encoded[:3]) if isinstance(encoded, tuple | list) else encoded
 
 
 def _output(

@@ -123,6 +123,13 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     table = model.base_model.words_of_decoder
     embedded = model(**batch, decoder_inputs_embeds=table(shifted), labels=labels)
     assert_close(embedded.loss, loss)
+    encoded = model.get_encoder()(**batch, return_dict=False, output_hidden_states=True)
+    assert isinstance(encoded, tuple)
+    read = {"encoder_outputs": encoded, "attention_mask": batch["attention_mask"]}
+    cached = model(**read, labels=labels, use_cache=True)
+    assert_close(cached.loss, loss)
+    assert_close(torch.stack(cached.encoder_hidden_states), torch.stack(encoded[1]))
+    assert cached.past_key_values.get_seq_length() == labels.shape[1]
     unpadded, padded = model(**batch, decoder_input_ids=given), case.model(unpad=False)
     mask = torch.ones_like(given)
     mask[0, :2] = 0
