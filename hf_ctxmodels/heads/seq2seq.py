@@ -169,10 +169,12 @@ class ForConditionalGeneration(Seq2SeqHead):
         prediction: Linear map from the decoder's states to logits.
         takes_languages: Whether the decoder is conditioned on the target language.
         decoder_arguments: Further arguments of `forward` that the decoder takes.
+        decoder_reads: What it needs of the encoder's output.
     """
 
     takes_languages: ClassVar[bool] = False
     decoder_arguments: ClassVar[tuple[str, ...]] = ()
+    decoder_reads: ClassVar[tuple[str, ...]] = ("last_hidden_state",)
     prediction: nn.Linear
 
     @abstractmethod
@@ -245,7 +247,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         else:
             check_tensors(attention_mask=attention_mask)
             check_padding_mask(attention_mask)
-            encoder_outputs = _named(encoder_outputs)
+        encoder_outputs = self._read_from(encoder_outputs)
         rows = encoder_outputs.last_hidden_state.shape[0]
         ids = self.decoder_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
         ids = ids if decoder_input_ids is not None else self._begun(ids, further.get("decoder_sequence_ids"))
@@ -262,6 +264,20 @@ class ForConditionalGeneration(Seq2SeqHead):
         elif labels is not None:
             loss = self.decoder_loss(ids, labels, given, num_items_in_batch)
         return _output(encoder_outputs, decoded, recorded, loss, logits if wants_logits else None, use_cache)
+
+    def _read_from(self, encoded: Any) -> Any:
+        """The encoder's output by names: with `return_dict=False` it is a tuple.
+
+        Raises:
+            CtxError: It lacks what the decoder reads.
+        """
+        encoded = BaseModelOutput(*encoded[:3]) if isinstance(encoded, tuple | list) else encoded
+        missing = [name for name in self.decoder_reads if getattr(encoded, name, None) is None]
+        if missing:
+            raise CtxError(
+                f"encoder_outputs has no {' and no '.join(missing)}.", hint="give what model.get_encoder() returns."
+            )
+        return encoded
 
     def _begun(self, ids: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
         """(batch, steps) shifted labels, if any, each sequence of a row after `config.decoder_start_token_id`."""
@@ -322,11 +338,6 @@ class ForConditionalGeneration(Seq2SeqHead):
         if past_key_values is not None:
             kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
-
-
-def _named(encoded: Any) -> Any:
-    """An encoder's output, which with `return_dict=False` is a tuple, by names."""
-    return BaseModelOutput(*encoded[:3]) if isinstance(encoded, tuple | list) else encoded
 
 
 def _output(

@@ -140,6 +140,21 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
         model(**batch, decoder_input_ids=given, decoder_inputs_embeds=table(given))
 
 
+def test_a_decoder_with_a_table_of_its_own_is_resized_too(subtests, tmp_path: Path) -> None:
+    """Written and opened again, with new tokens that the decoder reads."""
+    for number, case in enumerate(each for each in WRITERS if hasattr(each.config(), "share_word_embeddings")):
+        with subtests.test(str(case)), torch.no_grad():
+            model, batch = case.model(tie_word_embeddings=False), make_batch(case, (9, 4, 6))
+            before = model(**batch).logits
+            model.resize_token_embeddings(before.shape[-1] + 9)
+            assert_close(model(**batch).logits[..., :-9], before)
+            batch["decoder_input_ids"][:, 1] = before.shape[-1] + 8
+            model.save_pretrained(tmp_path / str(number))
+            opened = case.model_class.from_pretrained(tmp_path / str(number)).eval()
+            assert torch.equal(opened(**batch).logits, model(**batch).logits)
+            assert not torch.allclose(opened(**batch).logits[:, 1, :-9], before[:, 1])
+
+
 def packed(pairs: list[dict[str, Tensor]], name: str, side: str, fill: int = 0) -> Tensor:
     """(rows, width) of (1, length) tensors, two to a row, with two columns of padding or more."""
     rows = [torch.cat([pair[name][0] for pair in pairs[start : start + 2]]) for start in range(0, len(pairs), 2)]

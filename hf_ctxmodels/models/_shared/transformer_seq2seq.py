@@ -46,7 +46,22 @@ class EncoderDecoderOutput(Seq2SeqModelOutput):
         return self.decoder_attentions
 
 
-class EncoderDecoder(CtxPreTrainedModel):
+class ResizesBothTables(CtxPreTrainedModel):
+    """A model whose vocabulary may have a second table of words, the decoder's own: resizing changes it, too."""
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        decoder = getattr(self.base_model, "decoder", None)  # T5's encoder alone has none
+        table = None if decoder is None else decoder.word_embeddings
+        if table is not None:
+            size = resized.num_embeddings
+            decoder.word_embeddings = self._get_resized_embeddings(table, size, mean_resizing=mean_resizing)
+        return resized
+
+
+class EncoderDecoder(ResizesBothTables):
     """An encoder and a decoder, without the output layer.
 
     Without a decoder's input, that is the encoder's, shifted by one token after `config.decoder_start_token_id`: each
