@@ -1,6 +1,6 @@
 """Declaration of command-line flags in dataclasses."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import field
 from typing import Any
 
@@ -12,6 +12,13 @@ def flag(default: object, explanation: str) -> Any:
     if isinstance(default, tuple):
         return field(default_factory=lambda: list(default), metadata={"help": explanation})
     return field(default=default, metadata={"help": explanation})
+
+
+def check_choice(known: Collection[object], **values: object) -> None:
+    """Raise CtxError if one of the values is none of the known ones."""
+    for name, value in values.items():
+        if value not in known:
+            raise CtxError(f"{name}={value!r} is unknown.", hint=f"use one of: {', '.join(map(str, known))}.")
 
 
 def refuse_flags(rules: Iterable[tuple[object, str, str]], hint: str) -> None:
