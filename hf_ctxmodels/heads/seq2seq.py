@@ -102,9 +102,13 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
 
     The configuration has `target_vocab_size` and `decoder_start_token_id`. A family's class lists `GenerationMixin`
     among its direct bases, as transformers requires.
+
+    Attributes:
+        decoder_arguments: Further arguments of `forward` that the decoder takes.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    decoder_arguments: ClassVar[tuple[str, ...]] = ()
     _is_stateful = True  # no token is taken back, which assisted generation would need
 
     @classmethod
@@ -114,9 +118,11 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
     def _prepare_text_encoder_decoder_kwargs_for_generation(
         self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Run the encoder without the targets, which Seq2SeqTrainer passes to `generate`."""
-        known = {name: value for name, value in model_kwargs.items() if name not in self.loss_targets}
-        return super()._prepare_text_encoder_decoder_kwargs_for_generation(inputs_tensor, known, *args, **kwargs)
+        """Run the encoder, without what the decoder takes. Targets, which Seq2SeqTrainer passes, are left out."""
+        given = {name: value for name, value in model_kwargs.items() if name not in self.loss_targets}
+        for_decoder = {name: given.pop(name) for name in self.decoder_arguments if name in given}
+        prepared = super()._prepare_text_encoder_decoder_kwargs_for_generation(inputs_tensor, given, *args, **kwargs)
+        return prepared | for_decoder
 
     def decoder_ids(
         self, rows: int | None, ids: Tensor | None, labels: Tensor | None, embeddings: Tensor | None = None
@@ -168,12 +174,10 @@ class ForConditionalGeneration(Seq2SeqHead):
     Attributes:
         prediction: Linear map from the decoder's states to logits.
         takes_languages: Whether the decoder is conditioned on the target language.
-        decoder_arguments: Further arguments of `forward` that the decoder takes.
         decoder_reads: What it needs of the encoder's output.
     """
 
     takes_languages: ClassVar[bool] = False
-    decoder_arguments: ClassVar[tuple[str, ...]] = ()
     decoder_reads: ClassVar[tuple[str, ...]] = ("last_hidden_state",)
     prediction: nn.Linear
 

@@ -4,6 +4,14 @@ from fault import Fault
 
 SEQ2SEQ_FAULTS = [
     Fault(
+        "generate forgets what only the decoder takes",
+        "hf_ctxmodels/heads/seq2seq.py",
+        "return prepared | for_decoder",
+        "return prepared",
+        ("tests/models/test_seq2seq.py",),
+        "sources_alone",
+    ),
+    Fault(
         "a decoder's own table of words keeps its size",
         "hf_ctxmodels/models/_shared/transformer_seq2seq.py",
         "table = None if decoder is None else decoder.word_embeddings",

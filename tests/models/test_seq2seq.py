@@ -90,6 +90,14 @@ def test_sources_alone_and_other_modes(case: Case) -> None:
     expected = model.generate(one, **OPTIONS, do_sample=False)
     for mode in ({"assistant_model": case.model()}, {"cache_implementation": "static", "disable_compile": True}):
         assert torch.equal(model.generate(one, **OPTIONS, do_sample=False, **mode), expected), mode
+    if "cross_attention_mask" in model.decoder_arguments:
+        encoded, seen = model.get_encoder()(**right), right["attention_mask"].clone()
+        seen[:, 1:3] = 0
+        given = (right | {"cross_attention_mask": seen}, {"encoder_outputs": encoded, "attention_mask": seen}, right)
+        how = {**OPTIONS, "num_beams": 3, "output_scores": True, "return_dict_in_generate": True}
+        masked, unseen, plain = (model.generate(**each, **how).sequences_scores for each in given)
+        assert_close(masked, unseen)
+        assert not torch.allclose(masked, plain)
     begun = model.generate(one, decoder_input_ids=expected[:, :3], **OPTIONS | {"max_new_tokens": 5}, do_sample=False)
     assert torch.equal(begun, expected)
 
