@@ -270,12 +270,8 @@ class ForConditionalGeneration(Seq2SeqHead):
         return _output(encoder_outputs, decoded, recorded, loss, logits if wants_logits else None, use_cache)
 
     def _read_from(self, encoded: Any) -> Any:
-        """The encoder's output by names: with `return_dict=False` it is a tuple.
-
-        Raises:
-            CtxError: It lacks what the decoder reads.
-        """
-        encoded = BaseModelOutput(*encoded[:3]) if isinstance(encoded, tuple | list) else encoded
+        """The encoder's output by names; raises CtxError if it lacks what the decoder reads."""
+        encoded = by_name(encoded)
         missing = [name for name in self.decoder_reads if getattr(encoded, name, None) is None]
         if missing:
             raise CtxError(
@@ -342,6 +338,11 @@ class ForConditionalGeneration(Seq2SeqHead):
         if past_key_values is not None:
             kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+def by_name(encoded: Any) -> Any:
+    """An encoder's output by names: with `return_dict=False` it is a tuple of states, hidden states and weights."""
+    return BaseModelOutput(*encoded[:3]) if isinstance(encoded, tuple | list) else encoded
 
 
 def _output(

@@ -138,6 +138,8 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     assert_close(cached.loss, loss)
     assert_close(torch.stack(cached.encoder_hidden_states), torch.stack(encoded[1]))
     assert cached.past_key_values.get_seq_length() == labels.shape[1]
+    network = model.base_model(**read, decoder_input_ids=shifted)
+    assert_close(torch.stack(network.encoder_hidden_states), torch.stack(encoded[1]))
     unpadded, padded = model(**batch, decoder_input_ids=given), case.model(unpad=False)
     mask = torch.ones_like(given)
     mask[0, :2] = 0

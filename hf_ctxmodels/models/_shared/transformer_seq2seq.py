@@ -12,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads.seq2seq import by_name
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models._shared.transformer_stack import Source, TransformerStack
@@ -30,9 +31,9 @@ class EncoderDecoderOutput(Seq2SeqModelOutput):
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=encoded[0],
-            encoder_hidden_states=getattr(encoded, "hidden_states", None),
-            encoder_attentions=getattr(encoded, "attentions", None),
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
     @property
@@ -53,7 +54,7 @@ class ResizesBothTables(CtxPreTrainedModel):
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        decoder = getattr(self.base_model, "decoder", None)  # T5's encoder alone has none
+        decoder: Any = getattr(self.base_model, "decoder", None)  # T5's encoder alone has none
         table = None if decoder is None else decoder.word_embeddings
         if table is not None:
             size = resized.num_embeddings
@@ -143,6 +144,7 @@ class EncoderDecoder(ResizesBothTables):
             read = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             read |= {"position_ids": position_ids, "sequence_ids": sequence_ids}
             encoder_outputs = self.encoder(**read, **self.encoder_arguments(kwargs))
+        encoder_outputs = by_name(encoder_outputs)
         written: dict[str, Any] = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
         written |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
         written |= {"sequence_ids": decoder_sequence_ids}
@@ -150,7 +152,7 @@ class EncoderDecoder(ResizesBothTables):
             written = self.shifted(input_ids, inputs_embeds, attention_mask, sequence_ids)
             written["position_ids"] = position_ids
         decoded = self.decode(
-            Source(encoder_outputs[0], attention_mask, sequence_ids),
+            Source(encoder_outputs.last_hidden_state, attention_mask, sequence_ids),
             past_key_values=past_key_values,
             use_cache=use_cache,
             output_mask=output_mask,

@@ -40,6 +40,8 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
 
     def start(self, encoded: CtxCoveModelOutput) -> RecurrentCache:
         """The encoder's final states."""
+        assert encoded.final_hidden is not None  # both are of `decoder_reads`
+        assert encoded.final_cell is not None
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)
 
     def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:

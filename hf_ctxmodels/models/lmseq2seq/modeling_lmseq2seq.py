@@ -219,6 +219,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
 
     def start(self, encoded: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
         """The encoder's final states."""
+        assert encoded.final is not None  # of `decoder_reads`
         return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
 
     def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:
