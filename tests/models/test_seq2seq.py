@@ -140,6 +140,10 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     assert cached.past_key_values.get_seq_length() == labels.shape[1]
     network = model.base_model(**read, decoder_input_ids=shifted)
     assert_close(torch.stack(network.encoder_hidden_states), torch.stack(encoded[1]))
+    model.config.return_dict = False
+    assert_close(model(**batch, labels=labels)[0], loss)
+    assert_close(model.base_model(**batch, decoder_input_ids=shifted)[0], network.last_hidden_state)
+    model.config.return_dict = True
     unpadded, padded = model(**batch, decoder_input_ids=given), case.model(unpad=False)
     mask = torch.ones_like(given)
     mask[0, :2] = 0

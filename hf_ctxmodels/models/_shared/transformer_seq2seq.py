@@ -143,7 +143,7 @@ class EncoderDecoder(ResizesBothTables):
         if encoder_outputs is None:
             read = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             read |= {"position_ids": position_ids, "sequence_ids": sequence_ids}
-            encoder_outputs = self.encoder(**read, **self.encoder_arguments(kwargs))
+            encoder_outputs = self.encoder(**read, **self.encoder_arguments(kwargs), return_dict=True)
         encoder_outputs = by_name(encoder_outputs)
         written: dict[str, Any] = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
         written |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
@@ -194,7 +194,8 @@ class EncoderDecoder(ResizesBothTables):
             )
         if past_key_values is None and use_cache:
             past_key_values = self.new_cache()
-        return self.decoder(source=source, past_key_values=past_key_values, words=self.words_of_decoder, **written)
+        written |= {"past_key_values": past_key_values, "words": self.words_of_decoder}
+        return self.decoder(source=source, return_dict=True, **written)
 
     @property
     def words_of_decoder(self) -> nn.Module:
