@@ -61,11 +61,18 @@ class Given(NamedTuple):
         return self.labels != IGNORED
 
 
-def _check_arguments(attention_mask: Tensor | None, unread: dict[str, Any]) -> None:
-    """Raise CtxError for a wrong mask, or arguments that are not read."""
+def _check_arguments(
+    attention_mask: Tensor | None, unread: dict[str, Any], masked: Any, spans: Any, read: dict[str, Any], ids: Any
+) -> None:
+    """Raise CtxError for a wrong mask, arguments that are not read, or those that others leave without use."""
     check_tensors(attention_mask=attention_mask)
     check_padding_mask(attention_mask)
     check_unread(**unread)
+    if masked is not None:
+        beside = {"decoder_input_ids": ids, "span_ids": spans, **read}
+        _refuse(beside, "masked_target_ids is the whole target, without spans, read in one pass with the source.")
+    if spans is not None:
+        _refuse(read, "span_ids belong to a target that is read in one pass with the source.")
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
@@ -135,13 +142,8 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             logits_to_keep: As in transformers: how many of the last steps have logits, 0 for all.
             return_logits: See `returns_logits`.
         """
-        _check_arguments(attention_mask, kwargs)
         read = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values}
-        if masked_target_ids is not None:
-            beside = {"decoder_input_ids": decoder_input_ids, "span_ids": span_ids, **read}
-            _refuse(beside, "masked_target_ids is the whole target, without spans, read in one pass with the source.")
-        if span_ids is not None:
-            _refuse(read, "span_ids belong to a target that is read in one pass with the source.")
+        _check_arguments(attention_mask, kwargs, masked_target_ids, span_ids, read, decoder_input_ids)
         known = any(each is not None for each in read.values())
         labels = None if labels is None else as_targets(labels, "labels")
         recorded = self.config.recorded_outputs(kwargs)

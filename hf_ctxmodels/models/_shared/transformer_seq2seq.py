@@ -149,8 +149,9 @@ class EncoderDecoder(ResizesBothTables):
         written |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
         written |= {"sequence_ids": decoder_sequence_ids}
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            written = self.shifted(input_ids, inputs_embeds, attention_mask, sequence_ids)
-            written["position_ids"] = position_ids
+            written = self.shifted(input_ids, inputs_embeds, attention_mask, sequence_ids) | {
+                "position_ids": position_ids
+            }
         decoded = self.decode(
             Source(encoder_outputs.last_hidden_state, attention_mask, sequence_ids),
             past_key_values=past_key_values,
