@@ -133,8 +133,7 @@ class EncoderDecoder(ResizesBothTables):
             use_cache: Return `past_key_values`; None only if given. Without a cache the decoder is computed unpadded.
             output_mask: (batch, steps) bool; `last_hidden_state` then holds only these positions of the decoder,
                 (targets, hidden) in row-major order, and the last layer is computed only there.
-            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), and arguments of
-                the attention function.
+            kwargs: As in `TransformerStack.forward`.
 
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.
@@ -149,9 +148,8 @@ class EncoderDecoder(ResizesBothTables):
         written |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
         written |= {"sequence_ids": decoder_sequence_ids}
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            written = self.shifted(input_ids, inputs_embeds, attention_mask, sequence_ids) | {
-                "position_ids": position_ids
-            }
+            made = self.shifted(input_ids, inputs_embeds, attention_mask, sequence_ids)
+            written = made | {"position_ids": position_ids}
         decoded = self.decode(
             Source(encoder_outputs.last_hidden_state, attention_mask, sequence_ids),
             past_key_values=past_key_values,
