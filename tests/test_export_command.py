@@ -130,7 +130,7 @@ def test_encoder_decoders(
     subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whole, and as encoder and decoder, which together give the whole one's logits; with other numbers of rows, of
-    tokens and of steps. What has no decoder has no parts."""
+    tokens and of steps. What has no decoder has no parts, and what reads more of a source no decoder by itself."""
     family = FAMILIES["bart"]
     tokenizer = family.tokenizer.train([" ".join(exporting._WORDS)] * 20, vocab_size=300)
     tokenizer.save_pretrained(tmp_path)
@@ -154,6 +154,10 @@ def test_encoder_decoders(
     parts = {"encoder_hidden_states": states, "attention_mask": text["attention_mask"], "decoder_input_ids": written}
     torch.testing.assert_close(decoder(**parts)["logits"], expected, rtol=1e-4, atol=1e-4)
     classifier("float32", tmp_path / "encoder")
+    unilm = FAMILIES["unilm"]
+    writer = unilm.models["AutoModelForSeq2SeqLM"](unilm.config(**unilm.sizes["tiny"]))
+    with pytest.raises(CtxError, match="reads more of the source than"):
+        exporting.check_exports(writer, tmp_path / "x.pt2", "torch", "decoder")
     with pytest.raises(CtxError, match="no decoder"):
         export_by_command(monkeypatch, "--model", tmp_path / "encoder", "--part", "encoder", "--output", tmp_path / "x")
 

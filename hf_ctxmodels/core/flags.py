@@ -1,6 +1,6 @@
 """Declaration of command-line flags in dataclasses."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import MISSING, field, fields
 from typing import Any
 
@@ -21,6 +21,13 @@ def given_flags(arguments: Any) -> set[str]:
         default = each.default if each.default_factory is MISSING else each.default_factory()
         found |= {each.name} if getattr(arguments, each.name) != default else set()
     return found
+
+
+def check_choice(known: Collection[object], **values: object) -> None:
+    """Raise CtxError if one of the values is none of the known ones."""
+    for name, value in values.items():
+        if value not in known:
+            raise CtxError(f"{name}={value!r} is unknown.", hint=f"use one of: {', '.join(map(str, known))}.")
 
 
 def refuse_flags(rules: Iterable[tuple[object, str, str]], hint: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -101,9 +102,13 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
 
     The configuration has `target_vocab_size` and `decoder_start_token_id`. A family's class lists `GenerationMixin`
     among its direct bases, as transformers requires.
+
+    Attributes:
+        decoder_arguments: Further arguments of `forward` that the decoder takes.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    decoder_arguments: ClassVar[tuple[str, ...]] = ()
     _is_stateful = True  # no token is taken back, which assisted generation would need
 
     @classmethod
@@ -113,9 +118,11 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
     def _prepare_text_encoder_decoder_kwargs_for_generation(
         self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Run the encoder without the targets, which Seq2SeqTrainer passes to `generate`."""
-        known = {name: value for name, value in model_kwargs.items() if name not in self.loss_targets}
-        return super()._prepare_text_encoder_decoder_kwargs_for_generation(inputs_tensor, known, *args, **kwargs)
+        """Run the encoder, without what the decoder takes. Targets, which Seq2SeqTrainer passes, are left out."""
+        given = {name: value for name, value in model_kwargs.items() if name not in self.loss_targets}
+        for_decoder = {name: given.pop(name) for name in self.decoder_arguments if name in given}
+        prepared = super()._prepare_text_encoder_decoder_kwargs_for_generation(inputs_tensor, given, *args, **kwargs)
+        return prepared | for_decoder
 
     def decoder_ids(
         self, rows: int | None, ids: Tensor | None, labels: Tensor | None, embeddings: Tensor | None = None
@@ -167,11 +174,11 @@ class ForConditionalGeneration(Seq2SeqHead):
     Attributes:
         prediction: Linear map from the decoder's states to logits.
         takes_languages: Whether the decoder is conditioned on the target language.
-        decoder_arguments: Further arguments of `forward` that the decoder takes.
+        decoder_reads: What it needs of the encoder's output.
     """
 
     takes_languages: ClassVar[bool] = False
-    decoder_arguments: ClassVar[tuple[str, ...]] = ()
+    decoder_reads: ClassVar[tuple[str, ...]] = ("last_hidden_state",)
     prediction: nn.Linear
 
     @abstractmethod
@@ -228,9 +235,9 @@ class ForConditionalGeneration(Seq2SeqHead):
                 attend to what they wrote.
             decoder_inputs_embeds: (batch, steps, hidden) in place of `decoder_input_ids`, for the same decoders.
             labels: (batch, steps) target ids; -100 is ignored.
-            encoder_outputs: The encoder's output, if it has been computed.
+            encoder_outputs: The encoder's output, if it has been computed; as a tuple, states, hidden states, weights.
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
-            use_cache: Return `past_key_values`.
+            use_cache: Return `past_key_values`, and with labels the logits as well.
             target_languages: (batch,) numbers of the target languages; None for the first.
             return_logits: See `returns_logits`.
         """
@@ -244,6 +251,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         else:
             check_tensors(attention_mask=attention_mask)
             check_padding_mask(attention_mask)
+        encoder_outputs = self._read_from(encoder_outputs)
         rows = encoder_outputs.last_hidden_state.shape[0]
         ids = self.decoder_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
         ids = ids if decoder_input_ids is not None else self._begun(ids, further.get("decoder_sequence_ids"))
@@ -251,7 +259,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         before = self.first_state(encoder_outputs, use_cache) if past_key_values is None else past_key_values
         sides = (encoder_outputs, attention_mask, before, target_languages, recorded, further)
         given = DecoderInputs(*sides, sequence_ids=kwargs.get("sequence_ids"))
-        wants_logits = labels is None or self.returns_logits(return_logits)
+        wants_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
         loss = logits = decoded = None
         if wants_logits or given.record:
             logits, decoded = self.predict(ids, given)
@@ -260,6 +268,16 @@ class ForConditionalGeneration(Seq2SeqHead):
         elif labels is not None:
             loss = self.decoder_loss(ids, labels, given, num_items_in_batch)
         return _output(encoder_outputs, decoded, recorded, loss, logits if wants_logits else None, use_cache)
+
+    def _read_from(self, encoded: Any) -> Any:
+        """The encoder's output by names; raises CtxError if it lacks what the decoder reads."""
+        encoded = by_name(encoded)
+        missing = [name for name in self.decoder_reads if getattr(encoded, name, None) is None]
+        if missing:
+            raise CtxError(
+                f"encoder_outputs has no {' and no '.join(missing)}.", hint="give what model.get_encoder() returns."
+            )
+        return encoded
 
     def _begun(self, ids: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
         """(batch, steps) shifted labels, if any, each sequence of a row after `config.decoder_start_token_id`."""
@@ -320,6 +338,11 @@ class ForConditionalGeneration(Seq2SeqHead):
         if past_key_values is not None:
             kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+def by_name(encoded: Any) -> Any:
+    """An encoder's output by names: with `return_dict=False` it is a tuple of states, hidden states and weights."""
+    return BaseModelOutput(*encoded[:3]) if isinstance(encoded, tuple | list) else encoded
 
 
 def _output(

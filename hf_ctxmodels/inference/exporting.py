@@ -23,6 +23,7 @@ from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.inference.model_inputs import Batch, decoder_input_of, writes_target
 from hf_ctxmodels.layers.int8.modules import Int8Linear
 from hf_ctxmodels.layers.low_bits.modules import PackedLinear
+from hf_ctxmodels.models._shared.seq2seq_heads import TransformerForConditionalGeneration
 
 LARGEST_DIFFERENCE = 1e-4
 """Of an output, as a share of its largest value."""
@@ -73,6 +74,12 @@ def check_exports(model: PreTrainedModel, file: str | Path, form: Format, part: 
     if part != "model" and not writes_target(model):
         raise CtxError(
             f"{type(model).__name__} has no decoder that writes.",
+            location=f"--part {part}",
+            hint="leave --part out: the model is exported whole.",
+        )
+    if part == "decoder" and not isinstance(model, TransformerForConditionalGeneration):
+        raise CtxError(
+            f"The decoder of {type(model).__name__} reads more of the source than the encoder's states.",
             location=f"--part {part}",
             hint="leave --part out: the model is exported whole.",
         )

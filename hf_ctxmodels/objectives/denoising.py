@@ -164,7 +164,7 @@ class DenoisingOptions:
 
     mask: float = flag(0.3, "Share of the words to mask.")
     mask_random: float = flag(0.1, "Share of the masked spans and inserted tokens that are random tokens.")
-    mask_length: str = flag("span-poisson", "What is masked: span-poisson, word or subword.")
+    mask_length: MaskLength = flag("span-poisson", "What is masked: spans of words, words, or tokens.")
     poisson_lambda: float = flag(3.5, "Mean length of a span in words; 3 in the paper.")
     replace_length: int = flag(1, "What replaces a span: 1 mask token, 0 none, -1 one for each of its tokens.")
     permute_sentences: float = flag(1.0, "Share of the sentences that are permuted.")

@@ -3,14 +3,14 @@ it that the model reads are partly noise."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.data.seeding import Stream
@@ -30,6 +30,7 @@ from hf_ctxmodels.objectives.unified_lm import writing_fields
 
 FRAGMENTS = ((0.4, 1, 4), (0.6, 4, 32))
 """Lengths of fragments: probability, shortest and longest, of each of two uniform distributions."""
+Noise = Literal["random", "token"]
 
 
 @dataclass
@@ -50,7 +51,7 @@ class DataCollatorForNoisyTargets(DataCollatorForSourceTarget):
     given = "decoder_input_ids"
 
     noise_probability: float = 0.5
-    noise: str = "random"
+    noise: Noise = "random"
     max_span: int = 0
 
     def __post_init__(self) -> None:
@@ -58,8 +59,7 @@ class DataCollatorForNoisyTargets(DataCollatorForSourceTarget):
         check_at_least(0, max_span=self.max_span)
         if not 0 <= self.noise_probability <= 1:
             raise CtxError(f"noise_probability={self.noise_probability} is not a probability.", hint="use 0 to 1.")
-        if self.noise not in ("random", "token"):
-            raise CtxError(f"noise={self.noise!r} is unknown.", hint="use random or token.")
+        check_choice(get_args(Noise), noise=self.noise)
         self.noise_id = self.tokenizer.get_vocab().get("[NOISE]")
         if self.noise == "token" and self.noise_id is None:
             raise CtxError("The vocabulary has no [NOISE].", hint="use noise=random, or a tokenizer of ERNIE-GEN.")
@@ -107,7 +107,7 @@ class NoiseOptions(SourceTargetOptions):
     """Options of `NoisySequenceToSequence`."""
 
     noise_probability: float = flag(0.5, "Probability of a token of the target that is read to be replaced.")
-    noise: Literal["random", "token"] = flag("random", "`random`: any token of the vocabulary; `token`: [NOISE].")
+    noise: Noise = flag("random", "`random`: any token of the vocabulary; `token`: [NOISE].")
     max_span: int = flag(0, "Targets are predicted by spans of up to so many words as well; 0: word by word alone.")
     static: bool = flag(False, "The same noise in every epoch instead of a new one.")
 
@@ -227,7 +227,7 @@ class InfillingOptions:
     target_share: float = flag(0.25, "Share of the tokens of a text that are the target.")
     max_span: int = flag(3, "Most words of a span.")
     noise_probability: float = flag(0.05, "Probability of a token of the target that is read to be replaced.")
-    noise: Literal["random", "token"] = flag("random", "`random`: any token of the vocabulary; `token`: [NOISE].")
+    noise: Noise = flag("random", "`random`: any token of the vocabulary; `token`: [NOISE].")
     static: bool = flag(False, "The same fragments and noise in every epoch instead of new ones.")
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder, languages_of
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
@@ -90,6 +90,7 @@ class DataCollatorForMaskedSegments(PaddingCollator):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rule = MaskingRule(self.share, self.mask_share, self.random_share)
+        check_choice(get_args(Hidden), hidden=self.hidden)
         check_at_least(2, **({} if self.block is None else {"block": self.block}))
         check_at_least(1, **({} if self.lambda_span is None else {"lambda_span": self.lambda_span}))
         if self.block is not None and self.lambda_span is not None:

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
 from hf_ctxmodels.objectives.common.segments import TokenizedDocument, sentence_chunks
 from hf_ctxmodels.objectives.sentence_pairs import (
@@ -88,11 +87,7 @@ class MaskedLMWithSentenceOrder(SentencePairs):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        if self.options.one_segment not in ONE_SEGMENT:
-            raise CtxError(
-                f"one_segment={self.options.one_segment!r} is unknown.",
-                hint=f"use one of: {', '.join(ONE_SEGMENT)}.",
-            )
+        check_choice(ONE_SEGMENT, one_segment=self.options.one_segment)
 
     @property
     def draws_other_documents(self) -> bool:

@@ -142,7 +142,12 @@ class SourceTarget(Objective):
         longest = self.options.max_target_length
         self.longest = max_length // 2 if longest is None else longest
         check_at_least(2, max_target_length=self.longest)
-        self.template.room(max_length - self.longest)
+        if max_length - self.longest <= self.template.special_tokens:
+            raise CtxError(
+                f"Targets of up to max_target_length={self.longest} tokens leave no room for a source in rows of "
+                f"max_length={max_length}.",
+                hint="lower max_target_length, or raise max_length.",
+            )
         self.collate = self.Collator(tokenizer, seed=seed, **collator_options(self.Collator, self.options))
         excluded = {*tokenizer.all_special_ids} - {tokenizer.sep_token_id, tokenizer.unk_token_id}
         self.baseline = replace(self.baseline, excluded_ids=sorted(excluded), column="target_ids")

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
@@ -62,6 +62,7 @@ class DataCollatorForSpanCorruption(DataCollatorForTranslation):
                 f"{type(self.tokenizer).__name__} has no eos_token, which ends inputs and targets.",
                 hint="use a tokenizer with an eos_token.",
             )
+        check_choice(get_args(Variant), variant=self.variant)
         if not 0 < self.noise_density < 1:
             raise CtxError(f"noise_density={self.noise_density} is no share.", hint="use 0.15, for example.")
         check_at_least(1, mean_span_length=self.mean_span_length)
@@ -209,18 +210,20 @@ class SpanCorruption(Objective):
         }
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """See `Objective.rates`; "noise_share" is of the tokens of the text, "span_length" that of the noise spans."""
+        """See `Objective.rates`; "noise_share" is of the tokens of the text, "span_length" that of the noise spans, of
+        which a row of a prefix LM has one, its rest."""
         predicted = counts["targets"] - counts["rows"] - counts["target_sentinels"]
         kept = counts["tokens"] - counts["rows"] - counts["input_sentinels"]
         noise, total = predicted, predicted + kept
+        spans = counts["rows" if self.options.variant == "prefix-lm" else "input_sentinels"]
         if self.options.variant == "denoise":
             noise, total = counts["input_sentinels"], predicted
         return {
             **target_rates(counts),
             "target_fill": counts["targets"] / max(1, counts["target_positions"]),
             "noise_share": noise / max(1, total),
-            "span_length": noise / max(1, counts["input_sentinels"]),
-            "spans_per_row": counts["input_sentinels"] / max(1, counts["rows"]),
+            "span_length": noise / max(1, spans),
+            "spans_per_row": spans / max(1, counts["rows"]),
         }
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Batch, check_at_least
 from hf_ctxmodels.objectives.common.features import feature_generator
@@ -151,11 +151,7 @@ class MaskedLMWithStructure(SentencePairs):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        if self.options.sentence_task not in SENTENCE_TASKS:
-            raise CtxError(
-                f"sentence_task={self.options.sentence_task!r} is unknown.",
-                hint=f"use one of: {', '.join(SENTENCE_TASKS)}.",
-            )
+        check_choice(SENTENCE_TASKS, sentence_task=self.options.sentence_task)
 
     @property
     def draws_other_documents(self) -> bool:

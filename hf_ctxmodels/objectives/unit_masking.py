@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.objectives.base import collator_options
 from hf_ctxmodels.objectives.common.masking import IGNORED
 from hf_ctxmodels.objectives.common.segments import TokenizedDocument, sentence_chunks
@@ -107,8 +106,7 @@ class UnitMaskingWithPairs(MaskedLMWithNextSentence):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        if self.options.pairs not in PAIRS:
-            raise CtxError(f"pairs={self.options.pairs!r} is unknown.", hint=f"use one of: {', '.join(PAIRS)}.")
+        check_choice(PAIRS, pairs=self.options.pairs)
         self.phrases = self.options.phrases(tokenizer)
 
     @property

@@ -4,6 +4,30 @@ from fault import Fault
 
 SEQ2SEQ_FAULTS = [
     Fault(
+        "generate forgets what only the decoder takes",
+        "hf_ctxmodels/heads/seq2seq.py",
+        "return prepared | for_decoder",
+        "return prepared",
+        ("tests/models/test_seq2seq.py",),
+        "sources_alone",
+    ),
+    Fault(
+        "a decoder's own table of words keeps its size",
+        "hf_ctxmodels/models/_shared/transformer_seq2seq.py",
+        "table = None if decoder is None else decoder.word_embeddings",
+        "table = None",
+        ("tests/models/test_seq2seq.py",),
+        "resized_too",
+    ),
+    Fault(
+        "the cache is not returned beside labels",
+        "hf_ctxmodels/heads/seq2seq.py",
+        "wants_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)",
+        "wants_logits = labels is None or self.returns_logits(return_logits)",
+        ("tests/models/test_seq2seq.py",),
+        "what_the_decoder_reads",
+    ),
+    Fault(
         "a packed target without a label leaves its source to the next",
         "hf_ctxmodels/models/_shared/seq2seq_heads.py",
         'written["attention_mask"] is None and given.cache is None and not whole:',

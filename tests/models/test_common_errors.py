@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 from zoo import (
     HEADS,
     NETWORKS,
@@ -156,6 +157,9 @@ class TestInput:
         ids = batch["decoder_input_ids"]
         assert_refused(model, batch | {"decoder_input_ids": ids.float()}, "decoder_input_ids is torch.float32")
         assert_refused(model, batch | {"decoder_input_ids": ids.tolist()}, "decoder_input_ids is a list")
+        if getattr(model, "decoder_reads", None) != ("last_hidden_state",):  # more than that
+            for given in (BaseModelOutput(outputs.last_hidden_state), (outputs.last_hidden_state,)):
+                assert_refused(model, batch | {"encoder_outputs": given}, "encoder_outputs has no ")
 
     @all_in_one(REPRESENTATIVES, "head")
     def test_heads_refuse_what_their_encoder_refuses(self, head: Case) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers.modeling_outputs import BaseModelOutput
 from zoo import PATHS, Case, assert_close, assert_same_gradients, gradients
 
 from hf_ctxmodels import CtxError
@@ -225,9 +226,17 @@ def test_what_is_refused() -> None:
         for call in (model, model.get_encoder()):
             with pytest.raises(CtxError, match=f"{name} is given, which this model does not read"):
                 call(**batch, **({"labels": targets()} if call is model else {}), **{name: batch["input_ids"]})
-    for name in ("span_ids", "decoder_input_ids"):
+    ids, encoded = targets().clamp(min=5), model.get_encoder()(**batch)
+    read = {"span_ids": ids, "decoder_input_ids": ids, "encoder_outputs": encoded, "past_key_values": cache}
+    for name, value in read.items():
         with pytest.raises(CtxError, match=f"(?s)masked_target_ids is the whole target.*{name}"):
-            model(**batch, labels=targets(), masked_target_ids=targets().clamp(min=5), **{name: targets().clamp(min=5)})
+            model(**batch, labels=targets(), masked_target_ids=ids, **{name: value})
+        if value is not ids:
+            with pytest.raises(CtxError, match=f"(?s)span_ids belong to a target.*{name}"):
+                model(**batch, labels=targets(), span_ids=ids, **{name: value})
+    for other in (encoded.to_tuple(), BaseModelOutput(encoded.last_hidden_state)):
+        with pytest.raises(CtxError, match="no keys_and_values"):
+            model(encoder_outputs=other, attention_mask=batch["attention_mask"], labels=targets())
 
 
 def test_source_and_target_share_the_positions() -> None:

@@ -91,6 +91,14 @@ def test_sources_alone_and_other_modes(case: Case) -> None:
     expected = model.generate(one, **OPTIONS, do_sample=False)
     for mode in ({"assistant_model": case.model()}, {"cache_implementation": "static", "disable_compile": True}):
         assert torch.equal(model.generate(one, **OPTIONS, do_sample=False, **mode), expected), mode
+    if "cross_attention_mask" in model.decoder_arguments:
+        encoded, seen = model.get_encoder()(**right), right["attention_mask"].clone()
+        seen[:, 1:3] = 0
+        given = (right | {"cross_attention_mask": seen}, {"encoder_outputs": encoded, "attention_mask": seen}, right)
+        how = {**OPTIONS, "num_beams": 3, "output_scores": True, "return_dict_in_generate": True}
+        masked, unseen, plain = (model.generate(**each, **how).sequences_scores for each in given)
+        assert_close(masked, unseen)
+        assert not torch.allclose(masked, plain)
     begun = model.generate(one, decoder_input_ids=expected[:, :3], **OPTIONS | {"max_new_tokens": 5}, do_sample=False)
     assert torch.equal(begun, expected)
 
@@ -124,6 +132,19 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     table = model.base_model.words_of_decoder
     embedded = model(**batch, decoder_inputs_embeds=table(shifted), labels=labels)
     assert_close(embedded.loss, loss)
+    encoded = model.get_encoder()(**batch, return_dict=False, output_hidden_states=True)
+    assert isinstance(encoded, tuple)
+    read = {"encoder_outputs": encoded, "attention_mask": batch["attention_mask"]}
+    cached = model(**read, labels=labels, use_cache=True)
+    assert_close(cached.loss, loss)
+    assert_close(torch.stack(cached.encoder_hidden_states), torch.stack(encoded[1]))
+    assert cached.past_key_values.get_seq_length() == labels.shape[1]
+    network = model.base_model(**read, decoder_input_ids=shifted)
+    assert_close(torch.stack(network.encoder_hidden_states), torch.stack(encoded[1]))
+    model.config.return_dict = False
+    assert_close(model(**batch, labels=labels)[0], loss)
+    assert_close(model.base_model(**batch, decoder_input_ids=shifted)[0], network.last_hidden_state)
+    model.config.return_dict = True
     unpadded, padded = model(**batch, decoder_input_ids=given), case.model(unpad=False)
     mask = torch.ones_like(given)
     mask[0, :2] = 0
@@ -132,6 +153,21 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     assert not torch.allclose(got.logits[0, -1], unpadded.logits[0, -1])
     with pytest.raises(CtxError, match="one of decoder_input_ids and decoder_inputs_embeds"):
         model(**batch, decoder_input_ids=given, decoder_inputs_embeds=table(given))
+
+
+def test_a_decoder_with_a_table_of_its_own_is_resized_too(subtests, tmp_path: Path) -> None:
+    """Written and opened again, with new tokens that the decoder reads."""
+    for number, case in enumerate(each for each in WRITERS if hasattr(each.config(), "share_word_embeddings")):
+        with subtests.test(str(case)), torch.no_grad():
+            model, batch = case.model(tie_word_embeddings=False), make_batch(case, (9, 4, 6))
+            before = model(**batch).logits
+            model.resize_token_embeddings(before.shape[-1] + 9)
+            assert_close(model(**batch).logits[..., :-9], before)
+            batch["decoder_input_ids"][:, 1] = before.shape[-1] + 8
+            model.save_pretrained(tmp_path / str(number))
+            opened = case.model_class.from_pretrained(tmp_path / str(number)).eval()
+            assert torch.equal(opened(**batch).logits, model(**batch).logits)
+            assert not torch.allclose(opened(**batch).logits[:, 1, :-9], before[:, 1])
 
 
 def packed(pairs: list[dict[str, Tensor]], name: str, side: str, fill: int = 0) -> Tensor:

@@ -107,3 +107,10 @@ def test_bert_opens_with_copied_segments_and_is_exported_again(tmp_path) -> None
     for name, tensor in back.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     assert CtxUniLMModel.from_pretrained(tmp_path / "same").config.type_vocab_size == 6
+    tokens = {"query_token_id": 7, "decoder_start_token_id": 8, "eos_token_id": 9}  # of another vocabulary than BERT's
+    for name, number in tokens.items():
+        setattr(model.config, name, number)
+    model.export_reference(tmp_path / "tokens")
+    BertForMaskedLM.from_pretrained(tmp_path / "tokens").save_pretrained(tmp_path / "further")
+    opened = CtxUniLMForConditionalGeneration.from_pretrained(tmp_path / "further").config
+    assert {name: getattr(opened, name) for name in tokens} == tokens

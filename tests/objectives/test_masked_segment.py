@@ -289,6 +289,7 @@ def test_what_cannot_be_right(tokenizer: CtxBertTokenizer) -> None:
         ({"block": 1}, "block=1 is too small"),
         ({"lambda_span": 0}, "lambda_span=0 is too small"),
         ({"lambda_span": 3, "block": 64}, "exclude each other"),
+        ({"hidden": "mask"}, "hidden=.mask. is unknown"),
     ):
         with pytest.raises(CtxError, match=message):
             DataCollatorForMaskedSegments(tokenizer, **options)

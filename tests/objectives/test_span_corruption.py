@@ -152,9 +152,9 @@ def test_rows_are_joined_documents(words: CtxT5Tokenizer) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "share", "length"),
-    [("spans", 0.15, 3.04), ("iid", 0.15, 1.18), ("denoise", 0.15, 1.0), ("prefix-lm", 0.5, None)],
+    [("spans", 0.15, 3.04), ("iid", 0.15, 1.18), ("denoise", 0.15, 1.0), ("prefix-lm", 0.5, 64.0)],
 )
-def test_realised_rates(words: CtxT5Tokenizer, variant: str, share: float, length: float | None) -> None:
+def test_realised_rates(words: CtxT5Tokenizer, variant: str, share: float, length: float) -> None:
     objective = SpanCorruption(words, max_length=128, seed=0, variant=variant)
     features = [feature(objective.row_length, index) for index in range(200)]
     counts = Counter()
@@ -162,8 +162,8 @@ def test_realised_rates(words: CtxT5Tokenizer, variant: str, share: float, lengt
         counts.update(objective.count(objective.collate(features[start : start + 8])))
     rates = objective.rates(counts)
     assert rates["noise_share"] == pytest.approx(share, rel=0.1)
-    if length is not None:
-        assert rates["span_length"] == pytest.approx(length, rel=0.03)
+    assert rates["span_length"] == pytest.approx(length, rel=0.1 if variant == "prefix-lm" else 0.03)
+    assert (rates["spans_per_row"] == 1) == (variant == "prefix-lm")
     assert rates["target_fill"] == (1 if variant in ("spans", "denoise") else pytest.approx(0.75, abs=0.2))
 
 
@@ -184,6 +184,7 @@ def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
         ({"max_length": 2}, "leaves no room"),
         ({"noise_density": 1.0}, "is no share"),
         ({"mean_span_length": 0.5}, "too small"),
+        ({"variant": "span"}, r"(?s)variant='span' is unknown.*spans, iid, denoise, prefix-lm"),
     ):
         with pytest.raises(CtxError, match=reason):
             SpanCorruption(words, **{"max_length": 64, "seed": 0, **options})

@@ -215,6 +215,7 @@ def test_options_that_are_refused(tokenizer):
         (UnifiedLM, {"bidirectional": 0.5}, "not shares of a whole"),
         (UnifiedLM, {"skipgram_probability": 1.5}, "no.* a probability|not a probability"),
         (MaskedSequenceToSequence, {"max_target_length": 1}, "too small"),
+        (MaskedSequenceToSequence, {"max_target_length": 46}, "(?s)max_target_length=46 .* no room for a source.*=48"),
         (NoisySequenceToSequence, {"noise": "some"}, "is unknown"),
         (Infilling, {"target_share": 1.0}, "out of range"),
     ):

@@ -12,6 +12,7 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training import ElasticWeightConsolidation, L2ToStart, Mixout, reinitialize_layers, reset_head
 from hf_ctxmodels.training.finetuning.fisher import write_fisher
+from hf_ctxmodels.training.finetuning.reinitializing import kept_head
 from hf_ctxmodels.training.optim.discriminative_lr import layer_groups
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
@@ -44,6 +45,8 @@ def test_new_weights_are_exactly_those_asked_for(subtests: Any) -> None:
             assert torch.equal(fixed, torch.get_rng_state())
             assert names == {name for name in before if not name.startswith(f"{model.base_model_prefix}.")}
             check_drawn_anew(model, before, names)
+    for family, kept in (("t5", []), ("bart", []), ("mass", ["lm_head"]), ("unilm", ["mlm_head"])):  # unless tied
+        assert kept_head(Case(FAMILIES[family], "AutoModelForSeq2SeqLM").model()) == kept, family
     model = BERT.model()
     before = weights_of(model)
     names = set(reinitialize_layers(model, 0, seed=4, pooler=True))

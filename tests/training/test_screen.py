@@ -47,7 +47,9 @@ def test_a_terminal_is_never_blank(flags: Path, monkeypatch: pytest.MonkeyPatch,
     printed = capsys.readouterr().out
     assert f"saved in {flags}:\n" in printed
     assert all(path.name in printed for path in flags.iterdir())
-    assert f"next:\n  hf-ctxmodels finetune --model {flags} --task" in printed
+    assert f"next:\n  hf-ctxmodels finetune --model {flags} --task sequence-classification" in printed
+    for name, task in (("CtxMassForConditionalGeneration", "seq2seq"), ("CtxT5Model", "sequence-classification")):
+        assert pretrain.finetuning_of("runs/x", name)[4] == task
 
 
 def test_a_file_gets_lines_with_the_rates_of_whole_intervals(flags: Path, capsys: pytest.CaptureFixture) -> None:

@@ -8,6 +8,8 @@ from hf_ctxmodels.models._shared.configuration_transformer import CtxEncoderConf
 
 PAIR_SEGMENTS = 2
 """Segments of BERT."""
+WRITING_TOKENS = ("query_token_id", "decoder_start_token_id", "eos_token_id")
+"""Fields that BERT's configuration lacks, by which a head writes."""
 
 
 @strict
@@ -39,7 +41,7 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
 
     own_fields: ClassVar[tuple[str, ...]] = (
         *CtxEncoderConfig.own_fields,
-        *("query_token_id", "decoder_start_token_id", "eos_token_id"),
+        *WRITING_TOKENS,
         *("label_smoothing", "span_loss_weight", "is_encoder_decoder", "type_vocab_size"),
     )
 

@@ -22,7 +22,15 @@ from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.heads.base import IGNORED, as_targets, language_modeling_loss
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
 from hf_ctxmodels.layers.transformer.stack import StackOutput
-from hf_ctxmodels.models._shared.query_reading import SourceReader, Words, begun_cache, joined, read_source, run_rows
+from hf_ctxmodels.models._shared.query_reading import (
+    SourceReader,
+    Words,
+    begun_cache,
+    joined,
+    kept_source,
+    read_source,
+    run_rows,
+)
 from hf_ctxmodels.models._shared.query_streams import Queries, kept_before, target_rows
 
 
@@ -53,18 +61,25 @@ class Given(NamedTuple):
         return self.labels != IGNORED
 
 
-def _check_arguments(attention_mask: Tensor | None, unread: dict[str, Any], unwanted: dict[str, Any]) -> None:
-    """Raise CtxError for a wrong mask, arguments that are not read, or that `masked_target_ids` leaves without use."""
+def _check_arguments(
+    attention_mask: Tensor | None, unread: dict[str, Any], masked: Any, spans: Any, read: dict[str, Any], ids: Any
+) -> None:
+    """Raise CtxError for a wrong mask, arguments that are not read, or those that others leave without use."""
     check_tensors(attention_mask=attention_mask)
     check_padding_mask(attention_mask)
     check_unread(**unread)
-    for name, value in unwanted.items():
+    if masked is not None:
+        beside = {"decoder_input_ids": ids, "span_ids": spans, **read}
+        _refuse(beside, "masked_target_ids is the whole target, without spans, read in one pass with the source.")
+    if spans is not None:
+        _refuse(read, "span_ids belong to a target that is read in one pass with the source.")
+
+
+def _refuse(given: dict[str, Any], why: str) -> None:
+    """Raise CtxError for arguments that others leave without use."""
+    for name, value in given.items():
         if value is not None:
-            raise CtxError(
-                "masked_target_ids is the whole target, of which there are no spans.",
-                location=name,
-                hint="leave it out, or masked_target_ids.",
-            )
+            raise CtxError(why, location=name, hint=f"leave it out, or {why.split()[0]}.")
 
 
 class QueryForConditionalGeneration(heads.Seq2SeqHead):
@@ -121,24 +136,24 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
                 query tokens.
             span_ids: (batch, steps) numbers of the targets' spans: a second set of queries predicts whole spans, each
                 from what is before it. The loss is the mean of both, weighted by `config.span_loss_weight`.
-            encoder_outputs: What `get_encoder()` gave, in place of the source.
+            encoder_outputs: What `get_encoder()` gave, in place of the source; not with the two above.
             past_key_values: The cache of source and target, returned by an earlier forward; extended in place.
             use_cache: Return `past_key_values`; without labels.
             logits_to_keep: As in transformers: how many of the last steps have logits, 0 for all.
             return_logits: See `returns_logits`.
         """
-        beside = {"decoder_input_ids": decoder_input_ids, "span_ids": span_ids}
-        _check_arguments(attention_mask, kwargs, {} if masked_target_ids is None else beside)
+        read = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values}
+        _check_arguments(attention_mask, kwargs, masked_target_ids, span_ids, read, decoder_input_ids)
+        known = any(each is not None for each in read.values())
         labels = None if labels is None else as_targets(labels, "labels")
         recorded = self.config.recorded_outputs(kwargs)
         everywhere = labels is None or self.returns_logits(return_logits) or any(recorded.values())
         source = (input_ids, attention_mask, token_type_ids, inputs_embeds)
         rest = (labels, num_items_in_batch, everywhere, logits_to_keep, recorded)
-        known = past_key_values is not None or hasattr(encoder_outputs, "keys_and_values")
         if masked_target_ids is None and (known or (use_cache and labels is None)):
             if not known:
                 encoder_outputs = self.get_encoder()(*source, **recorded)
-            rows = None if encoder_outputs is None else encoder_outputs.last_hidden_state.shape[0]
+            rows = None if encoder_outputs is None else len(kept_source(encoder_outputs))
             given = Given(self.decoder_ids(rows, decoder_input_ids, labels), *rest)._replace(everywhere=True)
             return self.step(encoder_outputs, attention_mask, past_key_values, given, use_cache)
         shape = self.input_shape(input_ids, inputs_embeds)

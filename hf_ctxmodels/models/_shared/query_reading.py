@@ -132,6 +132,14 @@ class SourceOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
+def kept_source(encoded: Any) -> Tensor:
+    """The keys and values of a `SourceOutput`; raises CtxError for another output, without them."""
+    kept = getattr(encoded, "keys_and_values", None)
+    if kept is None:
+        raise CtxError("encoder_outputs has no keys_and_values.", hint="give what model.get_encoder() returns.")
+    return kept
+
+
 def begun_cache(encoded: Any, config: Any) -> GrowingCache:
     """A cache that holds a source.
 
@@ -140,11 +148,9 @@ def begun_cache(encoded: Any, config: Any) -> GrowingCache:
         config: The model's.
 
     Raises:
-        CtxError: It is another output, without the source's keys.
+        CtxError: See `kept_source`.
     """
-    kept = getattr(encoded, "keys_and_values", None)
-    if kept is None:
-        raise CtxError("encoder_outputs has no keys_and_values.", hint="give what model.get_encoder() returns.")
+    kept = kept_source(encoded)
     cache = GrowingCache(config=config)
     for number in range(kept.shape[1]):
         cache.update(kept[:, number, 0], kept[:, number, 1], number)

@@ -8,7 +8,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from hf_ctxmodels.core.weights import single_tensor
 from hf_ctxmodels.models._shared.bert_reference import ReferenceIsBert
-from hf_ctxmodels.models._shared.configuration_query_generation import PAIR_SEGMENTS
+from hf_ctxmodels.models._shared.configuration_query_generation import PAIR_SEGMENTS, WRITING_TOKENS
 
 _TABLE = "embeddings.token_type_embeddings.weight"
 
@@ -65,10 +65,11 @@ class _LeaveOutCopies(_AddCopies):
 
 class MoreSegmentsThanBert(ReferenceIsBert):
     """The part of a family's model base. An export has BERT's two segments, or all once the others were trained, which
-    BERT opens as well."""
+    BERT opens as well, and says by which tokens the family writes, which BERT keeps."""
 
     def reference_config(self) -> dict[str, Any]:
-        """As of every model, with the number of segments that the export has."""
+        """As of every model, with the number of segments that the export has, and the tokens of `WRITING_TOKENS`."""
         table = self.base_model.embeddings.token_type_embeddings.weight
         segments = PAIR_SEGMENTS if are_copies(table, self.config.copied_segments) else len(table)
-        return super().reference_config() | {"type_vocab_size": segments}
+        tokens = {name: getattr(self.config, name) for name in WRITING_TOKENS}
+        return super().reference_config() | {"type_vocab_size": segments} | tokens

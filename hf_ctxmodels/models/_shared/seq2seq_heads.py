@@ -20,7 +20,7 @@ from hf_ctxmodels.heads.seq2seq import DecoderInputs, ForConditionalGeneration
 from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import last_columns, states_at, until_last
-from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder, refuse_segments
+from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder, ResizesBothTables, refuse_segments
 from hf_ctxmodels.models._shared.transformer_stack import Source
 
 _OUTPUTS: dict[type, type] = {
@@ -29,7 +29,7 @@ _OUTPUTS: dict[type, type] = {
 }
 
 
-class Seq2SeqHeadModel(HeadModel):
+class Seq2SeqHeadModel(ResizesBothTables, HeadModel):
     """A head on an encoder-decoder, which has no pooler."""
 
     encoder_class: ClassVar[type[EncoderDecoder]]  # type: ignore[misc]

@@ -12,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads.seq2seq import by_name
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models._shared.transformer_stack import Source, TransformerStack
@@ -30,9 +31,9 @@ class EncoderDecoderOutput(Seq2SeqModelOutput):
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=encoded[0],
-            encoder_hidden_states=getattr(encoded, "hidden_states", None),
-            encoder_attentions=getattr(encoded, "attentions", None),
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
     @property
@@ -46,7 +47,22 @@ class EncoderDecoderOutput(Seq2SeqModelOutput):
         return self.decoder_attentions
 
 
-class EncoderDecoder(CtxPreTrainedModel):
+class ResizesBothTables(CtxPreTrainedModel):
+    """A model whose vocabulary may have a second table of words, the decoder's own: resizing changes it, too."""
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        decoder: Any = getattr(self.base_model, "decoder", None)  # T5's encoder alone has none
+        table = None if decoder is None else decoder.word_embeddings
+        if table is not None:
+            size = resized.num_embeddings
+            decoder.word_embeddings = self._get_resized_embeddings(table, size, mean_resizing=mean_resizing)
+        return resized
+
+
+class EncoderDecoder(ResizesBothTables):
     """An encoder and a decoder, without the output layer.
 
     Without a decoder's input, that is the encoder's, shifted by one token after `config.decoder_start_token_id`: each
@@ -117,8 +133,7 @@ class EncoderDecoder(CtxPreTrainedModel):
             use_cache: Return `past_key_values`; None only if given. Without a cache the decoder is computed unpadded.
             output_mask: (batch, steps) bool; `last_hidden_state` then holds only these positions of the decoder,
                 (targets, hidden) in row-major order, and the last layer is computed only there.
-            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), and arguments of
-                the attention function.
+            kwargs: As in `TransformerStack.forward`.
 
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.
@@ -127,15 +142,16 @@ class EncoderDecoder(CtxPreTrainedModel):
         if encoder_outputs is None:
             read = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             read |= {"position_ids": position_ids, "sequence_ids": sequence_ids}
-            encoder_outputs = self.encoder(**read, **self.encoder_arguments(kwargs))
+            encoder_outputs = self.encoder(**read, **self.encoder_arguments(kwargs), return_dict=True)
+        encoder_outputs = by_name(encoder_outputs)
         written: dict[str, Any] = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
         written |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
         written |= {"sequence_ids": decoder_sequence_ids}
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            written = self.shifted(input_ids, inputs_embeds, attention_mask, sequence_ids)
-            written["position_ids"] = position_ids
+            made = self.shifted(input_ids, inputs_embeds, attention_mask, sequence_ids)
+            written = made | {"position_ids": position_ids}
         decoded = self.decode(
-            Source(encoder_outputs[0], attention_mask, sequence_ids),
+            Source(encoder_outputs.last_hidden_state, attention_mask, sequence_ids),
             past_key_values=past_key_values,
             use_cache=use_cache,
             output_mask=output_mask,
@@ -177,7 +193,8 @@ class EncoderDecoder(CtxPreTrainedModel):
             )
         if past_key_values is None and use_cache:
             past_key_values = self.new_cache()
-        return self.decoder(source=source, past_key_values=past_key_values, words=self.words_of_decoder, **written)
+        written |= {"past_key_values": past_key_values, "words": self.words_of_decoder}
+        return self.decoder(source=source, return_dict=True, **written)
 
     @property
     def words_of_decoder(self) -> nn.Module:

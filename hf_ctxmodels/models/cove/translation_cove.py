@@ -5,7 +5,6 @@ from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.cache import RecurrentCache
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder
@@ -17,6 +16,7 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
     """The translation model (section 3). The decoder's initial states are the encoder's final ones."""
 
     for_tasks = False
+    decoder_reads = ("last_hidden_state", "final_hidden", "final_cell")
     decoder: AttentionalDecoder
 
     def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
@@ -39,9 +39,9 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
     def start(self, encoded: CtxCoveModelOutput) -> RecurrentCache:
-        """The encoder's final states; raises CtxError if `encoded` has none."""
-        if encoded.final_hidden is None or encoded.final_cell is None:
-            raise CtxError("encoder_outputs have no final states.", hint="use output_final_states=True.")
+        """The encoder's final states."""
+        assert encoded.final_hidden is not None  # both are of `decoder_reads`
+        assert encoded.final_cell is not None
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)
 
     def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:

@@ -37,6 +37,7 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
 
     pools = True
     takes_languages = True
+    decoder_reads = ("last_hidden_state", "pooler_output")
     decoder: SentenceDecoder
 
     def build_head(self, config: CtxLaserConfig) -> None:

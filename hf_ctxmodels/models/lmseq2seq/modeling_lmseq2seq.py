@@ -123,6 +123,8 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
     of `config.source_model` and `config.target_model`.
     """
 
+    decoder_reads = ("last_hidden_state", "memory", "final")
+
     def build_encoder(self, config: CtxLmSeq2SeqConfig) -> CtxLmSeq2SeqModel:
         """Create the encoder."""
         encoder = CtxLmSeq2SeqModel(config)
@@ -216,9 +218,8 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         return model.eval()
 
     def start(self, encoded: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
-        """The encoder's final states; raises CtxError if `encoded` has none."""
-        if encoded.memory is None or encoded.final is None:
-            raise CtxError("encoder_outputs lack memory or final states.", hint="run this model's own encoder.")
+        """The encoder's final states."""
+        assert encoded.final is not None  # of `decoder_reads`
         return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
 
     def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from math import ceil, exp
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_choice
 
 MaskLength = Literal["span-poisson", "word", "subword"]
 _LEAST_PROBABILITY = 1e-7  # of a span length; longer ones are not drawn
@@ -59,8 +60,7 @@ class NoisingRule:
         for name in ("mask", "mask_random", "permute_sentences", "insert", "rotate"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise CtxError(f"{name}={value} is not a share.", hint="use 0 to 1.")
-        if self.mask_length not in ("span-poisson", "word", "subword"):
-            raise CtxError(f"mask_length={self.mask_length!r} is unknown.", hint="use span-poisson, word or subword.")
+        check_choice(get_args(MaskLength), mask_length=self.mask_length)
         if self.replace_length not in (-1, 0, 1):
             raise CtxError(
                 f"replace_length={self.replace_length} is unknown.",

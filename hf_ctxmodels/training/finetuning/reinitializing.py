@@ -55,13 +55,15 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
 
 
 def kept_head(model: PreTrainedModel) -> list[str]:
-    """Names of the head's modules whose weights the opened checkpoint had, such as those of an earlier task."""
+    """Names of the head's modules whose weights the opened checkpoint had, such as those of an earlier task; without an
+    output layer that is tied to the embeddings, which is no part of a head."""
     new = getattr(model, "new_modules", ())
+    own = {name.partition(".")[0] for name, _ in model.named_parameters()}  # tied ones once, in the encoder
     return [
         name
         for name, module in model.named_children()
         if module is not model.base_model
-        and any(True for _ in module.parameters())
+        and name in own
         and not any(each == name or each.startswith(f"{name}.") for each in new)
     ]
 
