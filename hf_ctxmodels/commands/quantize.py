@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_ctxmodels.adapters.writing import FOLDER
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
 from hf_ctxmodels.core.outputs import MODEL_FILES, TOKENIZER_FILES, check_new_directory, writing
 from hf_ctxmodels.core.screen import next_commands, progress_bar, say
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
@@ -71,12 +71,20 @@ def calibrate(model: PreTrainedModel, arguments: QuantizeArguments) -> InputRang
     Raises:
         CtxError: The file is missing, too short, or given without need.
     """
-    if (arguments.activations == "static") != (arguments.calibration_file is not None):
-        raise CtxError(
+    static, calibrated = arguments.activations == "static", arguments.calibration_file is not None
+    rules = (
+        (
+            static != calibrated,
+            "--activations, --calibration_file",
             "Static scales come from a calibration, and no other scale does.",
-            location="--activations, --calibration_file",
-            hint="give both --activations static and --calibration_file, or neither.",
-        )
+        ),
+        (
+            "max_length" in given_flags(arguments) and not calibrated,
+            "--max_length",
+            "It cuts the texts of --calibration_file.",
+        ),
+    )
+    refuse_flags(rules, "give --activations static and --calibration_file, or none of these.")
     if arguments.calibration_file is None:
         return None
     texts = read_texts(arguments.calibration_file)

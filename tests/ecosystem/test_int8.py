@@ -271,6 +271,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         run("--activations", "static", "--calibration_file", str(texts))
     with pytest.raises(CtxError, match="come from a calibration"):
         run("--calibration_file", str(texts))
+    with pytest.raises(CtxError, match="cuts the texts"):
+        run("--max_length", "64")
     texts.write_text("a b c d e\nf g h\n" * 10, encoding="utf-8")
     run("--activations", "static", "--calibration_file", str(texts), "--skip", "pooler")
     assert "times smaller" in capsys.readouterr().out
