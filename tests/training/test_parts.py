@@ -109,7 +109,7 @@ def _parse(recipe):
     assert loop.max_steps or loop.num_train_epochs
     objective = family.objectives[pretraining.objective]
     assert parse_options(objective, pretraining.objective_options).keys() <= objective.option_help().keys()
-    family.config(**{**family.sizes[pretraining.config], **parse_config_options(pretraining.config_options)})
+    family.config(**{**family.sizes[pretraining.config or "tiny"], **parse_config_options(pretraining.config_options)})
 
 
 def test_options_of_a_configuration():
