@@ -205,9 +205,9 @@ def difference_on(model: nn.Module, run: Run, batches: Iterable[Batch]) -> float
 
     A model that rounds its inputs multiplies them as its graph does, in single precision.
     """
-    found = 0.0
+    found, rounds = 0.0, rounds_inputs(model)
     for each in batches:
-        with _AsInGraphs() if rounds_inputs(model) else nullcontext():
+        with _AsInGraphs() if rounds else nullcontext():
             expected = _tensors(model(**each)).values()
         found = max(found, _difference(expected, run(each), each["attention_mask"]))
     return found

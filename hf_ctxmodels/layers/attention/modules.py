@@ -176,13 +176,13 @@ class CrossAttention(_Attention):
         """
         (query,) = self._split_heads(apply_linear(self.q_proj, hidden_states), 1)
         key, value = self._keys_and_values(memory, past_key_values, layer_index)
-        if sharers == 1:
-            context, probabilities = self._attend(query, key, value, layout, mask, memory_layout)
-            del query, key, value  # as in `SelfAttention`
-            return self._project(context), probabilities
-        query = query.unflatten(0, (-1, sharers)).flatten(1, 2)
+        if sharers > 1:
+            query = query.unflatten(0, (-1, sharers)).flatten(1, 2)
         context, probabilities = self._attend(query, key, value, layout.sharing(sharers), mask, memory_layout)
+        del query, key, value  # as in `SelfAttention`
         output = self._project(context)
+        if sharers == 1:
+            return output, probabilities
         if probabilities is not None:
             probabilities = probabilities.unflatten(2, (sharers, -1)).transpose(1, 2).flatten(0, 1)
         return output.unflatten(1, (sharers, -1)).flatten(0, 1), probabilities
