@@ -153,7 +153,7 @@ QUANTIZE_FAULTS = [
     Fault(
         "an exported file is held to the fast products of codes",
         "hf_ctxmodels/inference/exporting.py",
-        "with _AsInGraphs() if rounds_inputs(model) else nullcontext():",
+        "with _AsInGraphs() if rounds else nullcontext():",
         "with nullcontext():",
         ("tests/test_export_command.py",),
         "as_a_graph",
