@@ -27,6 +27,7 @@ from hf_ctxmodels.heads.downstream import (
     problem_type_of,
     sequence_loss,
 )
+from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
 from hf_ctxmodels.heads.masked_lm import ForMaskedLM
 from hf_ctxmodels.heads.pretraining import ForMaskedLMWithTasks, Prediction, PretrainingTask
 from hf_ctxmodels.heads.seq2seq import (

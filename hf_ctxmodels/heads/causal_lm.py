@@ -4,7 +4,6 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
@@ -18,10 +17,11 @@ from hf_ctxmodels.heads.base import (
     language_modeling_loss,
     loss_of_logits,
 )
+from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
 from hf_ctxmodels.layers.linear import apply_linear
 
 
-class ForCausalLM(HeadModel, GenerationMixin):
+class ForCausalLM(HeadModel, PrepackingGenerationMixin):
     """Predicts each token from those before it; `generate` continues a text.
 
     With `labels`, the encoder's output and the vocabulary logits are computed for the tokens with a target only, and

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
@@ -30,6 +29,7 @@ from hf_ctxmodels.heads.base import (
     language_modeling_loss,
     loss_of_logits,
 )
+from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
 from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.linear import apply_linear
 
@@ -97,7 +97,7 @@ class DecoderInputs:
         return any(value is not None and value is not False for value in self.recorded.values())
 
 
-class Seq2SeqHead(HeadModel, GenerationMixin):
+class Seq2SeqHead(HeadModel, PrepackingGenerationMixin):
     """The base of heads that write a target for a source.
 
     The configuration has `target_vocab_size` and `decoder_start_token_id`. A family's class lists `GenerationMixin`

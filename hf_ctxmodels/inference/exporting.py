@@ -219,7 +219,7 @@ def rounds_inputs(model: nn.Module) -> bool:
 
 
 class _AsInGraphs(TorchDispatchMode):
-    """Within, operators are those of a graph, see `layers.linear.operators_are_intercepted`."""
+    """Within, operators are those of a graph, see `layers.onednn.operators_are_intercepted`."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))

@@ -19,6 +19,7 @@ from hf_ctxmodels.core.generation import (
 )
 from hf_ctxmodels.core.screen import progress_bar
 from hf_ctxmodels.data.padding import RowPadder
+from hf_ctxmodels.layers.prepacking import prepacked_weights
 from hf_ctxmodels.objectives.base import check_at_least
 
 
@@ -71,7 +72,7 @@ def generate_texts(
         settings.setdefault("pad_token_id", _padding(tokenizer))
     order = sorted(range(len(texts)), key=lambda place: len(rows[place]))
     found: dict[int, str] = {}
-    with evaluation_mode(model):
+    with evaluation_mode(model), prepacked_weights(getattr(model, "prepacks_weights", False)):
         for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", shown=progress):
             places = order[first : first + batch_size]
             batch = _batch(model, tokenizer, [rows[place] for place in places], numbers)

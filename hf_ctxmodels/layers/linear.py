@@ -1,9 +1,4 @@
-"""Linear maps at full speed on a CPU.
-
-`torch.nn.functional.linear` uses MKL for single-precision products on a CPU, which uses half the width of the vector
-units of processors that are not Intel's. torch also ships oneDNN, for half precision and compiled graphs; here it
-multiplies in single precision too.
-"""
+"""Linear maps at full speed on a CPU: by oneDNN where `layers.onednn` applies."""
 
 from typing import Any, TypeGuard
 
@@ -12,9 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
+from hf_ctxmodels.layers import onednn
+from hf_ctxmodels.layers.onednn import are_ordinary, multiplies_fast, multiplies_halves
+from hf_ctxmodels.layers.prepacking import active_weights
+
 _LEAST_WORK = 1 << 21  # multiplications; with fewer, the overhead exceeds the gain
-_FEW_ROWS, _MANY_OUTPUTS = 16, 1 << 15  # a vocabulary for one token of each text: oneDNN is then slower with the bias
-_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,8 +28,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if traced or input.numel() * weight.shape[0] < _LEAST_WORK or not multiplies_fast(input, weight):
         return F.linear(input, weight, bias)
-    multiply = _Product.apply if _differentiable(input, weight, bias) else _multiply
-    return multiply(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)
+    apply = _Product.apply if _differentiable(input, weight, bias) else _multiply
+    return apply(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)
 
 
 def apply_linear(module: nn.Module, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
@@ -55,9 +52,14 @@ def apply_linear(module: nn.Module, input: Tensor, start: int | None = None, sto
             return module(input, start, stop)
         output = module(input)
         return output if start is None else output[..., start:stop]
-    if start is None:
-        return linear(input, module.weight, module.bias)
-    return linear(input, module.weight[start:stop], None if module.bias is None else module.bias[start:stop])
+    weight: Tensor = module.weight
+    bias: Tensor | None = module.bias
+    prepacked = _prepacked(weight, input, start, stop)
+    if start is not None:
+        weight, bias = weight[start:stop], None if bias is None else bias[start:stop]
+    if prepacked is None or _differentiable(input, bias):
+        return linear(input, weight, bias)
+    return onednn.multiply(input.reshape(-1, input.shape[-1]), prepacked, bias).view(*input.shape[:-1], -1)
 
 
 class LinearLayers(nn.Sequential):
@@ -80,7 +82,7 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
         return False
     if module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks:
         return False
-    return _are_ordinary(*module._parameters.values())  # faster than by name: generation calls this at every step
+    return are_ordinary(*module._parameters.values())  # faster than by name: generation calls this at every step
 
 
 def maps_rows_alone(module: nn.Module) -> bool:
@@ -92,14 +94,6 @@ def maps_rows_alone(module: nn.Module) -> bool:
     return not hooked and getattr(module, "maps_rows_alone", False)
 
 
-def _are_ordinary(*tensors: Tensor | None) -> bool:
-    """Whether none is of a subclass, for example quantized or sharded."""
-    for each in tensors:
-        if each is not None and type(each) is not nn.Parameter and type(each) is not Tensor:
-            return False
-    return True
-
-
 def product(left: Tensor, right: Tensor) -> Tensor:
     """(rows, inner) times the transpose of (columns, inner), without autograd."""
     if not multiplies_fast(left, right):
@@ -109,29 +103,19 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return _multiply(left, right)
 
 
-def multiplies_fast(*tensors: Tensor) -> bool:
-    """Whether oneDNN applies: ordinary tensors on a CPU, in single precision, outside of autocast and of whatever
-    records or transforms operators (compilation, export, `torch.func`, dispatch modes)."""
-    if not _HAS_ONEDNN or torch.is_autocast_enabled("cpu") or operators_are_intercepted():
-        return False
-    if not _are_ordinary(*tensors):
-        return False
-    return all(each.device.type == "cpu" and each.dtype is torch.float32 and each.numel() > 0 for each in tensors)
-
-
-def operators_are_intercepted() -> bool:
-    """Whether something records or transforms operators: compilation, tracing, `torch.func`, a dispatch mode."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return True
-    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-
-
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     if not (right.is_contiguous() or right.T.is_contiguous()):  # for example a slice of columns: slow in oneDNN
         right = right.contiguous()
-    if bias is not None and len(left) <= _FEW_ROWS and len(right) >= _MANY_OUTPUTS:
-        return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "").add_(bias)
-    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    return onednn.multiply(left, right, bias)
+
+
+def _prepacked(weight: Tensor, input: Tensor, start: int | None, stop: int | None) -> Tensor | None:
+    """The weight of a plain map, or a range of its rows, in oneDNN's order; None where there is no such copy."""
+    if torch.compiler.is_compiling() or (weights := active_weights()) is None or _differentiable(input, weight):
+        return None
+    if not (multiplies_fast(input, weight) or multiplies_halves(input, weight)):
+        return None
+    return weights.of(weight, start, stop, input.numel() // input.shape[-1])
 
 
 def _differentiable(*tensors: Tensor | None) -> bool:

@@ -4,9 +4,58 @@ from fault import Fault
 
 _TASK = ("tests/data/test_tasks_seq2seq.py",)
 _SMOOTHING = ("tests/training/test_label_smoothing.py",)
+_PREPACKING = ("tests/layers/test_prepacking.py",)
 _GENERATE = ("tests/scripts/test_generate.py",)
 
 GENERATION_FAULTS = [
+    Fault(
+        "a copy of a weight outlives its change",
+        "hf_ctxmodels/layers/prepacking.py",
+        "if use is None or use.state != state:",
+        "if use is None:",
+        _PREPACKING,
+        "anew",
+    ),
+    Fault(
+        "every product copies its weight",
+        "hf_ctxmodels/layers/prepacking.py",
+        "if use.count > _PAYS_AFTER:",
+        "if use.count > 0:",
+        _PREPACKING,
+        "when_it_pays",
+    ),
+    Fault(
+        "the copy of a range is that of all rows",
+        "hf_ctxmodels/layers/prepacking.py",
+        "prepack(weight[start:stop])",
+        "prepack(weight)",
+        _PREPACKING,
+        "ranges",
+    ),
+    Fault(
+        "copies of weights are kept after generation",
+        "hf_ctxmodels/layers/prepacking.py",
+        "        _active.reset(token)",
+        "        pass",
+        (*_PREPACKING, "tests/models/test_generation.py"),
+        "frees or prepacked",
+    ),
+    Fault(
+        "a bias gets no gradient beside a copied weight",
+        "hf_ctxmodels/layers/linear.py",
+        "    if prepacked is None or _differentiable(input, bias):",
+        "    if prepacked is None:",
+        _PREPACKING,
+        "bias_alone",
+    ),
+    Fault(
+        "generation copies weights though it should not",
+        "hf_ctxmodels/heads/generation.py",
+        "with prepacked_weights(self.prepacks_weights):",
+        "with prepacked_weights():",
+        ("tests/models/test_generation.py",),
+        "prepacked",
+    ),
     Fault(
         "beams read the keys of another source",
         "hf_ctxmodels/core/growing_cache.py",

@@ -9,16 +9,17 @@ from torch.nn import Linear
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers import linear as module
-from hf_ctxmodels.layers.linear import LinearLayers, apply_linear, linear, multiplies_fast, product
+from hf_ctxmodels.layers import onednn
+from hf_ctxmodels.layers.linear import LinearLayers, apply_linear, linear, product
+from hf_ctxmodels.layers.onednn import multiplies_fast
 
 SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
 
 
 @pytest.fixture(autouse=True)
 def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little there is to multiply, and with many outputs for few rows."""
+    """However little there is to multiply."""
     monkeypatch.setattr(module, "_LEAST_WORK", 0)
-    monkeypatch.setattr(module, "_MANY_OUTPUTS", 0)
 
 
 def results(apply: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -85,7 +86,7 @@ def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(linear(batch.bfloat16(), weight.bfloat16()), F.linear(batch.bfloat16(), weight.bfloat16()))
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(batch, weight).dtype is torch.bfloat16
-    monkeypatch.setattr(module, "_HAS_ONEDNN", False)
+    monkeypatch.setattr(onednn, "HAS_ONEDNN", False)
     assert not multiplies_fast(weight)
     assert torch.equal(linear(batch, weight), F.linear(batch, weight))
 
@@ -96,7 +97,7 @@ def test_little_work_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LEAST_WORK", 20 * 16 * 9)
     linear(torch.randn(19, 16), torch.randn(9, 16))
     linear(torch.randn(20, 16), torch.randn(9, 16))
-    assert used == ([20] if module._HAS_ONEDNN else [])
+    assert used == ([20] if onednn.HAS_ONEDNN else [])
 
 
 def test_compiled() -> None:

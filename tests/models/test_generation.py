@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from zoo import HEADS, Case, assert_close, make_batch, make_targets
 
+from hf_ctxmodels.layers.prepacking import active_weights
 from hf_ctxmodels.registry import FAMILIES
 
 WRITING = [head for head in HEADS if head.has_auto_class and head.model_class.can_generate()]
@@ -124,6 +125,29 @@ def test_hidden_states_and_attention_weights_of_every_step(case: Case) -> None:
             width = expected.shape[-1]  # the keys so far, with a cache of keys
             got = torch.cat([torch.nn.functional.pad(step, (0, width - step.shape[-1])) for step in steps], -2)
             assert_close(got, expected, f"{name}[{number}]")
+
+
+@pytest.mark.parametrize("case", WRITING, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_generation_with_prepacked_weights(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores are those without; the copies are gone afterwards, and none is made where none is wanted."""
+    model, made = case.model(2), []
+    order = torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, rows: (made.append(weight), order(weight, rows))[1]
+    )
+    batch = {name: tensor for name, tensor in make_batch(case, (5, 3), side="left").items() if name != "token_type_ids"}
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    copied = model.generate(**batch, **options)
+    assert copied.logits[0].shape[-1] in {len(weight) for weight in made}
+    assert active_weights() is None
+    made.clear()
+    model.prepacks_weights = False
+    plain = model.generate(**batch, **options)
+    assert not made
+    assert torch.equal(copied.sequences, plain.sequences)
+    assert_close(torch.stack(copied.logits), torch.stack(plain.logits))
 
 
 @pytest.mark.parametrize("case", [case for case in WRITING if not case.writes], ids=str)

@@ -18,7 +18,7 @@ from hf_ctxmodels.layers.int8.codes import (
     range_of,
     scale_of_range,
 )
-from hf_ctxmodels.layers.linear import operators_are_intercepted
+from hf_ctxmodels.layers.onednn import operators_are_intercepted
 
 ActivationScale = Literal["token", "tensor", "static"]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.int8.codes import check_not_trained, quantize_tokens
-from hf_ctxmodels.layers.linear import linear, operators_are_intercepted
+from hf_ctxmodels.layers.linear import linear
 from hf_ctxmodels.layers.low_bits.groups import (
     GroupCodes,
     count_groups,
@@ -17,6 +17,7 @@ from hf_ctxmodels.layers.low_bits.groups import (
     quantize_groups,
     unpack_bits,
 )
+from hf_ctxmodels.layers.onednn import operators_are_intercepted
 
 
 def round_activations(states: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 One buffer holds the values of all steps. The backward pass visits the steps in reverse, and computes the gradient of
 each weight in one product for all steps. On a CPU a step multiplies few rows by large weights, where oneDNN with
-reordered weights is several times faster than torch's BLAS.
+prepacked weights is several times faster than torch's BLAS.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.linear import multiplies_fast, product
+from hf_ctxmodels.layers.linear import product
+from hf_ctxmodels.layers.onednn import multiplies_fast, multiplies_halves, multiply, prepack
 
 GATES = 4
-_REORDER_FROM = 12  # steps; with fewer, reordering a weight costs more than it saves
+_PREPACKED_FROM = 12  # steps; with fewer, the copy of a weight costs more than it saves
 
 
 class Rules(NamedTuple):
@@ -56,15 +57,15 @@ class StepProduct:
 
     def __init__(self, weight: Tensor, times: int) -> None:
         self.weights: Sequence[Tensor] = weight.unbind()
-        self.by_onednn = multiplies_fast(weight) or _multiplies_halves(weight)
-        if self.by_onednn and times >= _REORDER_FROM:
-            self.weights = [torch.ops.mkldnn._reorder_linear_weight(each.contiguous(), None) for each in self.weights]
+        self.by_onednn = multiplies_fast(weight) or multiplies_halves(weight)
+        if self.by_onednn and times >= _PREPACKED_FROM:
+            self.weights = [prepack(each) for each in self.weights]
 
     def add_to(self, target: Tensor, left: Tensor) -> None:
         """`target += left @ weight.T`, both (directions, rows, ...)."""
         for part, rows, weight in zip(target, left, self.weights, strict=True):
             if self.by_onednn and len(rows):
-                part.add_(_by_onednn(rows, weight))
+                part.add_(multiply(rows, weight))
             else:
                 part.addmm_(rows, weight.T)
 
@@ -72,18 +73,8 @@ class StepProduct:
         """(directions, rows, in) -> (directions, rows, out)."""
         pairs = zip(left, self.weights, strict=True)
         if self.by_onednn and left.shape[1]:
-            return torch.stack([_by_onednn(rows, weight) for rows, weight in pairs])
+            return torch.stack([multiply(rows, weight) for rows, weight in pairs])
         return torch.stack([rows @ weight.T for rows, weight in pairs])
-
-
-def _by_onednn(left: Tensor, weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(left, weight, None, "none", [], "")
-
-
-def _multiplies_halves(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or not torch.backends.mkldnn.is_available():
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def recur(

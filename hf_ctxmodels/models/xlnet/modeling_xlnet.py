@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin
 from transformers.activations import ACT2FN
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import ModelOutput
@@ -112,7 +111,7 @@ def _with_memory(kind: type[ModelOutput]) -> type[ModelOutput]:
     return make_dataclass(f"{kind.__name__}WithMemory", [memory], bases=(kind,), namespace=namespace)
 
 
-class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
+class CtxXLNetForPreTraining(CtxXLNetHeadModel, heads.PrepackingGenerationMixin):
     """XLNet's language model: predicts tokens from those before them in a random order (section 2.2), and generates.
 
     The decoder is tied to the word embeddings. For generation every prompt is followed by one unknown token, whose

@@ -1,0 +1,90 @@
+"""Weights in the order in which oneDNN reads them, kept while many products of few rows are made with the same ones.
+
+A product of few rows, for example of one token of each text, takes as long as its weights are read, and oneDNN reads
+them up to twice as fast in blocks of its own order ("prepacked"). Such a copy costs what some products gain by it, and
+memory. So it is made of a weight that has been used several times, and only within `prepacked_weights`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hf_ctxmodels.layers.onednn import prepack
+
+_MOST_ROWS = 64  # with more, less than a tenth is gained
+_PAYS_AFTER = 6  # products: what a copy costs, with 8 rows
+
+
+@dataclass(eq=False)
+class _Use:
+    """Of a weight, or of a range of its rows.
+
+    Attributes:
+        weight: It is held, since its `id` is its key.
+        state: Where it lay and how often it had been changed in place.
+        count: Products so far.
+        prepacked: The copy, once it pays.
+    """
+
+    weight: Tensor
+    state: tuple[int, int]
+    count: int = 0
+    prepacked: Tensor | None = None
+
+
+class PrepackedWeights:
+    """Copies of weights, each made when as many products have been made without it as pay for it."""
+
+    def __init__(self) -> None:
+        self._uses: dict[tuple[int, int | None, int | None], _Use] = {}
+
+    def of(self, weight: Tensor, start: int | None, stop: int | None, rows: int) -> Tensor | None:
+        """The copy for a product; None where there is none (yet).
+
+        Args:
+            weight: (out, in), a parameter. One that is changed is copied anew, if not by way of `.data`.
+            start, stop: The range of `out` that is computed; None for all.
+            rows: Of the other operand.
+        """
+        if rows > _MOST_ROWS or weight.is_inference():  # the latter do not tell that they were changed
+            return None
+        state = (weight.data_ptr(), weight._version)
+        use = self._uses.get((id(weight), start, stop))
+        if use is None or use.state != state:
+            use = self._uses[id(weight), start, stop] = _Use(weight, state)
+        if use.prepacked is None:
+            use.count += 1
+            if use.count > _PAYS_AFTER:
+                use.prepacked = prepack(weight[start:stop])
+        return use.prepacked
+
+
+_active: ContextVar[PrepackedWeights | None] = ContextVar("prepacked_weights", default=None)
+
+
+def active_weights() -> PrepackedWeights | None:
+    """Those of `prepacked_weights`; None outside of it."""
+    return _active.get()
+
+
+@contextmanager
+def prepacked_weights(wanted: bool = True) -> Iterator[None]:
+    """Within, plain linear maps that are applied again and again to few rows without gradients copy their weights.
+
+    The copies are freed at the end. `generate` does this by itself; around several calls it keeps the copies from one
+    to the next.
+
+    Args:
+        wanted: False copies nothing, within another such block too.
+    """
+    if wanted and active_weights() is not None:
+        yield
+        return
+    token = _active.set(PrepackedWeights() if wanted else None)
+    try:
+        yield
+    finally:
+        _active.reset(token)
