@@ -4,19 +4,19 @@ from typing import Any
 
 from transformers import GenerationMixin
 
-from hf_ctxmodels.layers.prepacking import prepacked_weights
+from hf_ctxmodels.layers.prepacking import MOST_BYTES, prepacked_weights
 
 
 class PrepackingGenerationMixin(GenerationMixin):
     """`generate` that reads the weights in oneDNN's order, see `layers.prepacking`.
 
     Attributes:
-        prepacks_weights: Whether it makes copies of the weights it uses. False, also for one model, saves memory.
+        prepacked_bytes: How much memory copies of weights may take; set it on a model for another limit, 0 for none.
     """
 
-    prepacks_weights: bool = True
+    prepacked_bytes: int = MOST_BYTES
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers."""
-        with prepacked_weights(self.prepacks_weights):
+        with prepacked_weights(self.prepacked_bytes):
             return super().generate(*args, **kwargs)

@@ -72,7 +72,7 @@ def generate_texts(
         settings.setdefault("pad_token_id", _padding(tokenizer))
     order = sorted(range(len(texts)), key=lambda place: len(rows[place]))
     found: dict[int, str] = {}
-    with evaluation_mode(model), prepacked_weights(getattr(model, "prepacks_weights", False)):
+    with evaluation_mode(model), prepacked_weights(getattr(model, "prepacked_bytes", 0)):
         for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", shown=progress):
             places = order[first : first + batch_size]
             batch = _batch(model, tokenizer, [rows[place] for place in places], numbers)

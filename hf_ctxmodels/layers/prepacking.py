@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hf_ctxmodels.layers.onednn import prepack
 
+MOST_BYTES = 1 << 30
 _MOST_ROWS = 64  # with more, less than a tenth is gained
 _PAYS_AFTER = 6  # products: what a copy costs, with 8 rows
 
@@ -27,18 +28,25 @@ class _Use:
         state: Where it lay and how often it had been changed in place.
         count: Products so far.
         prepacked: The copy, once it pays.
+        size: Its bytes.
     """
 
     weight: Tensor
     state: tuple[int, int]
     count: int = 0
     prepacked: Tensor | None = None
+    size: int = 0
 
 
 class PrepackedWeights:
-    """Copies of weights, each made when as many products have been made without it as pay for it."""
+    """Copies of weights, each made when as many products have been made without it as pay for it.
 
-    def __init__(self) -> None:
+    Args:
+        most_bytes: Of all copies together.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._free = most_bytes
         self._uses: dict[tuple[int, int | None, int | None], _Use] = {}
 
     def of(self, weight: Tensor, start: int | None, stop: int | None, rows: int) -> Tensor | None:
@@ -54,12 +62,19 @@ class PrepackedWeights:
         state = (weight.data_ptr(), weight._version)
         use = self._uses.get((id(weight), start, stop))
         if use is None or use.state != state:
+            self._free += 0 if use is None else use.size
             use = self._uses[id(weight), start, stop] = _Use(weight, state)
         if use.prepacked is None:
             use.count += 1
             if use.count > _PAYS_AFTER:
-                use.prepacked = prepack(weight[start:stop])
+                self._copy(use, weight[start:stop])
         return use.prepacked
+
+    def _copy(self, use: _Use, weight: Tensor) -> None:
+        """Copy what is used of a weight, if there is room."""
+        if (size := weight.numel() * weight.element_size()) <= self._free:
+            use.prepacked, use.size = prepack(weight), size
+            self._free -= size
 
 
 _active: ContextVar[PrepackedWeights | None] = ContextVar("prepacked_weights", default=None)
@@ -71,19 +86,20 @@ def active_weights() -> PrepackedWeights | None:
 
 
 @contextmanager
-def prepacked_weights(wanted: bool = True) -> Iterator[None]:
+def prepacked_weights(most_bytes: int = MOST_BYTES) -> Iterator[None]:
     """Within, plain linear maps that are applied again and again to few rows without gradients copy their weights.
 
     The copies are freed at the end. `generate` does this by itself; around several calls it keeps the copies from one
     to the next.
 
     Args:
-        wanted: False copies nothing, within another such block too.
+        most_bytes: Of all copies together. 0 copies nothing, within another such block too; other numbers have no effect
+            there.
     """
-    if wanted and active_weights() is not None:
+    if most_bytes and active_weights() is not None:
         yield
         return
-    token = _active.set(PrepackedWeights() if wanted else None)
+    token = _active.set(PrepackedWeights(most_bytes) if most_bytes else None)
     try:
         yield
     finally:

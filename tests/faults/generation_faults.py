@@ -25,6 +25,14 @@ GENERATION_FAULTS = [
         "when_it_pays",
     ),
     Fault(
+        "copies that are of no use any more count as memory",
+        "hf_ctxmodels/layers/prepacking.py",
+        "self._free += 0 if use is None else use.size",
+        "pass",
+        _PREPACKING,
+        "limit",
+    ),
+    Fault(
         "the copy of a range is that of all rows",
         "hf_ctxmodels/layers/prepacking.py",
         "prepack(weight[start:stop])",
@@ -51,7 +59,7 @@ GENERATION_FAULTS = [
     Fault(
         "generation copies weights though it should not",
         "hf_ctxmodels/heads/generation.py",
-        "with prepacked_weights(self.prepacks_weights):",
+        "with prepacked_weights(self.prepacked_bytes):",
         "with prepacked_weights():",
         ("tests/models/test_generation.py",),
         "prepacked",

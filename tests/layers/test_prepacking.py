@@ -66,6 +66,20 @@ def test_ranges_have_copies_of_their_own(map_of: nn.Linear) -> None:
         assert _copies() == 3
 
 
+def test_copies_have_a_limit(map_of: nn.Linear) -> None:
+    other, size = nn.Linear(24, 40), 24 * 40 * 4
+    with prepacked_weights(2 * size - 1):
+        _apply(map_of, USES)
+        _apply(other, USES)
+        assert _copies() == 1
+        with torch.no_grad():
+            map_of.weight.mul_(2.0)
+        _apply(map_of, 1)  # its copy is of no use any more, and makes room
+        _apply(other, 1)
+        assert active_weights().of(other.weight, None, None, 1) is not None
+        assert active_weights().of(map_of.weight, None, None, 1) is None
+
+
 def test_many_rows_need_no_copy(map_of: nn.Linear) -> None:
     with prepacked_weights():
         _apply(map_of, USES, rows=prepacking._MOST_ROWS + 1)
@@ -124,7 +138,7 @@ def test_blocks_within_each_other_share_copies_and_the_last_frees_them(map_of: n
         with prepacked_weights():
             _apply(map_of, USES)
             assert active_weights() is outer
-        with prepacked_weights(False):
+        with prepacked_weights(0):
             assert active_weights() is None
         assert _copies() == 1
         kept = weakref.ref(outer)

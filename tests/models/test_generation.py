@@ -143,7 +143,7 @@ def test_generation_with_prepacked_weights(case: Case, monkeypatch: pytest.Monke
     assert copied.logits[0].shape[-1] in {len(weight) for weight in made}
     assert active_weights() is None
     made.clear()
-    model.prepacks_weights = False
+    model.prepacked_bytes = 0
     plain = model.generate(**batch, **options)
     assert not made
     assert torch.equal(copied.sequences, plain.sequences)
