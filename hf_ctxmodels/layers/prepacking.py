@@ -93,8 +93,7 @@ def prepacked_weights(most_bytes: int = MOST_BYTES) -> Iterator[None]:
     to the next.
 
     Args:
-        most_bytes: Of all copies together. 0 copies nothing, within another such block too; other numbers have no effect
-            there.
+        most_bytes: Of all copies together, unless in another such block, whose number holds. 0 copies nothing anywhere.
     """
     if most_bytes and active_weights() is not None:
         yield

@@ -35,8 +35,8 @@ GENERATION_FAULTS = [
     Fault(
         "the copy of a range is that of all rows",
         "hf_ctxmodels/layers/prepacking.py",
-        "prepack(weight[start:stop])",
-        "prepack(weight)",
+        "self._copy(use, weight[start:stop])",
+        "self._copy(use, weight)",
         _PREPACKING,
         "ranges",
     ),
