@@ -78,9 +78,8 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             )
         if len(set(languages)) < len(languages) or any(name.split() != [name] for name in languages):
             raise CtxError(f"languages={list(languages)} are no different names.", hint="give names such as en, de.")
-        if language is not None:
-            kwargs["language"] = language
-        super().__init__(*args, max_characters=max_characters, languages=list(languages), **kwargs)
+        kwargs |= {"max_characters": max_characters, "languages": list(languages), "language": language}
+        super().__init__(*args, **kwargs)
         self.max_characters, self.languages = max_characters, list(languages)
         tags = [_TAG.format(name) for name in languages]
         self.add_tokens([AddedToken(tag, special=True, normalized=False) for tag in tags])
@@ -109,10 +108,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
                 f"The tokenizer has no mark of the language {name!r}.",
                 hint=f"use one of {', '.join(self.languages) or 'none'}.",
             )
-        self._language = name
-        self.init_kwargs.pop("language", None)
-        if name is not None:
-            self.init_kwargs["language"] = name
+        self._language = self.init_kwargs["language"] = name
 
     @classmethod
     def train(
