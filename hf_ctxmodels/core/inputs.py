@@ -115,6 +115,19 @@ def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> Non
     )
 
 
+def check_source_mask(mask: Tensor | None, states: Tensor) -> None:
+    """Raise CtxError if a mask given beside an encoder's output, (batch, length, ...) `states`, is not one of its
+    columns. The shape is not looked at while a graph is being traced."""
+    check_tensors(attention_mask=mask)
+    check_padding_mask(mask)
+    if mask is None or is_traced(mask) or tuple(mask.shape) == tuple(states.shape[:2]):
+        return
+    raise CtxError(
+        f"attention_mask is {tuple(mask.shape)}, but encoder_outputs are those of {tuple(states.shape[:2])}.",
+        hint="give the mask of the source, (batch, length), that the encoder was given.",
+    )
+
+
 def _ids_or_embeddings(input_ids: Tensor | None, inputs_embeds: Tensor | None, id_axes: tuple[str, ...]) -> Tensor:
     given = input_ids if input_ids is not None else inputs_embeds
     if given is None or (input_ids is not None and inputs_embeds is not None):

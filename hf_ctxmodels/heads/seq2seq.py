@@ -2,12 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
@@ -16,7 +18,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import (
     check_aligned,
     check_ids,
-    check_padding_mask,
+    check_source_mask,
     check_tensors,
     is_traced,
     sequence_starts,
@@ -123,6 +125,16 @@ class Seq2SeqHead(HeadModel, PrepackingGenerationMixin):
         for_decoder = {name: given.pop(name) for name in self.decoder_arguments if name in given}
         prepared = super()._prepare_text_encoder_decoder_kwargs_for_generation(inputs_tensor, given, *args, **kwargs)
         return prepared | for_decoder
+
+    def _prefill(
+        self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        """The first step of `generate`, always at once: of several parts, transformers would cut the source's mask to
+        the length of each."""
+        if generation_config.prefill_chunk_size is not None:
+            generation_config = copy(generation_config)
+            generation_config.prefill_chunk_size = None
+        return super()._prefill(input_ids, generation_config, model_kwargs, **kwargs)
 
     def decoder_ids(
         self, rows: int | None, ids: Tensor | None, labels: Tensor | None, embeddings: Tensor | None = None
@@ -248,10 +260,8 @@ class ForConditionalGeneration(Seq2SeqHead):
         if encoder_outputs is None:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode_source(attention_mask=attention_mask, **inputs, **kwargs)
-        else:
-            check_tensors(attention_mask=attention_mask)
-            check_padding_mask(attention_mask)
         encoder_outputs = self._read_from(encoder_outputs)
+        check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
         rows = encoder_outputs.last_hidden_state.shape[0]
         ids = self.decoder_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
         ids = ids if decoder_input_ids is not None else self._begun(ids, further.get("decoder_sequence_ids"))

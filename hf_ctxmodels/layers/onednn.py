@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 HAS_BFLOAT16_PRODUCT = HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -21,8 +22,10 @@ def multiplies_fast(*tensors: Tensor) -> bool:
 
 
 def multiplies_halves(*tensors: Tensor) -> bool:
-    """Whether it applies to tensors in bfloat16, which autocast leaves as they are."""
-    return HAS_BFLOAT16_PRODUCT and _are_multiplied(tensors, torch.bfloat16)
+    """Whether it applies to tensors in bfloat16, which autocast to bfloat16 leaves as they are."""
+    if not HAS_BFLOAT16_PRODUCT or not _are_multiplied(tensors, torch.bfloat16):
+        return False
+    return not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is torch.bfloat16
 
 
 def _are_multiplied(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
@@ -32,8 +35,9 @@ def _are_multiplied(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
 
 
 def operators_are_intercepted() -> bool:
-    """Whether something records or transforms operators: compilation, tracing, `torch.func`, a dispatch mode."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    """Whether something records or transforms operators: compilation, tracing, `torch.func`, a dispatch mode, forward
+    derivatives (which operators without them would leave out)."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
         return True
     return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 

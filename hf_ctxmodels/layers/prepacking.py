@@ -90,7 +90,8 @@ def prepacked_weights(most_bytes: int = MOST_BYTES) -> Iterator[None]:
     """Within, plain linear maps that are applied again and again to few rows without gradients copy their weights.
 
     The copies are freed at the end. `generate` does this by itself; around several calls it keeps the copies from one
-    to the next.
+    to the next. A weight that is changed in between is copied anew, unless it is changed by way of `.data`
+    (`weight.data.add_(1)`), of which torch keeps no account: end the block before.
 
     Args:
         most_bytes: Of all copies together, unless in another such block, whose number holds. 0 copies nothing anywhere.

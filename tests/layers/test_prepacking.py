@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from hf_ctxmodels.layers import linear as module
 from hf_ctxmodels.layers import onednn, prepacking
@@ -146,3 +147,25 @@ def test_blocks_within_each_other_share_copies_and_the_last_frees_them(map_of: n
     gc.collect()
     assert active_weights() is None
     assert kept() is None
+
+
+def test_forward_derivatives_pass_by_the_copies(map_of: nn.Linear) -> None:
+    """Neither the copy nor the product of much work knows them, and would return none."""
+    map_of.requires_grad_(False)
+    wide = nn.Linear(512, 512).requires_grad_(False)
+    with prepacked_weights(), forward_ad.dual_level():
+        for each in (map_of, wide):
+            _apply(each, USES)
+            tangent = torch.randn(16, each.in_features)
+            given = forward_ad.make_dual(torch.randn(16, each.in_features), tangent)
+            _, found = forward_ad.unpack_dual(apply_linear(each, given))
+            torch.testing.assert_close(found, tangent @ each.weight.T)
+
+
+@pytest.mark.skipif(not onednn.HAS_BFLOAT16_PRODUCT, reason="this CPU has no products in bfloat16")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_says_the_type_of_a_product(map_of: nn.Linear, dtype: torch.dtype) -> None:
+    map_of.to(torch.bfloat16)
+    given = torch.randn(ROWS, 24, dtype=torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", dtype), prepacked_weights():
+        assert {apply_linear(map_of, given).dtype for _ in range(USES)} == {dtype}

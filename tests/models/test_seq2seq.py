@@ -11,9 +11,11 @@ from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradien
 
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError
 from hf_ctxmodels.benchmarks.measure import peak_bytes
+from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 from hf_ctxmodels.models._shared.seq2seq_heads import TransformerForConditionalGeneration
 
+ALL_WRITERS = [case for case in CASES if issubclass(case.model_class, Seq2SeqHead) and case.has_auto_class]
 WRITERS = [case for case in CASES if issubclass(case.model_class, TransformerForConditionalGeneration)]
 PEERED = [case for case in WRITERS if case.has_peer]
 OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0, "no_repeat_ngram_size": 1}
@@ -265,3 +267,23 @@ def test_what_an_encoder_holds_at_once_without_gradients() -> None:
         encoder(input_ids=ids)
 
     assert peak_bytes(step, torch.device("cpu")) < 6.2 * ids.numel() * 32 * 4
+
+
+@pytest.mark.parametrize("case", ALL_WRITERS, ids=str)
+def test_the_mask_beside_encoder_outputs_is_that_of_the_source(case: Case) -> None:
+    """One of another shape is an error, not broadcast; `generate` gives the whole one, also for parts of a prompt."""
+    model, batch = case.model(), sources(case)
+    encoded = model.get_encoder()(**batch)
+    ids = torch.full((3, 4), 6)
+    for shape in ((3, 1), (3, 5), (3, 11), (1, 9), (2, 9), (9,), (3, 9, 9)):
+        for use_cache in (False, True):
+            with pytest.raises(CtxError, match=r"attention_mask is .* but encoder_outputs are those of"):
+                model(
+                    encoder_outputs=encoded,
+                    attention_mask=torch.ones(shape, dtype=torch.long),
+                    decoder_input_ids=ids,
+                    use_cache=use_cache,
+                )
+    prompt = {"decoder_input_ids": ids, "do_sample": False, **OPTIONS}
+    whole = model.generate(**batch, **prompt)
+    assert torch.equal(model.generate(**batch, **prompt, prefill_chunk_size=2), whole)

@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, check_unread
+from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_source_mask, check_tensors, check_unread
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.heads.base import IGNORED, as_targets, language_modeling_loss
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
@@ -221,6 +221,8 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         self, encoded: Any, attention_mask: Tensor | None, cache: Cache | None, given: Given, use_cache: bool
     ) -> ConditionalGenerationOutput:
         """Logits of the last steps, after what the cache holds; arguments as in `forward`."""
+        if encoded is not None:
+            check_source_mask(attention_mask, encoded.last_hidden_state)
         cache = begun_cache(encoded, self.config) if cache is None else cache
         ids, tokens = given.ids, None if attention_mask is None else attention_mask != 0
         if tokens is None:

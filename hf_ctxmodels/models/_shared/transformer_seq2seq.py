@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_tensors, sequence_numbers
+from hf_ctxmodels.core.inputs import check_ids, check_source_mask, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.seq2seq import by_name
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
@@ -183,8 +183,7 @@ class EncoderDecoder(ResizesBothTables):
             past_key_values, use_cache: As in `forward`.
             written: Other arguments of `TransformerStack.forward`.
         """
-        check_tensors(attention_mask=source.attention_mask)
-        check_padding_mask(source.attention_mask)
+        check_source_mask(source.attention_mask, source.states)
         check_ids("decoder_input_ids", written.get("input_ids"), self.config.vocab_size, "vocab_size")
         if (source.sequence_ids is None) != (written.get("sequence_ids") is None):
             raise CtxError(
