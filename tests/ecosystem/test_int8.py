@@ -171,8 +171,10 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     model = BERT.model()
     with pytest.raises(CtxError, match=r"no module 'clasifier'"):
         quantize_model(model, CtxInt8Config(skip=["clasifier"]))
-    with pytest.raises(CtxError, match="activations is 'row'"):
+    with pytest.raises(CtxError, match=r"(?s)activations='row' is unknown.*token, tensor, static"):
         CtxInt8Config(activations="row")  # type: ignore[arg-type]
+    with pytest.raises(CtxError, match=r"(?s)embeddings='int4' is unknown.*int8, float32"):
+        CtxInt8Config(embeddings="int4")  # type: ignore[arg-type]
     with pytest.raises(CtxError, match="skip is 'pooler'"):
         CtxInt8Config(skip="pooler")  # type: ignore[arg-type]
     with pytest.raises(CtxError, match=r"calibration gave .* no input"):
