@@ -6,7 +6,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.adapters import load_saved_adapters
 from hf_ctxmodels.adapters.files import has_saved_adapters
-from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.opening import adding_adapters, open_pretrained
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.registry import saved_class
 from hf_ctxmodels.training.loading import check_weights, load_config, load_model
@@ -21,7 +21,9 @@ def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
     """
     if auto_class != AutoModel.__name__:
         require_one_task(config, str(source))
-    return with_saved_adapters(load_model(source, auto_class, config), source)
+    with adding_adapters():
+        model = load_model(source, auto_class, config)
+    return with_saved_adapters(model, source)
 
 
 def open_saved(source: str) -> PreTrainedModel:
@@ -33,7 +35,9 @@ def open_saved(source: str) -> PreTrainedModel:
     config = load_config(source)
     require_one_task(config, source)
     check_weights(Path(source))
-    return with_saved_adapters(open_pretrained(saved_class(config), source, "the model"), source).eval()
+    with adding_adapters():
+        model = open_pretrained(saved_class(config), source, "the model")
+    return with_saved_adapters(model, source).eval()
 
 
 def with_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
