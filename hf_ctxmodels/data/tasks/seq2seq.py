@@ -57,6 +57,17 @@ class Seq2Seq(Task[SourceTarget]):
     name: ClassVar[str] = "seq2seq"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
     generates: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = (
+        *Task.reads,
+        "max_target_length",
+        "cut_sources",
+        "target_language",
+        "label_smoothing",
+        "num_beams",
+        "metrics",
+        "plain_targets",
+        "target_options",
+    )
     with_target_words: bool = False
     """Whether features hold `target_word_ids`, (tokens,) the number of each target token's word, -1 for others."""
     _BASELINES: ClassVar = {
