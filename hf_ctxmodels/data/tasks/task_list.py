@@ -164,6 +164,12 @@ class _Reader:
 
     def __init__(self, file: str | Path) -> None:
         self.file = file
+        if not Path(file).is_file():
+            raise CtxError(
+                "There is no such list of tasks.",
+                location=str(file),
+                hint="give the path of a YAML file, or the name of a list that `hf-ctxmodels recipes` shows.",
+            )
         try:
             root = yaml.compose(read_text(file), Loader=yaml.SafeLoader)
         except (yaml.YAMLError, RecursionError) as error:
