@@ -26,13 +26,17 @@ def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
     return with_saved_adapters(model, source)
 
 
-def open_saved(source: str) -> PreTrainedModel:
+def open_saved(source: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     """The model as it was saved: the class with its head, and adapters as in `load_saved`; in evaluation mode.
+
+    Args:
+        source: Directory or Hub id.
+        config: Its configuration, where that was read already.
 
     Raises:
         CtxError: It cannot be opened, is damaged, or has several tasks.
     """
-    config = load_config(source)
+    config = load_config(source) if config is None else config
     require_one_task(config, source)
     check_weights(Path(source))
     with adding_adapters():
