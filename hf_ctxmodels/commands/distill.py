@@ -88,7 +88,7 @@ def distill(arguments: DistillArguments, loop_arguments: LoopArguments) -> None:
         output = loop_arguments.output_dir
         print(f"{summary.model_class} of {summary.parameters:,} parameters after {summary.steps:,} steps, in {output}:")
         show_results(summary, output)
-        print(next_commands(finetuning_of(output, summary.model_class)))
+        print(next_commands(finetuning_of(output, summary.model_type)))
 
 
 def complete(arguments: DistillArguments, teacher: Teacher) -> None:

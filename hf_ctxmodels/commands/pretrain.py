@@ -15,7 +15,7 @@ from hf_ctxmodels.adapters.arguments import AdapterArguments
 from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.data.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.data.tasks.sequence import SequenceClassification
-from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
@@ -36,7 +36,7 @@ def main() -> None:
     show_results(summary, output)
     print(
         next_commands(
-            finetuning_of(output, summary.model_class), ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")
+            finetuning_of(output, summary.model_type), ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")
         )
     )
 
@@ -50,15 +50,14 @@ def show_results(summary: TrainingSummary, output: str) -> None:
             print(f"  {name:<30}{value:.4f}" + (f"  baseline {baseline:.4f}" if baseline is not None else ""))
 
 
-def finetuning_of(model: str, model_class: str) -> tuple[str, ...]:
+def finetuning_of(model: str, model_type: str) -> tuple[str, ...]:
     """The command that fine-tunes a model on a task that its family has a head for.
 
     Args:
         model: Its directory.
-        model_class: Name of its class.
+        model_type: `model_type` of its configuration.
     """
-    families = [family.models for family in FAMILIES.values()]
-    heads = next((each for each in families if model_class in [head.__name__ for head in each.values()]), {})
+    heads = get_family(model_type).models
     task = SequenceClassification if SequenceClassification.auto_class in heads else Seq2Seq
     files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIR")
     return ("finetune", "--model", model, "--task", task.name, *files)

@@ -21,7 +21,7 @@ from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
 from hf_ctxmodels.core.outputs import MODEL_FILES, TOKENIZER_FILES, check_new_directory, writing
 from hf_ctxmodels.core.screen import next_commands, progress_bar, say
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
-from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, check_not_quantized, quantize_model
+from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.layers.int8.replace import InputRanges, RangeRecorder, replaceable
 from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -54,15 +54,14 @@ def open_model(source: str) -> PreTrainedModel:
     Raises:
         CtxError: It cannot be opened, is damaged, has several tasks, or is quantized already.
     """
-    if getattr(load_config(source), "quantization_config", None) is not None:
+    config = load_config(source)
+    if getattr(config, "quantization_config", None) is not None:
         raise CtxError(
             "The model is quantized already.",
             location=source,
             hint="give the model in single precision that it was made of.",
         )
-    model = open_saved(source)
-    check_not_quantized(model)
-    return model
+    return open_saved(source, config)
 
 
 def calibrate(model: PreTrainedModel, arguments: QuantizeArguments) -> InputRanges | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
 _LEAST_ROOM = 32  # columns that a full buffer gets at least
@@ -114,6 +114,17 @@ class SourceCache(DynamicCache):
         if self.sharers > 1:
             super().batch_repeat_interleave(self.sharers)
             self.sharers = 1
+
+
+class WritingCache(EncoderDecoderCache):
+    """A `GrowingCache` of the target beside a `SourceCache`: the places of beams leave a GPU once in a step.
+
+    Both caches look at them, and each look waits for what the GPU computes.
+    """
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row r becomes what row `beam_idx[r]`, (rows,), was."""
+        super().reorder_cache(beam_idx.cpu())
 
 
 def rows_per_source(cache: Cache | None) -> int:

@@ -17,6 +17,7 @@ from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
+from hf_ctxmodels.core.opening import adapters_follow
 from hf_ctxmodels.core.outputs import remove_folders
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.core.stub import no_stub
@@ -303,8 +304,10 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
 
 def _mention_adapters(source: Any) -> None:
-    """Say which adapters lie beside an opened model: without them it is another one."""
-    folder = Path(source) / "adapters" if isinstance(source, str | Path) else None
-    names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json")) if folder else []
-    if names:
+    """Say which adapters lie beside an opened model, unless they follow: without them it is another one."""
+    if not isinstance(source, str | Path):
+        return
+    folder = Path(source) / "adapters"
+    names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json"))
+    if names and not (adapters_follow() and (folder / "stack.json").is_file()):
         say(f"{source}: opened without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them")

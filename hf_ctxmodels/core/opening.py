@@ -1,9 +1,29 @@
 """Opening of saved models, configurations and tokenizers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from os import PathLike
 from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
+
+_FOLLOW = ContextVar("adapters_follow", default=False)
+
+
+@contextmanager
+def adding_adapters() -> Iterator[None]:
+    """Within it models are opened to which the adapters saved beside them are added: no line says that they are not."""
+    token = _FOLLOW.set(True)
+    try:
+        yield
+    finally:
+        _FOLLOW.reset(token)
+
+
+def adapters_follow() -> bool:
+    """Whether this is within `adding_adapters`."""
+    return _FOLLOW.get()
 
 
 def open_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: str) -> Any:

@@ -1,5 +1,6 @@
 """Span corruption and its relatives (Raffel et al. 2020, "T5", sections 3.1.4 and 3.3)."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -21,6 +22,8 @@ from hf_ctxmodels.objectives.common.spans import alternating_spans, noise_counts
 from hf_ctxmodels.objectives.translation import DataCollatorForTranslation
 
 DOCUMENTS_PER_TEXT = 128  # documents that are joined, as in the released `reduce_concat_tokens`
+
+DRAWS = 20  # of a row's noise, until there are sentinels for its spans
 
 Variant = Literal["spans", "iid", "denoise", "prefix-lm"]
 
@@ -95,10 +98,21 @@ class DataCollatorForSpanCorruption(DataCollatorForTranslation):
 
     def noise(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """(length,) bool, True at noise."""
+        if self.variant == "iid":
+            return self._single_tokens(length, rng)
         if self.variant != "spans":
             return rng.random(length) < self.noise_density
         mask = alternating_spans(length, self.noise_density, self.mean_span_length, rng)
         return np.roll(mask, rng.integers(max(2, length))) if self.random_roll else mask
+
+    def _single_tokens(self, length: int, rng: np.random.Generator) -> np.ndarray:
+        """Noise of "iid", drawn again where its spans, or those between them, are more than the sentinels."""
+        for _ in range(DRAWS):
+            noise = rng.random(length) < self.noise_density
+            changes = np.count_nonzero(noise[1:] != noise[:-1])
+            if (changes + 2) // 2 <= len(self.sentinels.ids):
+                break
+        return noise
 
 
 @dataclass(frozen=True)
@@ -130,6 +144,9 @@ class SpanCorruption(Objective):
     | denoise | `<extra_id_0>` in place of each noise token (section 3.3.1, "MASS-style") | the row `</s>` |
     | prefix-lm | the row's beginning, of random length, `</s>` (section 3.1.4, "prefix LM") | the rest `</s>` |
 
+    Noise of `iid` that has more spans than the tokenizer has sentinels is drawn again, where the release goes on with
+    the last pieces of the vocabulary; lengths and densities with which this would not be rare are an error.
+
     The rows of `prefix-lm` are of one document each, as in the release. There all variants but "spans" have rows of
     `max_length` tokens, and the end token may push out the last one; here the rows are shorter by it.
 
@@ -160,11 +177,14 @@ class SpanCorruption(Objective):
                 f"max_length={self.max_length} leaves no room for a token, a sentinel and the end.",
                 hint="use 3 or more.",
             )
-        if self.options.variant != "spans":
-            return self.max_length - (self.options.variant != "prefix-lm")
-        rates = self.options.noise_density, self.options.mean_span_length
-        length, spans = longest_row(self.max_length, *rates), len(self.collate.sentinels.ids)
-        if (needed := noise_counts(length, *rates)[1]) > spans:
+        rates, spans = (self.options.noise_density, self.options.mean_span_length), len(self.collate.sentinels.ids)
+        if self.options.variant == "spans":
+            length = longest_row(self.max_length, *rates)
+            needed = noise_counts(length, *rates)[1] + self.options.random_roll  # which may cut a span in two
+        else:
+            length = self.max_length - (self.options.variant != "prefix-lm")
+            needed = most_single_tokens(length, rates[0]) if self.options.variant == "iid" else 0
+        if needed > spans:
             raise CtxError(
                 f"Rows of {length} tokens have {needed} spans, but the tokenizer {spans} sentinels.",
                 hint="use shorter rows (max_length), less noise, longer spans, or a tokenizer with more sentinels.",
@@ -225,6 +245,12 @@ class SpanCorruption(Objective):
             "span_length": noise / max(1, spans),
             "spans_per_row": spans / max(1, counts["rows"]),
         }
+
+
+def most_single_tokens(length: int, density: float) -> int:
+    """Spans that all rows of "iid" but about one in 30,000 have at most: four standard deviations over the mean."""
+    changes = density * (1 - density)  # per token: half the chance that its neighbour is on the other side
+    return math.ceil(length * changes + 1 + 4 * math.sqrt(length * changes * (1 - 3 * changes)))
 
 
 def longest_row(max_length: int, density: float, mean_span: float) -> int:

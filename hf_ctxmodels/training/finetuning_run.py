@@ -325,6 +325,7 @@ def finetune(
     require_task(arguments)
     how = how or HowToFinetune()
     task = TASKS[arguments.task](task_arguments)
+    task.refuse_unread_flags()
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
     config, tokenizer = open_parts(arguments, task, own=learn is not None)

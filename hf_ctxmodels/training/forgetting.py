@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.opening import adding_adapters
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.layers.int8.replace import is_quantized
 from hf_ctxmodels.objectives import Objective
@@ -100,7 +101,8 @@ class PretrainingSide:
         """
         config = load_config(finetuned)
         require_one_task(config, finetuned)
-        other = load_model(finetuned, "AutoModel", config)
+        with adding_adapters():
+            other = load_model(finetuned, "AutoModel", config)
         if is_quantized(other):
             raise CtxError(
                 "The weights of a quantized model are codes, at no distance from others.",

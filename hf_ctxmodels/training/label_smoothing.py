@@ -1,7 +1,7 @@
 """Label smoothing for heads that write text (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
 
 import inspect
-from functools import wraps
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from hf_ctxmodels.core.constants import IGNORED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
+from hf_ctxmodels.training.forward_methods import Forward, replace_forward
 
 
 def smooth_labels(model: PreTrainedModel, smoothing: float) -> None:
@@ -44,19 +45,28 @@ def smooth_labels(model: PreTrainedModel, smoothing: float) -> None:
         raise CtxError(f"The loss of {type(model).__name__} has other terms.", hint="leave out --label_smoothing.")
     if not model.config.is_encoder_decoder:
         raise CtxError(f"{type(model).__name__} is no encoder-decoder.", hint="leave out --label_smoothing.")
-    forward = model.forward
-    asked = {"return_logits": True} if "return_logits" in inspect.signature(forward).parameters else {}
+    asked = {"return_logits": True} if "return_logits" in inspect.signature(model.forward).parameters else {}
+    replace_forward(model, partial(_smoothed, smoothing=smoothing, asked=asked))
 
-    @wraps(forward)
-    def smoothed(*args: Any, labels: Tensor | None = None, num_items_in_batch: ItemCounts = None, **kwargs: Any) -> Any:
+
+def _smoothed(forward: Forward, smoothing: float, asked: dict[str, Any]) -> Forward:
+    """The forward with the smoothed loss in training; `asked` is what makes the other one give its logits."""
+
+    def smoothed(
+        model: PreTrainedModel,
+        *args: Any,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> Any:
         counts = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
         if labels is None or not model.training:
-            return forward(*args, labels=labels, **counts, **kwargs)
-        output = forward(*args, labels=labels, **counts, **{**kwargs, **asked})
+            return forward(model, *args, labels=labels, **counts, **kwargs)
+        output = forward(model, *args, labels=labels, **counts, **{**kwargs, **asked})
         output.loss = smoothed_loss(output.logits, labels, smoothing, num_items_in_batch)
         return output
 
-    model.forward = smoothed  # type: ignore[method-assign]
+    return smoothed
 
 
 def smoothed_loss(logits: Tensor | None, labels: Tensor, smoothing: float, counts: ItemCounts = None) -> Tensor:

@@ -1,13 +1,13 @@
 """Adapter for heads of transformers in the training loop."""
 
 from collections.abc import Mapping
-from functools import wraps
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.training.batches import count_items
+from hf_ctxmodels.training.forward_methods import Forward, replace_forward
 
 
 def count_loss_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
@@ -22,15 +22,16 @@ def count_loss_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None
     """
     if hasattr(model, "loss_targets"):
         return
-    forward = model.forward
 
-    @wraps(forward)
-    def counted(*args: Any, num_items_in_batch: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-        output = forward(*args, **kwargs)
-        if num_items_in_batch is not None:
-            here: torch.Tensor = count_items([{name: kwargs[name] for name in targets}], targets)[0]
-            output.loss = output.loss * here / num_items_in_batch[targets[0]]
-        return output
+    def counting(forward: Forward) -> Forward:
+        def counted(head: Any, *args: Any, num_items_in_batch: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+            output = forward(head, *args, **kwargs)
+            if num_items_in_batch is not None:
+                here: torch.Tensor = count_items([{name: kwargs[name] for name in targets}], targets)[0]
+                output.loss = output.loss * here / num_items_in_batch[targets[0]]
+            return output
 
-    model.forward = counted  # type: ignore[method-assign]
+        return counted
+
+    replace_forward(model, counting)
     model.loss_targets = targets

@@ -6,7 +6,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.adapters import load_saved_adapters
 from hf_ctxmodels.adapters.files import has_saved_adapters
-from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.opening import adding_adapters, open_pretrained
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.registry import saved_class
 from hf_ctxmodels.training.loading import check_weights, load_config, load_model
@@ -21,19 +21,27 @@ def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
     """
     if auto_class != AutoModel.__name__:
         require_one_task(config, str(source))
-    return with_saved_adapters(load_model(source, auto_class, config), source)
+    with adding_adapters():
+        model = load_model(source, auto_class, config)
+    return with_saved_adapters(model, source)
 
 
-def open_saved(source: str) -> PreTrainedModel:
+def open_saved(source: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     """The model as it was saved: the class with its head, and adapters as in `load_saved`; in evaluation mode.
+
+    Args:
+        source: Directory or Hub id.
+        config: Its configuration, where that was read already.
 
     Raises:
         CtxError: It cannot be opened, is damaged, or has several tasks.
     """
-    config = load_config(source)
+    config = load_config(source) if config is None else config
     require_one_task(config, source)
     check_weights(Path(source))
-    return with_saved_adapters(open_pretrained(saved_class(config), source, "the model"), source).eval()
+    with adding_adapters():
+        model = open_pretrained(saved_class(config), source, "the model")
+    return with_saved_adapters(model, source).eval()
 
 
 def with_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:

@@ -35,6 +35,7 @@ WRONG = {
     ("    answer_steps: 3", "    anser_steps: 3"): (10, "did you mean answer_steps"),
     ("    max_length: 64", "    max_length: long"): (17, "max_length is 'long', not of type int"),
     ("    max_length: 64", "    both_orders: 3"): (17, "both_orders is 3, not of type bool"),
+    ("    max_length: 64", "    num_beams: 3"): (17, "sequence-classification does not read num_beams"),
     ("    weight: 5e-1", "    weight: -1"): (9, "weight is -1.0"),
     ("    head_dropout: 0.05", "    head_dropout: 1.5"): (18, "head_dropout is 1.5"),
     ("    train_file: cola.tsv", "    train_file: other.tsv"): (13, "no such file"),
@@ -88,3 +89,11 @@ def _check_what_it_says(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_text(f"folder: {tmp_path}\nsampling: annealed\n" + LIST.partition("temperature: 2\n")[2])
     again = read_task_list(file, TaskArguments())
     assert (again.sampling, again.tasks[0].train_file) == ("annealed", str(tmp_path / "rte.tsv"))
+
+
+def test_flags_that_no_task_of_a_list_reads_are_refused(file: Path, tmp_path: Path) -> None:
+    """Those that one kind reads are defaults, whatever kinds the list has."""
+    with pytest.raises(CtxError, match="No kind of task in a list reads it") as raised:
+        read_task_list(file, TaskArguments(num_beams=2), tmp_path)
+    assert raised.value.location == "--num_beams"
+    assert read_task_list(file, TaskArguments(doc_stride=3), tmp_path).tasks[0].arguments.doc_stride == 3

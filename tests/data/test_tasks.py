@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from task_files import make_task, written
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.tasks import TASKS, TaskArguments
 from hf_ctxmodels.data.tasks.readers import read_table
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
@@ -254,3 +256,35 @@ def test_bad_choices_say_what_and_where(tmp_path, line, says):
     file = written(tmp_path / "a.jsonl", '{"text": "x", "choices": ["a", "b"], "label": 0}\n' + line)
     with pytest.raises(CtxError, match=rf"(?s){says}.*a\.jsonl:2"):
         make_task("multiple-choice").read(file, "train")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Flags
+# ----------------------------------------------------------------------------------------------------------------------
+
+OF_ONE_KIND = {
+    "choice_columns": {"multiple-choice"},
+    "doc_stride": {"question-answering"},
+    "max_answer_length": {"question-answering"},
+    "both_orders": {"sequence-classification", "regression"},
+    "text_columns": set(TASKS) - {"question-answering"},
+    "label_column": set(TASKS) - {"question-answering"},
+    "max_length": set(TASKS),
+}
+
+
+def test_every_flag_is_refused_by_the_tasks_that_do_not_read_it():
+    """Others than these are of seq2seq; a flag at its default was not given."""
+    given = {"metrics": "rouge", "target_options": ["key=value"], "max_length": 7}
+    for flag in fields(TaskArguments):
+        value = given.get(flag.name, 3)
+        for name in TASKS:
+            task = make_task(name, **{flag.name: value})
+            if name in OF_ONE_KIND.get(flag.name, {"seq2seq"}):
+                task.refuse_unread_flags()
+            else:
+                with pytest.raises(CtxError, match=f"{name} does not read it") as raised:
+                    task.refuse_unread_flags()
+                assert raised.value.location == f"--{flag.name}"
+    for name in TASKS:
+        make_task(name).refuse_unread_flags()

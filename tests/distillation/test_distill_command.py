@@ -151,6 +151,7 @@ def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
         "an unread file": (["--teacher", pretrained, *text, *soft, "--train_file", "a"], "--train_file is not read"),
         "an unread column": (["--teacher", pretrained, *text, *soft, "--text_columns", "a"], "--text_columns is not"),
         "an unread objective": (["--teacher", teacher, *task, *soft, "--objective", "mlm"], "--objective is not read"),
+        "another task's flag": (["--teacher", teacher, *task, *soft, "--num_beams", 2], "does not read it"),
         "no file": (["--teacher", teacher, *soft, *task[:2]], "--train_file is missing"),
         "no term": (["--teacher", pretrained, *text], "soft-targets: KL(teacher"),
         "too long for the teacher": (["--teacher", pretrained, *text, *soft, "--max_length", 65], "limit of 64"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequenceClassification, PreTrainedConfig
 from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
@@ -25,7 +25,8 @@ from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.low_bits.quantizer import packed_model, quantizable, train_with_bits
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.loading import check_trainable
+from hf_ctxmodels.training import saved
+from hf_ctxmodels.training.loading import check_trainable, load_config
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 
@@ -171,8 +172,10 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     model = BERT.model()
     with pytest.raises(CtxError, match=r"no module 'clasifier'"):
         quantize_model(model, CtxInt8Config(skip=["clasifier"]))
-    with pytest.raises(CtxError, match="activations is 'row'"):
+    with pytest.raises(CtxError, match=r"(?s)activations='row' is unknown.*token, tensor, static"):
         CtxInt8Config(activations="row")  # type: ignore[arg-type]
+    with pytest.raises(CtxError, match=r"(?s)embeddings='int4' is unknown.*int8, float32"):
+        CtxInt8Config(embeddings="int4")  # type: ignore[arg-type]
     with pytest.raises(CtxError, match="skip is 'pooler'"):
         CtxInt8Config(skip="pooler")  # type: ignore[arg-type]
     with pytest.raises(CtxError, match=r"calibration gave .* no input"):
@@ -195,6 +198,21 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         AutoModelForSequenceClassification.from_pretrained(tmp_path, device_map="cuda:0")
     with pytest.raises(CtxError, match="quantized already"):
         quantize.open_model(str(tmp_path))
+
+
+def test_the_configuration_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command, which refuses a quantized model, and opens others by what it has read."""
+    BERT.model().save_pretrained(tmp_path)
+    read: list[str] = []
+
+    def count(source: str) -> PreTrainedConfig:
+        read.append(source)
+        return load_config(source)
+
+    for module in (quantize, saved):
+        monkeypatch.setattr(module, "load_config", count)
+    assert type(quantize.open_model(str(tmp_path))) is BERT.model_class
+    assert len(read) == 1
 
 
 @torch.no_grad()

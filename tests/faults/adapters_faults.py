@@ -112,4 +112,12 @@ ADAPTERS_FAULTS = [
         _FAMILIES,
         "errors_list",
     ),
+    Fault(
+        "the screen says that adapters are left out which are added",
+        "hf_ctxmodels/core/model.py",
+        "if names and not (adapters_follow() and",
+        "if names and not (False and",
+        _FAMILIES,
+        "one_line",
+    ),
 ]

@@ -240,4 +240,12 @@ DATA_FAULTS = [
         ("tests/objectives/test_news_fields.py",),
         "padding",
     ),
+    Fault(
+        "flags of another task are not read, and not refused",
+        "hf_ctxmodels/training/finetuning_run.py",
+        "    task.refuse_unread_flags()",
+        "    pass",
+        ("tests/scripts/test_finetune.py",),
+        "flags_of_another_task",
+    ),
 ]

@@ -214,4 +214,20 @@ GENERATION_FAULTS = [
         _TASK,
         "summaries",
     ),
+    Fault(
+        "a copy of a model computes its smoothed loss with the weights of the other",
+        "hf_ctxmodels/training/forward_methods.py",
+        'if hasattr(forward, "__func__"):',
+        "if False:",
+        _SMOOTHING,
+        "own_weights",
+    ),
+    Fault(
+        "the first token of a target's text is cut",
+        "hf_ctxmodels/data/tasks/seq2seq.py",
+        "begun = len(nothing) - len(without_start(nothing, self._start))",
+        "begun = 1",
+        ("tests/scripts/test_finetune_writing.py",),
+        "only_what_a_tokenizer_adds",
+    ),
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_ctxmodels import CtxGpt2Config, CtxGpt2ForCausalLM
-from hf_ctxmodels.core.growing_cache import GrowingCache, GrowingLayer, SourceCache
+from hf_ctxmodels.core.growing_cache import GrowingCache, GrowingLayer, SourceCache, WritingCache
 
 ROWS, HEADS, SIZE, LAYERS = 6, 2, 3, 2
 CONFIG = CtxGpt2Config(vocab_size=40, hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2)
@@ -167,3 +167,29 @@ def test_sources_of_beams_are_kept_once() -> None:
     for cache in (shared, expanded):
         cache.batch_select_indices(torch.tensor([4, 0]))
     assert_equal(shared, expanded)
+
+
+class OnDevice(Tensor):
+    """A tensor that counts how often it leaves its device."""
+
+    moves = 0
+
+    def cpu(self) -> Tensor:  # type: ignore[override]
+        OnDevice.moves += 1
+        return self.as_subclass(Tensor)
+
+
+def test_places_of_beams_leave_their_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the target's cache and the source's; both have what `DynamicCache` has, also where beams change sources."""
+    caches = [WritingCache(GrowingCache(config=CONFIG), SourceCache(config=CONFIG, sharers=3)), both()[1], both()[1]]
+    extend([caches[0].cross_attention_cache, caches[2]], ROWS // 3, 4)
+    extend([caches[0].self_attention_cache, caches[1]], ROWS, 2)
+    caches[2].batch_repeat_interleave(3)
+    for places in ([2, 0, 1, 5, 5, 3], [1, 1, 4, 0, 5, 2]):
+        monkeypatch.setattr(OnDevice, "moves", 0)
+        for cache in caches[1:]:
+            cache.reorder_cache(torch.tensor(places))
+        caches[0].reorder_cache(torch.tensor(places).as_subclass(OnDevice))
+        assert OnDevice.moves == 1
+    assert_equal(caches[0].self_attention_cache, caches[1])
+    assert_equal(caches[0].cross_attention_cache, caches[2])

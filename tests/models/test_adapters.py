@@ -35,6 +35,7 @@ from hf_ctxmodels.adapters.places import blocks, slots
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.layers.adapter_slots import AdapterSlot, is_adapter_parameter
 from hf_ctxmodels.layers.adapters import BottleneckAdapter
+from hf_ctxmodels.training.saved import load_saved, open_saved
 
 HOULSBY = BottleneckConfig(
     mh_adapter=True, cross_adapter=True, non_linearity="swish", original_ln_before=False, reduction_factor=4
@@ -295,6 +296,27 @@ def test_saved_alone_with_the_model_and_in_a_checkpoint(tmp_path: Path, subtests
 @pytest.fixture
 def bert() -> PreTrainedModel:
     return next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM").model()
+
+
+def test_one_line_says_what_became_of_adapters(bert: PreTrainedModel, tmp_path: Path, capsys: Any) -> None:
+    """They are added where a model is used as it was saved, and left out where it is opened by itself."""
+    add_adapter(bert, "a")
+    bert.save_pretrained(tmp_path)
+    opened = {
+        "open_saved": lambda: open_saved(str(tmp_path)),
+        "load_saved": lambda: load_saved(tmp_path, "AutoModelForMaskedLM", bert.config),
+        "from_pretrained": lambda: type(bert).from_pretrained(tmp_path),
+    }
+    for name, open_ in opened.items():
+        capsys.readouterr()
+        added = any(map(is_adapter_parameter, open_().state_dict()))
+        shown = capsys.readouterr().err
+        assert added == (name != "from_pretrained")
+        assert ("the adapters a are added" in shown) == added, name
+        assert ("opened without its adapters a;" in shown) != added, name
+    (tmp_path / "adapters" / "stack.json").unlink()
+    assert not any(map(is_adapter_parameter, open_saved(str(tmp_path)).state_dict()))
+    assert "opened without its adapters a" in capsys.readouterr().err
 
 
 def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:

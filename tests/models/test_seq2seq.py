@@ -11,6 +11,7 @@ from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradien
 
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError
 from hf_ctxmodels.benchmarks.measure import peak_bytes
+from hf_ctxmodels.core.growing_cache import WritingCache
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 from hf_ctxmodels.models._shared.seq2seq_heads import TransformerForConditionalGeneration
@@ -98,7 +99,9 @@ def test_sources_alone_and_other_modes(case: Case) -> None:
         seen[:, 1:3] = 0
         given = (right | {"cross_attention_mask": seen}, {"encoder_outputs": encoded, "attention_mask": seen}, right)
         how = {**OPTIONS, "num_beams": 3, "output_scores": True, "return_dict_in_generate": True}
-        masked, unseen, plain = (model.generate(**each, **how).sequences_scores for each in given)
+        written = [model.generate(**each, **how) for each in given]
+        assert all(type(each.past_key_values) is WritingCache for each in written)
+        masked, unseen, plain = (each.sequences_scores for each in written)
         assert_close(masked, unseen)
         assert not torch.allclose(masked, plain)
     begun = model.generate(one, decoder_input_ids=expected[:, :3], **OPTIONS | {"max_new_tokens": 5}, do_sample=False)

@@ -13,6 +13,7 @@ from numbered_text import word
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
 from hf_ctxmodels.objectives import SpanCorruption
+from hf_ctxmodels.objectives.common.features import feature_generator
 from hf_ctxmodels.objectives.common.spans import alternating_spans, noise_counts
 from hf_ctxmodels.objectives.span_corruption import longest_row
 
@@ -189,4 +190,28 @@ def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
         with pytest.raises(CtxError, match=reason):
             SpanCorruption(words, **{"max_length": 64, "seed": 0, **options})
     with pytest.raises(CtxError, match=r"has \d+ spans, but the tokenizer 100 sentinels"):
-        SpanCorruption(words, max_length=500, seed=0, variant="iid", noise_density=0.5).collate([feature(499)])
+        SpanCorruption(words, max_length=64, seed=0, variant="iid", noise_density=0.5).collate([feature(1000)])
+
+
+def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
+    """As many as are needed is known before training; single tokens that need more, which is rare, are drawn again."""
+    with pytest.raises(CtxError, match=r"Rows of 499 tokens have 149 spans, but the tokenizer 100 sentinels"):
+        SpanCorruption(words, max_length=500, seed=0, variant="iid", noise_density=0.5)
+    options = {"seed": 0, "noise_density": 0.5, "mean_span_length": 2.0}
+    full = next(length for length in range(300, 500) if noise_counts(longest_row(length, 0.5, 2.0), 0.5, 2.0)[1] == 100)
+    assert SpanCorruption(words, max_length=full, **options).row_length == longest_row(full, 0.5, 2.0)
+    with pytest.raises(CtxError, match=r"101 spans, but the tokenizer 100"):  # a rotation may cut one in two
+        SpanCorruption(words, max_length=full, random_roll=True, **options)
+
+    objective = SpanCorruption(words, max_length=64, seed=0, variant="iid", noise_density=0.5)
+    length, again = 390, 0
+    for index in range(200):
+        plain = feature_generator(feature(length, index), 0, static=False).random(length) < 0.5
+        noise = objective.collate.noise(length, feature_generator(feature(length, index), 0, static=False))
+        runs = [sum(side & ~np.append(False, side[:-1])) for side in (noise, ~noise)]
+        assert max(runs) <= 100
+        drawn = max(sum(side & ~np.append(False, side[:-1])) for side in (plain, ~plain)) > 100
+        assert (noise != plain).any() == drawn
+        again += drawn
+    assert 20 < again < 120
+    assert len(objective.collate([feature(length, index) for index in range(200)])["input_ids"]) == 200

@@ -78,3 +78,8 @@ def test_script(task: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     for line, expected in zip(lines, [*scores.alone, scores.together], strict=True):
         assert f"accuracy {expected['accuracy']:.4f}" in line
     assert last == f"{len(TEXTS)} texts"
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--doc_stride", "3"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ENSEMBLE), run_name="__main__")
+    assert stopped.value.code == 2
+    assert "sequence-classification does not read it" in capsys.readouterr().err

@@ -358,6 +358,18 @@ def test_a_length_over_the_models_limit_is_an_error(own_checkpoint, tmp_path, mo
     assert "over the model's limit of 64 positions" in capsys.readouterr().err
 
 
+def test_flags_of_another_task_are_errors(own_checkpoint, tmp_path, monkeypatch, capsys):
+    """On the command line, and in a recipe; before the model is opened."""
+    (tmp_path / "recipe.yaml").write_text("max_target_length: 20\n")
+    common = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
+    for given, name in ((["--num_beams", "3"], "num_beams"), (["--recipe", tmp_path / "recipe.yaml"], "max_target_l")):
+        assert finetune(monkeypatch, *common, *given, "--output_dir", tmp_path / "out") == 2
+        error = capsys.readouterr().err
+        assert f"--{name}" in error
+        assert "sequence-classification does not read it" in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_unknown_label_stops_a_real_process_with_status_2(own_checkpoint, tmp_path):
     flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
     (tmp_path / "dev.tsv").write_text("sentence\tgold\nthe film was great\tneutral\n")

@@ -291,6 +291,11 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
     with subtests.test("no such list"):
         assert finetune(monkeypatch, "--model", checkpoint, "--output_dir", tmp_path / "out", "--tasks", "mtdn") == 2
         assert "did you mean mtdnn?" in capsys.readouterr().err
+        flags = ["--model", checkpoint, "--output_dir", tmp_path / "out", "--tasks", tmp_path / "none.yaml"]
+        assert finetune(monkeypatch, *flags) == 2
+        error = capsys.readouterr().err
+        assert "no such list of tasks" in error
+        assert "path of a YAML file" in error
     top["sampling"] = "annealed"
     with subtests.test("annealed by steps"):
         assert "needs a length in epochs" in run(lambda each: None)

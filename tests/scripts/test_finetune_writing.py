@@ -303,6 +303,19 @@ def test_texts_that_would_teach_wrong_ends_are_refused(subtests):
         type(masked)(tokenizer, max_length=3, seed=0)
 
 
+def test_only_what_a_tokenizer_adds_is_cut_from_the_beginning_of_targets():
+    """The text of a target may begin with the decoder's first input, T5's padding; MASS's tokenizer adds its own."""
+    for family, texts in (("t5", ("<pad> rot", "<pad>", "rot <pad>", "rot")), ("mass", ("rot", "<pad> rot"))):
+        task, config, tokenizer = plainly(FAMILIES[family])
+        config.decoder_start_token_id = tokenizer.pad_token_id if family == "t5" else tokenizer.eos_token_id
+        task.configure(config, PAIRS, PAIRS)
+        found = task.encode([SourceTarget("red cat", text, "a:1") for text in texts], tokenizer).features
+        for text, feature in zip(texts, found, strict=True):
+            plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert list(feature["labels"]) == [*plain, tokenizer.eos_token_id], text
+            assert (plain[0] == tokenizer.pad_token_id) == text.startswith("<pad>")
+
+
 def plainly(family: FamilySpec) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
     """A task, a configuration and a tokenizer of a family that trains on the targets as they are."""
     tokenizer = tokenizer_of(family)

@@ -1,5 +1,7 @@
 """Smoothed labels: the loss of a plain loop, exact under accumulation, and evaluation as it was."""
 
+import copy
+import inspect
 import math
 
 import pytest
@@ -95,6 +97,25 @@ def test_one_batch_of_16_equals_four_of_4(make):
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=0, atol=1e-5, msg=name)
     assert any(gradient.abs().max() > 1e-3 for gradient in gradients[0].values())
+
+
+@pytest.mark.parametrize("make", [ours, peers])
+def test_a_copy_computes_with_its_own_weights(make):
+    batch, model = rows([4, 1, 3]), make().train()
+    names = list(inspect.signature(model.forward).parameters)
+    count_loss_targets(model, ("labels",))
+    smooth_labels(model, SMOOTHING)
+    assert list(inspect.signature(model.forward).parameters) == names
+    loss, twin = model(**batch).loss, copy.deepcopy(model)
+    torch.testing.assert_close(twin(**batch).loss, loss)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(2)
+    assert abs(twin(**batch).loss - loss) > 1e-2
+    assert twin(**batch, num_items_in_batch={"labels": 16}).loss < twin(**batch).loss
+    torch.testing.assert_close(model(**batch).loss, loss)
+    twin.eval()  # which leaves the other in training
+    torch.testing.assert_close(model(**batch).loss, loss)
 
 
 def test_what_cannot_be_smoothed_is_refused():

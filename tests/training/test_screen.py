@@ -48,7 +48,7 @@ def test_a_terminal_is_never_blank(flags: Path, monkeypatch: pytest.MonkeyPatch,
     assert f"saved in {flags}:\n" in printed
     assert all(path.name in printed for path in flags.iterdir())
     assert f"next:\n  hf-ctxmodels finetune --model {flags} --task sequence-classification" in printed
-    for name, task in (("CtxMassForConditionalGeneration", "seq2seq"), ("CtxT5Model", "sequence-classification")):
+    for name, task in (("ctx-mass", "seq2seq"), ("ctx-t5", "sequence-classification")):
         assert pretrain.finetuning_of("runs/x", name)[4] == task
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
 from hf_ctxmodels.data.tasks.readers import Row
 
 Feature = dict[str, Any]
@@ -147,11 +147,19 @@ class Task(ABC, Generic[Example]):
     """Whether `decode` gets what `generate` writes, in place of fields of the head's output."""
     further_inputs: ClassVar[tuple[str, ...]] = ()
     """Arguments of the head's forward that not every head of this Auto class has, and without which it is wrong."""
+    reads: ClassVar[tuple[str, ...]] = ("text_columns", "label_column", "max_length")
+    """The fields of `TaskArguments` that this task reads."""
     baseline_name: str = ""
     """What `baseline` is, where the task has several, once it was called."""
 
     def __init__(self, arguments: TaskArguments) -> None:
         self.arguments = arguments
+
+    def refuse_unread_flags(self) -> None:
+        """Raise CtxError for a flag that was given and is another task's."""
+        unread = sorted(given_flags(self.arguments) - set(self.reads))
+        rules = [(True, f"--{name}", f"The task {self.name} does not read it.") for name in unread]
+        refuse_flags(rules, "leave it out, also where a recipe has it.")
 
     @abstractmethod
     def read_file(self, file: str) -> list[Example]:

@@ -33,6 +33,7 @@ class MultipleChoice(Task[Choice]):
 
     name: ClassVar[str] = "multiple-choice"
     auto_class: ClassVar[str] = "AutoModelForMultipleChoice"
+    reads: ClassVar[tuple[str, ...]] = (*Task.reads, "choice_columns")
 
     def read_file(self, file: str) -> list[Choice]:
         """See `Task.read_file`."""

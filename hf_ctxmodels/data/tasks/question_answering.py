@@ -132,6 +132,7 @@ class QuestionAnswering(Task[Question]):
     output_names: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
     per_token: ClassVar[bool] = True
     in_percent: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("max_length", "doc_stride", "max_answer_length")
 
     has_unanswerable: bool
 

@@ -57,6 +57,17 @@ class Seq2Seq(Task[SourceTarget]):
     name: ClassVar[str] = "seq2seq"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
     generates: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = (
+        *Task.reads,
+        "max_target_length",
+        "cut_sources",
+        "target_language",
+        "label_smoothing",
+        "num_beams",
+        "metrics",
+        "plain_targets",
+        "target_options",
+    )
     with_target_words: bool = False
     """Whether features hold `target_word_ids`, (tokens,) the number of each target token's word, -1 for others."""
     _BASELINES: ClassVar = {
@@ -143,11 +154,13 @@ class Seq2Seq(Task[SourceTarget]):
         self._references = NormalizedReferences(tokenizer, self._metrics, encoded_in=self._told(tokenizer, "target"))
         more = self._numbers(tokenizer)
         sources = self._sources([example.source for example in examples], tokenizer)
-        targets = self._targets([example.target for example in examples], tokenizer)
+        # the decoder's first input, where the tokenizer begins targets with it; a text may begin with it as well
+        nothing = tokenizer(text_target="")["input_ids"]
+        begun = len(nothing) - len(without_start(nothing, self._start))
+        targets = self._targets([example.target for example in examples], tokenizer, begun)
         self._check(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
-        nothing = self._begun(tokenizer(text_target="")["input_ids"])
-        self._check(examples, "target", targets, self.arguments.max_target_length, len(nothing))
-        self._check_reserved(examples, targets, sum(each in self._ends for each in nothing), tokenizer)
+        self._check(examples, "target", targets, self.arguments.max_target_length, len(nothing) - begun)
+        self._check_reserved(examples, targets, sum(each in self._ends for each in nothing[begun:]), tokenizer)
         features: list[Feature] = [
             {"input_ids": source, "labels": target, **more} for source, target in zip(sources, targets, strict=True)
         ]
@@ -166,10 +179,6 @@ class Seq2Seq(Task[SourceTarget]):
         """What a tokenizer is told of the language of the `source` or the `target`."""
         return {} if self._languages is None else self._languages.encoded_in(tokenizer, getattr(self._languages, side))
 
-    def _begun(self, ids: list[int]) -> list[int]:
-        """A target without the decoder's first input."""
-        return without_start(ids, self._start)
-
     def _add_words(self, features: list[Feature], texts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
         """Add `target_word_ids` to features."""
         encoded = tokenizer(text_target=texts, verbose=False)
@@ -181,10 +190,11 @@ class Seq2Seq(Task[SourceTarget]):
         cut = {"truncation": True, "max_length": self.arguments.max_length} if self.arguments.cut_sources else {}
         return tokenizer(texts, verbose=False, **cut, **self._told(tokenizer, "source"))["input_ids"]
 
-    def _targets(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-        """The targets' ids; raises CtxError unless each holds a token at which the model stops."""
+    def _targets(self, texts: list[str], tokenizer: PreTrainedTokenizerBase, begun: int) -> list[list[int]]:
+        """The targets' ids without the first `begun`; raises CtxError unless they hold a token at which the model
+        stops."""
         encoded = tokenizer(text_target=texts, verbose=False, **self._told(tokenizer, "target"))
-        targets = [self._begun(ids) for ids in encoded["input_ids"]]
+        targets = [ids[begun:] for ids in encoded["input_ids"]]
         if not self._ends & set(targets[0]):
             raise CtxError(
                 f"{type(tokenizer).__name__} ends targets without a token at which the model stops writing: "

@@ -38,6 +38,7 @@ class _SequenceTask(Task[SequenceExample]):
     """Texts or pairs with a label of any kind."""
 
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    reads: ClassVar[tuple[str, ...]] = (*Task.reads, "both_orders")
 
     @abstractmethod
     def _parse_label(self, value: Any, where: str) -> Any:

@@ -21,6 +21,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import given_flags, refuse_flags
 from hf_ctxmodels.data.files import read_text
 from hf_ctxmodels.data.tasks import TASKS
 from hf_ctxmodels.data.tasks.base import Task, TaskArguments
@@ -103,6 +104,10 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
     listed = read.mapping(top["tasks"][1], "`tasks`") if "tasks" in top else {}
     if not listed:
         raise CtxError("The file lists no task.", location=str(file), hint="write tasks: and a name for each below it.")
+    read_by_some = {name for kind in KINDS for name in TASKS[kind].reads}
+    unread = sorted(given_flags(defaults) - read_by_some)
+    rules = [(True, f"--{name}", "No kind of task in a list reads it.") for name in unread]
+    refuse_flags(rules, "leave it out, also where a recipe has it.")
     tasks = tuple(_task(read, name, *entry, defaults, start) for name, entry in listed.items())
     sampling = read.value(top, "sampling", str, "temperature" if "temperature" in top else "proportional")
     if sampling not in SAMPLINGS or (sampling == "temperature") != ("temperature" in top):
@@ -144,6 +149,12 @@ def _task(read: "_Reader", name: str, line: int, node: yaml.Node, defaults: Task
                 location=read.place(entry, key),
                 hint="correct the path, or give the folder that it starts from, --tasks_folder.",
             )
+    if unread := [key for key in entry if key in _COLUMNS and key not in TASKS[values["kind"]].reads]:
+        raise CtxError(
+            f"A task of the kind {values['kind']} does not read {unread[0]}.",
+            location=read.place(entry, unread[0]),
+            hint="remove the line.",
+        )
     columns = replace(defaults, **{key: values.pop(key) for key in _COLUMNS if key in values})
     return ListedTask(name=name, where=where, arguments=columns, **values)
 
@@ -153,6 +164,12 @@ class _Reader:
 
     def __init__(self, file: str | Path) -> None:
         self.file = file
+        if not Path(file).is_file():
+            raise CtxError(
+                "There is no such list of tasks.",
+                location=str(file),
+                hint="give the path of a YAML file, or the name of a list that `hf-ctxmodels recipes` shows.",
+            )
         try:
             root = yaml.compose(read_text(file), Loader=yaml.SafeLoader)
         except (yaml.YAMLError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """The method `ctx-int8` of transformers' `quantization_config`: how `from_pretrained` opens what was saved."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from transformers import PreTrainedModel
@@ -10,10 +10,12 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_choice
 from hf_ctxmodels.layers.int8.modules import ActivationScale
 from hf_ctxmodels.layers.int8.replace import InputRanges, is_quantized, names_in_class, replace, replaceable
 
 METHOD = "ctx-int8"
+TableType = Literal["int8", "float32"]
 
 
 @dataclass
@@ -30,17 +32,13 @@ class CtxInt8Config(QuantizationConfigMixin):
 
     quant_method: Any = METHOD
     activations: ActivationScale = "token"
-    embeddings: Literal["int8", "float32"] = "int8"
+    embeddings: TableType = "int8"
     skip: list[str] = field(default_factory=list)
     modules: list[str] | None = None
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("activations", self.activations, ("token", "tensor", "static")),
-            ("embeddings", self.embeddings, ("int8", "float32")),
-        ):
-            if value not in known:
-                raise CtxError(f"{name} is {value!r}.", location=METHOD, hint=f"give one of {', '.join(known)}.")
+        check_choice(get_args(ActivationScale), activations=self.activations)
+        check_choice(get_args(TableType), embeddings=self.embeddings)
         if not isinstance(self.skip, list):
             raise CtxError(f"skip is {self.skip!r}.", location=METHOD, hint='give a list of names: ["pooler"].')
 

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from hf_ctxmodels.core.growing_cache import GrowingCache, SourceCache
+from hf_ctxmodels.core.growing_cache import GrowingCache, SourceCache, WritingCache
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.heads.base import HeadModel, with_named_argument
 from hf_ctxmodels.heads.downstream import SequenceHead
@@ -146,7 +146,7 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
         if _is_plain(cross):
             sharers = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
             cross = SourceCache(config=config, sharers=sharers)
-        model_kwargs["past_key_values"] = EncoderDecoderCache(own, cross)
+        model_kwargs["past_key_values"] = WritingCache(own, cross)
 
 
 def _is_plain(cache: Cache) -> bool:
