@@ -130,6 +130,7 @@ def test_pairs_are_cut_at_the_longer_text(tmp_path, tokenizer):
         ("sequence-classification", '{"text": "  ", "label": 1}', "No text in column"),
         ("regression", '{"text": "x", "label": "high"}', "'high' is not a finite number"),
         ("regression", '{"text": "x", "label": NaN}', "nan is not a finite number"),
+        ("regression", '{"text": "x", "label": 1' + 400 * "0" + "}", "is not a finite number"),
     ],
 )
 def test_bad_examples_are_named_by_their_line(tmp_path, task, line, says):

@@ -14,7 +14,7 @@ from small_run import arguments, new_model, run
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint.directory import checkpoints, damaged_files
+from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, checkpoints, damaged_files, publish_files
 from hf_ctxmodels.training.checkpoint.identity import MAY_CHANGE
 from hf_ctxmodels.training.checkpoint.output_dir import claimed_output_dir
 from hf_ctxmodels.training.loading import load_tokenizer
@@ -193,3 +193,15 @@ def test_a_full_disk_is_one_screen_and_keeps_the_last_good_checkpoint(workspace,
     assert not list(tmp_path.glob("*.writing"))
     assert not multiprocessing.active_children()
     assert run(new_model(workspace), problem, arguments(tmp_path, resume=True)).steps == 3
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    """A damaged manifest may hold any: they are missing files, and the next model takes the place of this one."""
+    damaged = dict.fromkeys(("x" * 300, "x\x00/y", f"{'x' * 300}/adapter.safetensors"), "00")
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps({"sha256": damaged}))
+    assert [line.endswith("is missing") for line in damaged_files(tmp_path)] == [True] * 3
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "config.json").write_text("{}")
+    publish_files(new, tmp_path)
+    assert not damaged_files(tmp_path)

@@ -169,7 +169,7 @@ class Regression(_SequenceTask):
     def _parse_label(self, value: Any, where: str) -> float:
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not np.isfinite(number):
             raise CtxError(

@@ -238,5 +238,5 @@ def _as_float(value: int | str) -> Any:
     """The number; YAML takes 1e-4 for a text."""
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return value
