@@ -29,11 +29,11 @@ from hf_ctxmodels.adapters.writing import (
     FUSION_WEIGHTS_FILE,
     HEAD_CONFIG_FILE,
     HEAD_WEIGHTS_FILE,
-    STACK_FILE,
     WEIGHTS_FILE,
     write_adapter,
     write_fusion,
 )
+from hf_ctxmodels.core.constants import STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_text import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel

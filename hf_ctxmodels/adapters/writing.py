@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_ctxmodels.adapters.configuration import FILE_VERSION, config_to_file, fusion_to_file
 from hf_ctxmodels.adapters.names import adapter_tensors, fusion_tensors, model_types
+from hf_ctxmodels.core.constants import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_text import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -20,8 +21,7 @@ from hf_ctxmodels.layers.adapters import BottleneckConfig, FusionConfig
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter.safetensors"
 FUSION_CONFIG_FILE, FUSION_WEIGHTS_FILE = "adapter_fusion_config.json", "model_adapter_fusion.safetensors"
 HEAD_CONFIG_FILE, HEAD_WEIGHTS_FILE = "head_config.json", "model_head.safetensors"
-STACK_FILE = "stack.json"
-FOLDER = "adapters"
+FOLDER = ADAPTERS_FOLDER
 """Where `save_pretrained` and the commands leave adapters, beside a model's own files."""
 
 Values = Mapping[int, Tensor]

@@ -15,6 +15,7 @@ from transformers.core_model_loading import WeightTransform
 from hf_ctxmodels.core.adapters import new_modules, save_with_adapters, untied_from_adapters
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.constants import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.opening import adapters_follow
@@ -198,7 +199,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         if kwargs.get("state_dict") is None:
             check_savable(self)
         if kwargs.get("is_main_process", True):
-            remove_folders(Path(save_directory) / "adapters", self.base_model.deleted_adapters)
+            remove_folders(Path(save_directory) / ADAPTERS_FOLDER, self.base_model.deleted_adapters)
         if self.base_model.bottleneck_adapters is not None:
             kwargs["state_dict"] = self._save_adapters(Path(save_directory), **kwargs)
         super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
@@ -214,7 +215,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         adapters = self.base_model.bottleneck_adapters
         weights = self.state_dict() if state_dict is None else state_dict
         if is_main_process:
-            adapters.save_all(self, directory / "adapters", weights)
+            adapters.save_all(self, directory / ADAPTERS_FOLDER, weights)
         return weights if _CHECKPOINT.fullmatch(directory.name) else adapters.plain(weights)
 
     def export_reference(self, save_directory: str | Path) -> None:
@@ -307,7 +308,7 @@ def _mention_adapters(source: Any) -> None:
     """Say which adapters lie beside an opened model, unless they follow: without them it is another one."""
     if not isinstance(source, str | Path):
         return
-    folder = Path(source) / "adapters"
+    folder = Path(source) / ADAPTERS_FOLDER
     names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json"))
-    if names and not (adapters_follow() and (folder / "stack.json").is_file()):
+    if names and not (adapters_follow() and (folder / STACK_FILE).is_file()):
         say(f"{source}: opened without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them")

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.adapters.writing import FOLDER, STACK_FILE
+from hf_ctxmodels.adapters.writing import FOLDER
+from hf_ctxmodels.core.constants import STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.distillation.model import TERMS

@@ -257,11 +257,13 @@ class ForConditionalGeneration(Seq2SeqHead):
         written = {"decoder_attention_mask": decoder_attention_mask, "decoder_inputs_embeds": decoder_inputs_embeds}
         further = self._further(written, kwargs)
         recorded = self.config.recorded_outputs(kwargs)
-        if encoder_outputs is None:
+        given_outputs = encoder_outputs is not None
+        if not given_outputs:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode_source(attention_mask=attention_mask, **inputs, **kwargs)
         encoder_outputs = self._read_from(encoder_outputs)
-        check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
+        if given_outputs:  # else the encoder has checked its mask
+            check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
         rows = encoder_outputs.last_hidden_state.shape[0]
         ids = self.decoder_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
         ids = ids if decoder_input_ids is not None else self._begun(ids, further.get("decoder_sequence_ids"))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
 from hf_ctxmodels.layers import onednn
-from hf_ctxmodels.layers.onednn import are_ordinary, multiplies_fast, multiplies_halves
+from hf_ctxmodels.layers.onednn import are_ordinary, multiplies_fast
 from hf_ctxmodels.layers.prepacking import active_weights
 
 _LEAST_WORK = 1 << 21  # multiplications; with fewer, the overhead exceeds the gain
@@ -113,7 +113,7 @@ def _prepacked(weight: Tensor, input: Tensor, start: int | None, stop: int | Non
     """The weight of a plain map, or a range of its rows, in oneDNN's order; None where there is no such copy."""
     if torch.compiler.is_compiling() or (weights := active_weights()) is None or _differentiable(input, weight):
         return None
-    if not (multiplies_fast(input, weight) or multiplies_halves(input, weight)):
+    if not onednn.multiplies(input, weight):
         return None
     return weights.of(weight, start, stop, input.numel() // input.shape[-1])
 

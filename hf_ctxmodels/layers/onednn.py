@@ -21,8 +21,10 @@ def multiplies_fast(*tensors: Tensor) -> bool:
     return HAS_ONEDNN and not torch.is_autocast_enabled("cpu") and _are_multiplied(tensors, torch.float32)
 
 
-def multiplies_halves(*tensors: Tensor) -> bool:
-    """Whether it applies to tensors in bfloat16, which autocast to bfloat16 leaves as they are."""
+def multiplies(*tensors: Tensor) -> bool:
+    """Whether oneDNN applies as in `multiplies_fast`, or in bfloat16, which autocast to bfloat16 leaves as it is."""
+    if multiplies_fast(*tensors):
+        return True
     if not HAS_BFLOAT16_PRODUCT or not _are_multiplied(tensors, torch.bfloat16):
         return False
     return not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is torch.bfloat16

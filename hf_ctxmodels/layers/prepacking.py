@@ -28,14 +28,12 @@ class _Use:
         state: Where it lay and how often it had been changed in place.
         count: Products so far.
         prepacked: The copy, once it pays.
-        size: Its bytes.
     """
 
     weight: Tensor
     state: tuple[int, int]
     count: int = 0
     prepacked: Tensor | None = None
-    size: int = 0
 
 
 class PrepackedWeights:
@@ -62,19 +60,15 @@ class PrepackedWeights:
         state = (weight.data_ptr(), weight._version)
         use = self._uses.get((id(weight), start, stop))
         if use is None or use.state != state:
-            self._free += 0 if use is None else use.size
+            if use is not None and use.prepacked is not None:
+                self._free += use.prepacked.nbytes
             use = self._uses[id(weight), start, stop] = _Use(weight, state)
         if use.prepacked is None:
             use.count += 1
-            if use.count > _PAYS_AFTER:
-                self._copy(use, weight[start:stop])
+            if use.count > _PAYS_AFTER and (used := weight[start:stop]).nbytes <= self._free:
+                use.prepacked = prepack(used)
+                self._free -= use.prepacked.nbytes
         return use.prepacked
-
-    def _copy(self, use: _Use, weight: Tensor) -> None:
-        """Copy what is used of a weight, if there is room."""
-        if (size := weight.numel() * weight.element_size()) <= self._free:
-            use.prepacked, use.size = prepack(weight), size
-            self._free -= size
 
 
 _active: ContextVar[PrepackedWeights | None] = ContextVar("prepacked_weights", default=None)

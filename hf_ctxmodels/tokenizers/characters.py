@@ -78,8 +78,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             )
         if len(set(languages)) < len(languages) or any(name.split() != [name] for name in languages):
             raise CtxError(f"languages={list(languages)} are no different names.", hint="give names such as en, de.")
-        kwargs |= {"max_characters": max_characters, "languages": list(languages), "language": language}
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, max_characters=max_characters, languages=list(languages), language=language, **kwargs)
         self.max_characters, self.languages = max_characters, list(languages)
         tags = [_TAG.format(name) for name in languages]
         self.add_tokens([AddedToken(tag, special=True, normalized=False) for tag in tags])

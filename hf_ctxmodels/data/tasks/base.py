@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -124,6 +124,12 @@ Example = TypeVar("Example")
 Label = TypeVar("Label")
 
 
+def refuse_unread_flags(arguments: TaskArguments, read: Collection[str], what: str) -> None:
+    """Raise CtxError, which says `what`, for a flag that was given and is not among those that are read."""
+    unread = sorted(given_flags(arguments) - set(read))
+    refuse_flags([(True, f"--{name}", what) for name in unread], "leave it out, also where a recipe has it.")
+
+
 class Task(ABC, Generic[Example]):
     """A kind of fine-tuning, for any model family.
 
@@ -157,9 +163,7 @@ class Task(ABC, Generic[Example]):
 
     def refuse_unread_flags(self) -> None:
         """Raise CtxError for a flag that was given and is another task's."""
-        unread = sorted(given_flags(self.arguments) - set(self.reads))
-        rules = [(True, f"--{name}", f"The task {self.name} does not read it.") for name in unread]
-        refuse_flags(rules, "leave it out, also where a recipe has it.")
+        refuse_unread_flags(self.arguments, self.reads, f"The task {self.name} does not read it.")
 
     @abstractmethod
     def read_file(self, file: str) -> list[Example]:

@@ -21,10 +21,9 @@ from typing import Any, get_type_hints
 import yaml
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import given_flags, refuse_flags
 from hf_ctxmodels.data.files import read_text
 from hf_ctxmodels.data.tasks import TASKS
-from hf_ctxmodels.data.tasks.base import Task, TaskArguments
+from hf_ctxmodels.data.tasks.base import Task, TaskArguments, refuse_unread_flags
 
 SAMPLINGS = ("proportional", "temperature", "annealed")
 KINDS = tuple(name for name, task in TASKS.items() if not task.generates)
@@ -105,9 +104,7 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
     if not listed:
         raise CtxError("The file lists no task.", location=str(file), hint="write tasks: and a name for each below it.")
     read_by_some = {name for kind in KINDS for name in TASKS[kind].reads}
-    unread = sorted(given_flags(defaults) - read_by_some)
-    rules = [(True, f"--{name}", "No kind of task in a list reads it.") for name in unread]
-    refuse_flags(rules, "leave it out, also where a recipe has it.")
+    refuse_unread_flags(defaults, read_by_some, "No kind of task in a list reads it.")
     tasks = tuple(_task(read, name, *entry, defaults, start) for name, entry in listed.items())
     sampling = read.value(top, "sampling", str, "temperature" if "temperature" in top else "proportional")
     if sampling not in SAMPLINGS or (sampling == "temperature") != ("temperature" in top):

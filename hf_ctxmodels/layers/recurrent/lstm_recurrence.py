@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.layers.linear import product
-from hf_ctxmodels.layers.onednn import multiplies_fast, multiplies_halves, multiply, prepack
+from hf_ctxmodels.layers.onednn import multiplies, multiply, prepack
 
 GATES = 4
 _PREPACKED_FROM = 12  # steps; with fewer, the copy of a weight costs more than it saves
@@ -57,7 +57,7 @@ class StepProduct:
 
     def __init__(self, weight: Tensor, times: int) -> None:
         self.weights: Sequence[Tensor] = weight.unbind()
-        self.by_onednn = multiplies_fast(weight) or multiplies_halves(weight)
+        self.by_onednn = multiplies(weight)
         if self.by_onednn and times >= _PREPACKED_FROM:
             self.weights = [prepack(each) for each in self.weights]
 

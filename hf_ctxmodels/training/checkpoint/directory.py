@@ -59,7 +59,7 @@ def publish_files(temporary: Path, directory: Path) -> None:
     shutil.rmtree(temporary)
     for name in earlier - {str(path.relative_to(temporary)) for path in files}:
         replaceable = ".." not in Path(name).parts and ("/" in name or name.endswith(".safetensors"))
-        if replaceable and _is_file(directory / name):
+        if replaceable and os.path.isfile(directory / name):  # of a damaged manifest, `Path.is_file` would raise
             (directory / name).unlink()
             _remove_empty((directory / name).parent, directory)
     _fsync(directory)
@@ -101,7 +101,7 @@ def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
     for name, digest in manifest.items():
         if not name.endswith(ending):
             continue
-        if not _is_file(checkpoint / name):
+        if not os.path.isfile(checkpoint / name):
             damages.append(f"{name} is missing")
         elif _sha256(checkpoint / name) != digest:
             damages.append(f"{name} was truncated or changed after it was saved")
@@ -141,14 +141,6 @@ def _write_manifest(directory: Path) -> list[Path]:
     manifest = directory / MANIFEST_FILE
     manifest.write_text(json.dumps({"sha256": digests}, indent=2) + "\n", encoding="utf-8")
     return [*files, manifest]
-
-
-def _is_file(path: Path) -> bool:
-    """Whether it is one; False for a name that no file can have, as in a damaged manifest."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 def _sha256(path: Path) -> str:
