@@ -143,9 +143,7 @@ class EncoderDecoder(ResizesBothTables):
             read = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             read |= {"position_ids": position_ids, "sequence_ids": sequence_ids}
             encoder_outputs = self.encoder(**read, **self.encoder_arguments(kwargs), return_dict=True)
-        else:
-            encoder_outputs = by_name(encoder_outputs)
-            check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
+        encoder_outputs = by_name(encoder_outputs)
         written: dict[str, Any] = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
         written |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
         written |= {"sequence_ids": decoder_sequence_ids}
@@ -185,6 +183,7 @@ class EncoderDecoder(ResizesBothTables):
             past_key_values, use_cache: As in `forward`.
             written: Other arguments of `TransformerStack.forward`.
         """
+        check_source_mask(source.attention_mask, source.states)
         check_ids("decoder_input_ids", written.get("input_ids"), self.config.vocab_size, "vocab_size")
         if (source.sequence_ids is None) != (written.get("sequence_ids") is None):
             raise CtxError(
