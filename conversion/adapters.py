@@ -7,8 +7,8 @@ Nothing but tensors is read of a pickle. Heads and fusions beside it are convert
 
 from dataclasses import dataclass, field
 
+from hf_ctxmodels.conversion.adapter_pickles import convert_adapter
 from hf_ctxmodels.core.errors import run_script
-from hf_ctxmodels.io.adapter_pickles import convert_adapter
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

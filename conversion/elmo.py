@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_ctxmodels import CtxElmoTokenizer
+from hf_ctxmodels.conversion.converted import check_output, save_converted
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.io.converted import check_output, save_converted
 from hf_ctxmodels.models.elmo.conversion_elmo import read_allennlp
 from hf_ctxmodels.training.recipe import parse_arguments
 

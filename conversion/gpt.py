@@ -6,9 +6,9 @@ python conversion/gpt.py --folder finetune-transformer-lm/model --output runs/gp
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hf_ctxmodels.conversion.converted import check_output, save_converted
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.io.converted import check_output, save_converted
 from hf_ctxmodels.models.gpt.published_gpt import read_published
 from hf_ctxmodels.training.recipe import parse_arguments
 

@@ -7,10 +7,10 @@ python conversion/grover.py --checkpoint models/base/model.ckpt --vocabulary sam
 from dataclasses import dataclass, field
 
 from hf_ctxmodels import CtxGroverTokenizer
+from hf_ctxmodels.conversion.converted import check_output, save_converted
+from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.io.converted import check_output, save_converted
-from hf_ctxmodels.io.tensorflow_files import TensorFlowCheckpoint
 from hf_ctxmodels.models.grover.conversion_grover import read_grover
 from hf_ctxmodels.training.recipe import parse_arguments
 

@@ -8,8 +8,8 @@ python conversion/infersent.py --weights infersent2.pkl --version 2 --vectors cr
 
 from dataclasses import dataclass, field
 
+from hf_ctxmodels.conversion.vector_encoders import VectorConversionArguments, convert
 from hf_ctxmodels.core.errors import run_script
-from hf_ctxmodels.io.vector_encoders import VectorConversionArguments, convert
 from hf_ctxmodels.training.recipe import parse_arguments
 
 _MARKS = {"1": ("<s>", "</s>"), "2": ("<p>", "</p>")}  # words around every sentence, where there are vectors of them

@@ -5,10 +5,10 @@ python conversion/laser.py --encoder bilstm.93langs.2018-12-26.pt --codes 93lang
 
 from dataclasses import dataclass, field
 
+from hf_ctxmodels.architectures.fastbpe_files import read_codes
+from hf_ctxmodels.conversion.converted import check_output, save_converted
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.io.converted import check_output, save_converted
-from hf_ctxmodels.models._shared.fastbpe_files import read_codes
 from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from hf_ctxmodels import CtxBertTokenizer
+from hf_ctxmodels.architectures.fastbpe_files import read_codes
+from hf_ctxmodels.conversion.converted import check_output, save_converted
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.io.converted import check_output, save_converted
-from hf_ctxmodels.models._shared.fastbpe_files import read_codes
 from hf_ctxmodels.models.mass.conversion_mass import (
     SpecialIds,
     read_checkpoint,

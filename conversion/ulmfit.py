@@ -5,9 +5,9 @@ python conversion/ulmfit.py --weights wt103-fwd/lstm_fwd.pth --vocabulary itos.j
 
 from dataclasses import dataclass, field
 
+from hf_ctxmodels.conversion.converted import check_output, save_converted
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.io.converted import check_output, save_converted
 from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_fastai, read_words, tokenizer_of_words
 from hf_ctxmodels.training.recipe import parse_arguments
 

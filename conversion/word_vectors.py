@@ -9,12 +9,12 @@ from pathlib import Path
 
 from transformers import AutoModel
 
+from hf_ctxmodels.conversion.converted import check_output, save_converted
+from hf_ctxmodels.conversion.word_files import READERS, WRITERS
+from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.outputs import check_new_file
-from hf_ctxmodels.io.converted import check_output, save_converted
-from hf_ctxmodels.io.word_files import READERS, WRITERS
-from hf_ctxmodels.io.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 

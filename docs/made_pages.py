@@ -16,8 +16,8 @@ from docstrings import to_rst
 from reference import PACKAGE, api_pages, full_name, links, objectives, title, toctree
 from transformers import HfArgumentParser
 
-from hf_ctxmodels.cli import COMMANDS, PROGRAM
-from hf_ctxmodels.commands.recipes import first_sentence
+from hf_ctxmodels.cli.main import COMMANDS, PROGRAM
+from hf_ctxmodels.cli.recipes import first_sentence
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec

@@ -13,7 +13,7 @@ from docstrings import list_table
 from transformers import PreTrainedConfig
 
 import hf_ctxmodels
-from hf_ctxmodels.cli import PROGRAM
+from hf_ctxmodels.cli.main import PROGRAM
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec

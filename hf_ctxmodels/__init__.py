@@ -1,8 +1,12 @@
 """Contextual-embedding systems as Hugging Face models; importing the package registers them with the Auto classes."""
 
-from hf_ctxmodels import models, multitask
+from hf_ctxmodels import models
+from hf_ctxmodels.compression.int8.quantizer import register_int8
+from hf_ctxmodels.compression.low_bits.quantizer import register_low_bits
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inspecting import inspecting
+from hf_ctxmodels.downstream import multitask
+from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.models.albert import *
 from hf_ctxmodels.models.bart import *
 from hf_ctxmodels.models.bert import *
@@ -33,7 +37,6 @@ from hf_ctxmodels.models.word2vec import *
 from hf_ctxmodels.models.xlm import *
 from hf_ctxmodels.models.xlm_roberta import *
 from hf_ctxmodels.models.xlnet import *
-from hf_ctxmodels.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.objectives import (
     DataCollatorForCooccurrences,
     DataCollatorForMaskedLanguageModeling,
@@ -101,3 +104,5 @@ __all__ += models.xlnet.__all__
 
 register()
 multitask.register()
+register_int8()
+register_low_bits()

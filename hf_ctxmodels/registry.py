@@ -11,8 +11,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.stub import register_stub
 from hf_ctxmodels.core.weights import register_conversion
-from hf_ctxmodels.layers.int8.quantizer import register_int8
-from hf_ctxmodels.layers.low_bits.quantizer import register_low_bits
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
 
@@ -150,13 +148,11 @@ def saved_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def register() -> None:
-    """Register all families with the Auto classes of transformers, and the method of quantization; idempotent.
+    """Register all families with the Auto classes of transformers; idempotent.
 
     Raises:
         RuntimeError: A family's `model_type` is already registered by another package.
     """
-    register_int8()
-    register_low_bits()
     for family in FAMILIES.values():
         model_type = family.config.model_type
         known = transformers.models.auto.configuration_auto.CONFIG_MAPPING._extra_content.get(model_type)

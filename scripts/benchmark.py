@@ -1,7 +1,116 @@
-"""`hf-ctxmodels benchmark` from a clone: the same command line."""
+"""Measure speed and memory: against transformers (same weights, same outputs), or of ways to build a family."""
 
-from hf_ctxmodels.commands.benchmark import main
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks import (
+    adapters,
+    bands,
+    compression,
+    decoders,
+    encoders,
+    pretraining,
+    recurrent,
+    report,
+    seq2seq,
+    sharing,
+    words,
+)
+from benchmarks.load import busy_core
+from transformers.utils import logging
+
 from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.core.outputs import check_new_file
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is run for one table.
+
+    Attributes:
+        runs: Each gives results one by one.
+        table: Renders them.
+        describe: The peer's attention implementation -> what is run.
+        options: Further arguments that it takes.
+    """
+
+    runs: Sequence[Callable[..., Iterator[Any]]]
+    table: Callable[[Sequence[Any]], str]
+    describe: Callable[[str], str]
+    options: tuple[str, ...] = ()
+
+
+SUITES = {
+    "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_peer, ("busy",)),
+    "decoders": Suite([decoders.run], report.table, report.describe_peer, ("busy",)),
+    "seq2seq": Suite([seq2seq.run], report.table, seq2seq.describe_peer, ("busy",)),
+    "bands": Suite([bands.run], bands.table, lambda attention: bands.SETTING),
+    "compression": Suite([compression.run], compression.table, lambda attention: compression.SETTING),
+    "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
+    "adapters": Suite([adapters.run], adapters.table, lambda attention: adapters.SETTING),
+    "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
+    "static": Suite([words.run_speed], words.speed_table, lambda attention: words.SPEED, ("dataset",)),
+    "static-quality": Suite(
+        [words.run_quality], words.quality_table, lambda attention: words.QUALITY, ("dataset", "word_tests", "epochs")
+    ),
+}
+
+
+@dataclass
+class BenchmarkArguments:
+    """What to measure, and where."""
+
+    suite: str = field(default="encoders", metadata={"help": "Which suite to run.", "choices": list(SUITES)})
+    output: str | None = field(default=None, metadata={"help": "Markdown file to write the table to."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace --output if it exists."})
+    only: str | None = field(
+        default=None, metadata={"help": "Run the cases with this in family and name, from a word on."}
+    )
+    repeats: int = field(default=7, metadata={"help": "Timed runs of each side; the median is reported."})
+    threads: int = field(default=2, metadata={"help": "CPU threads."})
+    busy: bool = field(default=False, metadata={"help": "Measure both sides while a second process spins on one core."})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
+    dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16 (training: by autocast)."})
+    peer_attention: str = field(
+        default="sdpa", metadata={"help": "Attention implementation of the peer: sdpa, flash_attention_2 or eager."}
+    )
+    dataset: str = field(default="demo", metadata={"help": "Text of the suites static and static-quality."})
+    word_tests: str | None = field(
+        default=None, metadata={"help": "Directory with the tests of words of the suite static-quality."}
+    )
+    epochs: int = field(default=5, metadata={"help": "Passes over the text of the suite static-quality."})
+
+
+def main() -> None:
+    """Run the suite, printing the table as it grows."""
+    (arguments,) = parse_arguments(BenchmarkArguments, description=__doc__)
+    if arguments.output is not None:
+        check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
+    suite = SUITES[arguments.suite]
+    what = suite.describe(arguments.peer_attention)
+    setting = report.describe_setting(device, dtype, arguments.repeats, arguments.busy, what)
+    results: list[Any] = []
+    print(setting)
+    options = {name: getattr(arguments, name) for name in suite.options}
+    with busy_core() if arguments.busy else nullcontext():
+        for run in suite.runs:
+            for result in run(device, dtype, arguments.repeats, arguments.peer_attention, arguments.only, **options):
+                results.append(result)
+                print(suite.table([result]).splitlines()[-1], flush=True)
+    text = f"{setting}\n\n{suite.table(results)}\n"
+    if arguments.output:
+        Path(arguments.output).write_text(text, encoding="utf-8")
+    print(f"\n{suite.table(results)}")
+
 
 if __name__ == "__main__":
     run_script(main)

@@ -1,6 +1,6 @@
 """`hf-ctxmodels demo` from a clone: the same command line."""
 
-from hf_ctxmodels.commands.demo import main
+from hf_ctxmodels.cli.demo import main
 from hf_ctxmodels.core.errors import run_script
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_ctxmodels import cli
+from hf_ctxmodels.cli import main as cli
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -64,7 +64,7 @@ def test_every_script_is_a_thin_twin_of_a_command(script):
     text = script.read_text(encoding="utf-8")
     command = text.partition("`hf-ctxmodels ")[2].partition("`")[0]
     assert command in cli.COMMANDS
-    assert f"from hf_ctxmodels.commands.{module_of(command)} import main\n" in text
+    assert f"from hf_ctxmodels.cli.{module_of(command)} import main\n" in text
     assert len(text.splitlines()) < 10
 
 
@@ -110,7 +110,7 @@ def test_the_wheel_has_every_recipe_and_configuration(installed: Path):
         assert {path.name: path.read_bytes() for path in (installed / "hf_ctxmodels" / folder).iterdir()} == expected
     assert not (installed / "scripts").exists()
     entries = next(installed.glob("*.dist-info/entry_points.txt")).read_text()
-    assert "hf-ctxmodels = hf_ctxmodels.cli:main" in entries
+    assert "hf-ctxmodels = hf_ctxmodels.cli.main:main" in entries
 
 
 def test_a_recipe_runs_by_its_name_from_the_wheel(installed: Path, tmp_path: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_ctxmodels import cli
+from hf_ctxmodels.cli import main as cli
 from hf_ctxmodels.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]

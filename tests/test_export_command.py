@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer, CtxError
-from hf_ctxmodels.commands import export
+from hf_ctxmodels.cli import export
+from hf_ctxmodels.compression.int8.modules import HAS_INT8_PRODUCT
+from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.compression.low_bits.quantizer import packed_model, quantizable, train_with_bits
 from hf_ctxmodels.inference import exporting
-from hf_ctxmodels.layers.int8.modules import HAS_INT8_PRODUCT
-from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.layers.low_bits.quantizer import packed_model, quantizable, train_with_bits
 from hf_ctxmodels.registry import FAMILIES
 
 
@@ -83,7 +83,7 @@ def test_codes_are_compared_as_a_graph_multiplies_them(tmp_path: Path, monkeypat
     model = classifier("token", tmp_path, layers=4)
     batches = exporting.example_batches(AutoTokenizer.from_pretrained(tmp_path), model)
     with torch.no_grad(), monkeypatch.context() as without:
-        without.setattr("hf_ctxmodels.layers.int8.modules.HAS_INT8_PRODUCT", False)
+        without.setattr("hf_ctxmodels.compression.int8.modules.HAS_INT8_PRODUCT", False)
         slow = [model(**batch).logits for batch in batches]
     with torch.no_grad():
         fast = [model(**batch).logits for batch in batches]

@@ -34,8 +34,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         new_modules: Names of the modules that the opened checkpoint did not have, or whose weights were drawn anew.
         new_tokens: Number of the last rows of the table of words that it did not have.
         drawn_anew: Names of the weights that were drawn anew in place of the checkpoint's, see
-            `training.finetuning.reinitializing`.
-        bottleneck_adapters: Of a base model, what `hf_ctxmodels.adapters` has added to it; None without adapters.
+            `downstream.finetuning.reinitializing`.
+        bottleneck_adapters: The bottleneck adapters of a base model, see `hf_ctxmodels.downstream.adapters`; or None.
         deleted_adapters: Of a base model, names of the bottleneck adapters and fusions that were deleted or merged:
             `save_pretrained` removes what an earlier save left of them.
         encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.

@@ -83,7 +83,7 @@ POST_NORM_RENAMINGS = [
     WeightRenaming(r"output\.dense\.", r"feed_forward.down_proj."),
     WeightRenaming(r"output\.LayerNorm\.", r"feed_forward_norm."),
 ]
-"""Names in BERT-like encoders, reference layout -> `hf_ctxmodels.models._shared.transformer_encoder`."""
+"""Names in BERT-like encoders, reference layout -> `hf_ctxmodels.architectures.transformer_encoder`."""
 
 
 _REPLACED = {"base_layer", "modules_to_save", "original_module", "parametrizations"}  # in names of what wraps a map

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import log
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.tasks.readers import TaggedSentence, is_bio
+from hf_ctxmodels.data.table_files import TaggedSentence, is_bio
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _JOINED = " "

@@ -20,7 +20,7 @@ from hf_ctxmodels.data.files import (
 )
 from hf_ctxmodels.data.news import open_articles
 from hf_ctxmodels.data.sentences import split_sentences
-from hf_ctxmodels.data.tasks.readers import read_table
+from hf_ctxmodels.data.table_files import read_table
 
 NONE = "-"
 """The value for a data set without translations or language tag."""
@@ -45,7 +45,7 @@ def load_documents(
     Args:
         datasets: Sources, read one after the other: `demo`, a local `.txt`, `.jsonl` or `.parquet` file (plain or
             `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, a Hub id or directory for
-            `datasets.load_dataset`, or FILE=FIRST,SECOND,LABEL: a table (see `data.tasks.readers`) of pairs of texts,
+            `datasets.load_dataset`, or FILE=FIRST,SECOND,LABEL: a table (see `data.table_files`) of pairs of texts,
             and its columns.
         split: Split of a Hub data set or directory.
         text_column: Column of a record's text, except in text files.

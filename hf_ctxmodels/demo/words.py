@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_ctxmodels.analysis import WordSpace, evaluate_similarity
+from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.data.demo import demo_documents, rated_words
 from hf_ctxmodels.demo.pictures import draw_word_map
 from hf_ctxmodels.demo.screen import Result, Screen
 from hf_ctxmodels.demo.workshop import Workshop
-from hf_ctxmodels.io.word_vectors import WordVectors
+from hf_ctxmodels.evaluation import WordSpace, evaluate_similarity
 
 PICTURE = "word_map.png"
 RECIPE = "word2vec_demo"

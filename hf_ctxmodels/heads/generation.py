@@ -4,11 +4,11 @@ from typing import Any
 
 from transformers import GenerationMixin
 
-from hf_ctxmodels.layers.prepacking import MOST_BYTES, prepacked_weights
+from hf_ctxmodels.layers.cpu.prepacking import MOST_BYTES, prepacked_weights
 
 
 class PrepackingGenerationMixin(GenerationMixin):
-    """`generate` that reads the weights in oneDNN's order, see `layers.prepacking`.
+    """`generate` that reads the weights in oneDNN's order, see `layers.cpu.prepacking`.
 
     Attributes:
         prepacked_bytes: How much memory copies of weights may take; set it on a model for another limit, 0 for none.

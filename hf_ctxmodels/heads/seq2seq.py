@@ -180,7 +180,7 @@ class Seq2SeqHead(HeadModel, PrepackingGenerationMixin):
 class ForConditionalGeneration(Seq2SeqHead):
     """Predicts each target token from the source and the target tokens before it.
 
-    Encoder and decoder are recurrent, or Transformers (`models._shared.transformer_seq2seq`). The configuration has
+    Encoder and decoder are recurrent, or Transformers (`architectures.transformer_seq2seq`). The configuration has
     `num_languages` if `takes_languages`.
 
     Attributes:

@@ -8,9 +8,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
+from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, spec_of
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_name
-from hf_ctxmodels.multitask import CtxMultiTaskConfig, spec_of
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary

@@ -10,13 +10,13 @@ from transformers import PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from yaml import YAMLError
 
-from hf_ctxmodels.adapters.writing import FOLDER
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.outputs import check_new_directory, writing
+from hf_ctxmodels.downstream.adapters.writing import FOLDER
+from hf_ctxmodels.downstream.multitask import spec_of
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_files
-from hf_ctxmodels.multitask import spec_of
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer

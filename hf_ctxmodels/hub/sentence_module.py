@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.architectures.sentence_encoder import encode_sentences, longest_input, sentence_vectors, tokenise
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.models._shared.sentence_encoder import encode_sentences, longest_input, sentence_vectors, tokenise
 
 try:
     from sentence_transformers.base.modules import InputModule

@@ -1,13 +1,13 @@
 """Inference for which transformers has no pipeline, and sentence vectors of any model."""
 
+from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.core.generation import written_texts
+from hf_ctxmodels.evaluation.scoring import TextScore, score
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
 from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.news_fields import field_loss, generate_field
 from hf_ctxmodels.inference.question_answering import answer_questions
-from hf_ctxmodels.inference.scoring import TextScore, score
 from hf_ctxmodels.inference.token_classification import WordTaggingPipeline
-from hf_ctxmodels.models._shared.sentence_encoder import encode_sentences
 
 __all__ = [
     "EnsembleScores",

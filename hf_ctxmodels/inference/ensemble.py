@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.tasks.base import Logits
-from hf_ctxmodels.data.tasks.sequence import SequenceClassification, SequenceExample
+from hf_ctxmodels.downstream.tasks.base import Logits
+from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification, SequenceExample
 from hf_ctxmodels.inference.running import run_head
 
 

@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_ctxmodels.architectures.seq2seq_heads import TransformerForConditionalGeneration
+from hf_ctxmodels.compression.int8.modules import Int8Linear
+from hf_ctxmodels.compression.low_bits.modules import PackedLinear
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import longest_input
 from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.inference.model_inputs import Batch, decoder_input_of, writes_target
-from hf_ctxmodels.layers.int8.modules import Int8Linear
-from hf_ctxmodels.layers.low_bits.modules import PackedLinear
-from hf_ctxmodels.models._shared.seq2seq_heads import TransformerForConditionalGeneration
 
 LARGEST_DIFFERENCE = 1e-4
 """Of an output, as a share of its largest value."""
@@ -219,7 +219,7 @@ def rounds_inputs(model: nn.Module) -> bool:
 
 
 class _AsInGraphs(TorchDispatchMode):
-    """Within, operators are those of a graph, see `layers.onednn.operators_are_intercepted`."""
+    """Within, operators are those of a graph, see `layers.cpu.onednn.operators_are_intercepted`."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))

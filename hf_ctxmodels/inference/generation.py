@@ -19,7 +19,7 @@ from hf_ctxmodels.core.generation import (
 )
 from hf_ctxmodels.core.screen import progress_bar
 from hf_ctxmodels.data.padding import RowPadder
-from hf_ctxmodels.layers.prepacking import prepacked_weights
+from hf_ctxmodels.layers.cpu.prepacking import prepacked_weights
 from hf_ctxmodels.objectives.base import check_at_least
 
 

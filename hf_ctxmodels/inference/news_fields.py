@@ -10,7 +10,7 @@ from hf_ctxmodels.core.constants import IGNORED, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.data.news import field_text
-from hf_ctxmodels.inference.next_token_loss import sum_next_token_loss
+from hf_ctxmodels.evaluation.next_token_loss import sum_next_token_loss
 
 
 def generate_field(

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.data.tasks import QuestionAnswering, TaskArguments
-from hf_ctxmodels.data.tasks.question_answering import AnswerSpan, Question
+from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
+from hf_ctxmodels.downstream.tasks.question_answering import AnswerSpan, Question
 from hf_ctxmodels.inference.running import run_head
 
 

@@ -3,8 +3,8 @@
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
-from hf_ctxmodels.data.tasks.base import Encoded, Logits, Task
-from hf_ctxmodels.training.metrics.task_evaluation import feature_outputs
+from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
+from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task
 
 
 def run_head(

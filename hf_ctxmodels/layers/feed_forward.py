@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from hf_ctxmodels.layers.cpu.onednn import multiplies_fast
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import apply_linear, maps_rows_alone
-from hf_ctxmodels.layers.onednn import multiplies_fast
 
 _CHUNK = 1024  # rows for which a CPU holds the wide states at once, where no gradient needs them
 

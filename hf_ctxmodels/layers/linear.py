@@ -1,4 +1,4 @@
-"""Linear maps at full speed on a CPU: by oneDNN where `layers.onednn` applies."""
+"""Linear maps at full speed on a CPU: by oneDNN where `layers.cpu.onednn` applies."""
 
 from typing import Any, TypeGuard
 
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-from hf_ctxmodels.layers import onednn
-from hf_ctxmodels.layers.onednn import are_ordinary, multiplies_fast
-from hf_ctxmodels.layers.prepacking import active_weights
+from hf_ctxmodels.layers.cpu import onednn
+from hf_ctxmodels.layers.cpu.onednn import are_ordinary, multiplies_fast
+from hf_ctxmodels.layers.cpu.prepacking import active_weights
 
 _LEAST_WORK = 1 << 21  # multiplications; with fewer, the overhead exceeds the gain
 

@@ -15,13 +15,14 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.architectures.character import CharacterPreTrainedModel
+from hf_ctxmodels.architectures.configuration_character import CtxCharacterConfig
 from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.outputs import TOKENIZER_FILES
-from hf_ctxmodels.layers.int8.replace import is_quantized
-from hf_ctxmodels.models._shared.character import CharacterPreTrainedModel
-from hf_ctxmodels.models._shared.configuration_character import CtxCharacterConfig
+from hf_ctxmodels.core.quantization import is_quantized
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
@@ -267,6 +268,17 @@ def _omits_prefix_space(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
     splitting = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
     return '"add_prefix_space": false' in json.dumps(splitting)
+
+
+def require_one_task(config: PreTrainedConfig, source: str) -> None:
+    """Raise CtxError for the configuration of a multi-task model, where a plain one is needed."""
+    if config.model_type == MULTITASK_MODEL_TYPE:
+        names = [*(getattr(config, "tasks", None) or {})] or ["NAME"]
+        raise CtxError(
+            f"The model has several tasks: {', '.join(names)}.",
+            location=source,
+            hint=f'save one by model.task("{names[0]}").save_pretrained(DIR), the tokenizer beside it, and give DIR.',
+        )
 
 
 def check_weights(directory: Path) -> None:

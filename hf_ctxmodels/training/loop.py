@@ -23,20 +23,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data import ExampleStream
+from hf_ctxmodels.layers.cpu.allocator import keep_freed_memory
 from hf_ctxmodels.tokenizers.base import remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
 from hf_ctxmodels.training.checkpoint.identity import loop_identity, model_identity
 from hf_ctxmodels.training.checkpoint.output_dir import claimed_output_dir
 from hf_ctxmodels.training.checkpoint.run_state import RunState
-from hf_ctxmodels.training.finetuning.method import FinetuningMethod, Methods, TrainingRun
-from hf_ctxmodels.training.finetuning.thawing import GradualUnfreezing
 from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch, noticing_lost_processes
-from hf_ctxmodels.training.memory import keep_freed_memory
+from hf_ctxmodels.training.method import FinetuningMethod, Methods, TrainingRun
 from hf_ctxmodels.training.metrics.progress import Progress, Stopwatch
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_finite_weights
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.optim.averaging import Averaging
+from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
 from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler
 from hf_ctxmodels.training.parallelism import not_in_force, require_what_is_configured
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier, state_outputs

@@ -5,12 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.adapters.arguments import LANGUAGE_KIND, AdapterArguments, adapter_identity
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
 from hf_ctxmodels.core.screen import progress_bar, say
@@ -31,13 +30,13 @@ from hf_ctxmodels.training.loading import (
     new_config,
     new_model,
     parse_config_options,
+    require_one_task,
 )
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.metrics.baselines import Examples, frequency_baselines, sample_rows
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.multitask.opening import require_one_task
 from hf_ctxmodels.training.vocabulary import TrainedPartArguments
 
 _BATCHES_FOR_RATES = 50
@@ -86,10 +85,22 @@ class Learner:
     identity: Mapping[str, Any] = field(default_factory=dict)
 
 
+class AdapterOptions(Protocol):
+    """Options of the adapters trained in a pretrained model, see `hf_ctxmodels.downstream.adapters.arguments`."""
+
+    adapter: str | None
+
+    def apply_for_pretraining(self, model: PreTrainedModel) -> None:
+        """Add the adapters to the model and freeze its other weights."""
+
+    def identity(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Values that must be equal when the run is resumed."""
+
+
 def pretrain(
     arguments: PretrainingArguments,
     loop_arguments: LoopArguments,
-    adapters: AdapterArguments | None = None,
+    adapters: AdapterOptions | None = None,
     learn: Callable[[PreTrainedModel, Objective], Learner] | None = None,
     part: TrainedPartArguments | None = None,
 ) -> TrainingSummary:
@@ -127,7 +138,7 @@ def pretrain(
             **flags_identity(arguments, _COMPARED_ELSEWHERE, files=("dataset", "translations")),
             "objective": name,
             "objective_options": asdict(objective.options),
-            **adapter_identity(model),
+            **({} if adapters is None else adapters.identity(model)),
             **({} if part is None or part.train is None else asdict(part)),
             **learner.identity,
         },
@@ -153,7 +164,7 @@ def make_learning(
     objective: Objective,
     tokenizer: PreTrainedTokenizerBase,
     arguments: PretrainingArguments,
-    adapters: AdapterArguments | None,
+    adapters: AdapterOptions | None,
     part: TrainedPartArguments | None,
     seed: int,
 ) -> PreTrainedModel:
@@ -162,18 +173,23 @@ def make_learning(
     Raises:
         CtxError: There is no pretrained model for it, or both are to be trained, or as `make_model`.
     """
-    adapters, source = adapters or AdapterArguments(), arguments.model
+    source = arguments.model
     kept = "is trained in a pretrained model, which stays as it is."
     part = None if part is None or part.train is None else part
     rules = (
         (part and source is None, "--train", f"A part {kept}"),
-        (adapters.adapter and source is None, "--adapter", f"An adapter {kept}"),
-        (part and given_flags(adapters), "--train --adapter, --adapters", "Below an adapter everything is frozen."),
+        (adapters and adapters.adapter and source is None, "--adapter", f"An adapter {kept}"),
+        (
+            part and adapters and given_flags(adapters),
+            "--train --adapter, --adapters",
+            "Below an adapter everything is frozen.",
+        ),
     )
     refuse_flags(rules, "give --model, and one of --train and --adapter.")
     if part is None:
         model = make_model(family, objective, tokenizer, arguments)
-        adapters.apply(model, LANGUAGE_KIND, freeze_head=True)
+        if adapters is not None:
+            adapters.apply_for_pretraining(model)
         return model
     own = load_tokenizer(str(source))
     model = part.apply(make_model(family, objective, own, arguments), own, tokenizer, seed)

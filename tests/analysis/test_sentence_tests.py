@@ -11,8 +11,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from torch import Tensor
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.analysis import classification, probe, relatedness, retrieval, similarity
-from hf_ctxmodels.analysis.sentence_tests import fit_classifier, fit_ridge, pair_features
+from hf_ctxmodels.evaluation import classification, probe, relatedness, retrieval, similarity
+from hf_ctxmodels.evaluation.sentence_tests import fit_classifier, fit_ridge, pair_features
 
 LETTERS = "abcdefgh"
 

@@ -8,8 +8,14 @@ import pytest
 from scipy.stats import spearmanr
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.analysis import WordSpace, evaluate_analogies, evaluate_similarity, read_analogies, read_similarities
-from hf_ctxmodels.io.word_vectors import WordVectors
+from hf_ctxmodels.conversion.word_vectors import WordVectors
+from hf_ctxmodels.evaluation import (
+    WordSpace,
+    evaluate_analogies,
+    evaluate_similarity,
+    read_analogies,
+    read_similarities,
+)
 
 WORDS = ["man", "king", "woman", "queen", "apple", "pear"]
 MATRIX = np.array([[1, 0, 0.1], [1, 1, 0.1], [-1, 0, 0.1], [-1, 1, 0.1], [0, 0.1, 1], [0, 0.2, 1.1]], dtype=np.float32)

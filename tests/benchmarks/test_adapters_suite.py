@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from hf_ctxmodels.benchmarks import adapters
+from benchmarks import adapters
 
 
 def test_each_case_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from hf_ctxmodels.benchmarks import bands
+from benchmarks import bands
 
 
 def test_every_length_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-
-from hf_ctxmodels.benchmarks import compression
-from hf_ctxmodels.benchmarks.cases import Case
+from benchmarks import compression
+from benchmarks.cases import Case
 
 
 def test_every_side_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

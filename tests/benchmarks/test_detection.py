@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from hf_ctxmodels.benchmarks.detection import TokenDetector, best_threshold, f1_of_flags
+from benchmarks.detection import TokenDetector, best_threshold, f1_of_flags
 
 
 def test_a_detector_by_identity_flags_what_is_replaced_often():

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from hf_ctxmodels.benchmarks import cases, encoders, report
+from benchmarks import cases, encoders, report
 
 CPU = torch.device("cpu")
 # Compiling takes longer than the rest together; tests/models compiles every encoder. Made tiny, cases that differ in

@@ -9,16 +9,15 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-
-from hf_ctxmodels.benchmarks import cases, pretraining, report
-from hf_ctxmodels.benchmarks.clock import StepClock
-from hf_ctxmodels.benchmarks.load import busy_core
-from hf_ctxmodels.benchmarks.measure import Measurement
+from benchmarks import cases, pretraining, report
+from benchmarks.clock import StepClock
+from benchmarks.load import busy_core
+from benchmarks.measure import Measurement
 
 CPU = torch.device("cpu")
 KILLED = """
 import os, signal
-from hf_ctxmodels.benchmarks.load import busy_core
+from benchmarks.load import busy_core
 
 with busy_core():
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,8 @@
 """The table of scripts/learning.py: which numbers it judges, and by what."""
 
 import pytest
+from benchmarks.learning import Claim, Detection, Transfer, pretraining_claims, report, transfer_claims
 
-from hf_ctxmodels.benchmarks.learning import Claim, Detection, Transfer, pretraining_claims, report, transfer_claims
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 

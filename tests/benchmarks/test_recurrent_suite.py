@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import recurrent, recurrent_pretraining, sentence_encoders
 from zoo import TINY, randomised, tiny_config
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoModel, CtxElmoTokenizer, CtxError
-from hf_ctxmodels.benchmarks import recurrent, recurrent_pretraining, sentence_encoders
 from hf_ctxmodels.registry import FAMILIES
 
 CPU = torch.device("cpu")

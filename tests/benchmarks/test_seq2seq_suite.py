@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from hf_ctxmodels.benchmarks import cases, encoders, report, seq2seq
+from benchmarks import cases, encoders, report, seq2seq
 
 CPU = torch.device("cpu")
 TINY = [

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from hf_ctxmodels.benchmarks import encoders, sharing
+from benchmarks import encoders, sharing
 
 # Lan et al. 2019, table 3, in millions: all shared, nothing shared.
 PUBLISHED = {64: (10, 87), 128: (12, 89), 256: (16, 93), 768: (31, 108)}

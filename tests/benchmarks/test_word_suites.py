@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import words
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.benchmarks import words
 
 pytest.importorskip("gensim", reason="compares with gensim (extra `demo`)")
 CPU = (torch.device("cpu"), torch.float32, 1, "sdpa")

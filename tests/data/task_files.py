@@ -2,7 +2,7 @@
 
 import gzip
 
-from hf_ctxmodels.data.tasks import TASKS, TaskArguments
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 
 
 def make_task(name, **arguments):

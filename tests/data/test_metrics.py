@@ -11,7 +11,7 @@ import sklearn.metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ctxmodels.data.tasks import metrics
+from hf_ctxmodels.downstream.tasks import metrics
 
 LABELLINGS = st.integers(1, 30).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 3), min_size=n, max_size=n)] * 2))
 NUMBERS = st.integers(2, 20).flatmap(

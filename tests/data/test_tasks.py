@@ -10,8 +10,8 @@ import torch
 from task_files import make_task, written
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.tasks import TASKS, TaskArguments
-from hf_ctxmodels.data.tasks.readers import read_table
+from hf_ctxmodels.data.table_files import read_table
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 # ----------------------------------------------------------------------------------------------------------------------

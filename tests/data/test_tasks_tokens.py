@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from task_files import make_task, written
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.tasks.metrics import entities
-from hf_ctxmodels.data.tasks.question_answering import AnswerSpan, best_span
-from hf_ctxmodels.data.tasks.readers import iob1_to_bio, read_conll, read_conllu
+from hf_ctxmodels.data.table_files import iob1_to_bio, read_conll, read_conllu
+from hf_ctxmodels.downstream.tasks.metrics import entities
+from hf_ctxmodels.downstream.tasks.question_answering import AnswerSpan, best_span
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 # ----------------------------------------------------------------------------------------------------------------------

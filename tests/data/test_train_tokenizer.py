@@ -8,7 +8,7 @@ import pytest
 from forked import run_forked
 from transformers import AutoTokenizer
 
-from hf_ctxmodels.commands.train_tokenizer import TokenizerArguments
+from hf_ctxmodels.cli.train_tokenizer import TokenizerArguments
 from hf_ctxmodels.data import DataArguments
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments

@@ -9,9 +9,9 @@ from forked import run_forked
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.io.word_files import READERS, WRITERS
-from hf_ctxmodels.io.word_vectors import WordVectors
-from hf_ctxmodels.models._shared.static import StaticEncoder
+from hf_ctxmodels.architectures.static import StaticEncoder
+from hf_ctxmodels.conversion.word_files import READERS, WRITERS
+from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import remember_tokenizer
 

@@ -11,8 +11,8 @@ from hf_ctxmodels import (
     CtxBertForSequenceClassification,
     CtxBertForTokenClassification,
 )
+from hf_ctxmodels.compression.distillation import CtxDistilled, DistillationCollator
 from hf_ctxmodels.core.constants import IGNORED
-from hf_ctxmodels.distillation import CtxDistilled, DistillationCollator
 from hf_ctxmodels.heads import HeadModel
 
 VOCABULARY = 23

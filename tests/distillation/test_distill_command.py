@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DistilBertForMaskedLM
 
-from hf_ctxmodels.commands.distill import DistillArguments
+from hf_ctxmodels.cli.distill import DistillArguments
+from hf_ctxmodels.compression.distillation import Teacher, parse_terms
+from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution, split_words
+from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.distillation import Teacher, parse_terms
-from hf_ctxmodels.distillation.augmentation import Augmenter, Masking, Substitution, split_words
-from hf_ctxmodels.io.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.metrics.summary import TrainingSummary

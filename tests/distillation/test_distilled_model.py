@@ -15,8 +15,7 @@ from zoo import assert_close
 
 import hf_ctxmodels
 from hf_ctxmodels import CtxBertForMaskedLM, CtxBertModel
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.distillation import (
+from hf_ctxmodels.compression.distillation import (
     Cosine,
     CtxDistilled,
     DistillationCollator,
@@ -26,7 +25,8 @@ from hf_ctxmodels.distillation import (
     SoftTargets,
     copy_layers,
 )
-from hf_ctxmodels.distillation.model import PROJECTIONS_FILE
+from hf_ctxmodels.compression.distillation.model import PROJECTIONS_FILE
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.loading import load_family_config

@@ -11,9 +11,7 @@ from torch.nn import functional as F
 from zoo import assert_close
 
 from hf_ctxmodels import CtxAlbertConfig, CtxAlbertForMaskedLM, CtxBertModel
-from hf_ctxmodels.core.constants import IGNORED
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.distillation import (
+from hf_ctxmodels.compression.distillation import (
     Attention,
     Cosine,
     CtxDistilled,
@@ -27,8 +25,10 @@ from hf_ctxmodels.distillation import (
     SoftTargets,
     parse_terms,
 )
-from hf_ctxmodels.distillation.layer_maps import layer_pairs
-from hf_ctxmodels.distillation.terms import Term
+from hf_ctxmodels.compression.distillation.layer_maps import layer_pairs
+from hf_ctxmodels.compression.distillation.terms import Term
+from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.lm_loss import chunked
 from hf_ctxmodels.layers.lm_loss.chunked import VocabularyScores
 from hf_ctxmodels.layers.lm_loss.soft_targets import summed_divergence

@@ -11,8 +11,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from zoo import BASES, HEADS, Case, assert_close, make_batch, make_targets, objective
 
 from hf_ctxmodels import CtxBertModel, CtxBertTokenizer, CtxError, inspecting
+from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
 from hf_ctxmodels.core.config import CtxTransformerConfig
-from hf_ctxmodels.models._shared.query_generation import QueryForConditionalGeneration
 from hf_ctxmodels.registry import FAMILIES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "explain.md"

@@ -14,18 +14,18 @@ from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequ
 from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
-from hf_ctxmodels.adapters import add_adapter, delete_adapter, train_adapter
-from hf_ctxmodels.commands import quantize
+from hf_ctxmodels.cli import quantize
+from hf_ctxmodels.compression.int8 import modules
+from hf_ctxmodels.compression.int8.codes import quantize_rows, quantize_tokens
+from hf_ctxmodels.compression.int8.modules import Int8Embedding, Int8Linear
+from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.compression.low_bits.quantizer import packed_model, quantizable, train_with_bits
+from hf_ctxmodels.downstream import saved_models as saved
+from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
 from hf_ctxmodels.layers import feed_forward
-from hf_ctxmodels.layers.int8 import modules
-from hf_ctxmodels.layers.int8.codes import quantize_rows, quantize_tokens
-from hf_ctxmodels.layers.int8.modules import Int8Embedding, Int8Linear
-from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.low_bits.quantizer import packed_model, quantizable, train_with_bits
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training import saved
 from hf_ctxmodels.training.loading import check_trainable, load_config
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")

@@ -13,8 +13,8 @@ from zoo import HEADS, Batch, Case, assert_close, make_batch, make_targets, obje
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.downstream.finetuning import reinitialize_layers
 from hf_ctxmodels.heads import WithLanguageModeling
-from hf_ctxmodels.training import reinitialize_layers
 
 peft = pytest.importorskip("peft", reason="needs PEFT, which the extra `dev` brings")
 

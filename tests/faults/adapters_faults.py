@@ -58,7 +58,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "frozen adapters learn",
-        "hf_ctxmodels/adapters/model.py",
+        "hf_ctxmodels/downstream/adapters/model.py",
         'if is_adapter_parameter(name) or not name.startswith("pooler.")',
         'if not is_adapter_parameter(name) and not name.startswith("pooler.")',
         _FAMILIES,
@@ -66,7 +66,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "merging forgets the weight of the adapter",
-        "hf_ctxmodels/adapters/merging.py",
+        "hf_ctxmodels/downstream/adapters/merging.py",
         "linear.weight.copy_(weight + product @ weight)",
         "linear.weight.copy_(weight)",
         _FAMILIES,
@@ -74,7 +74,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "a language keeps the adapter of the training language",
-        "hf_ctxmodels/commands/evaluate_transfer.py",
+        "hf_ctxmodels/cli/evaluate_transfer.py",
         "        if language in self.adapters:",
         "        if language in ():",
         _COMMANDS,
@@ -82,7 +82,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "commands use a model without its adapters",
-        "hf_ctxmodels/training/saved.py",
+        "hf_ctxmodels/downstream/saved_models.py",
         "if has_saved_adapters(source):",
         "if not Path(source).exists() and has_saved_adapters(source):",
         ("tests/scripts/test_adapter_commands.py",),
@@ -90,7 +90,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "a teacher is known by its frozen weights alone",
-        "hf_ctxmodels/distillation/opening.py",
+        "hf_ctxmodels/compression/distillation/opening.py",
         'kinds = ("*.safetensors", f"{FOLDER}/*/*.safetensors", f"{FOLDER}/{STACK_FILE}")',
         'kinds = ("*.safetensors",)',
         ("tests/scripts/test_adapter_commands.py",),
@@ -98,7 +98,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "an adapter that was deleted lies beside the model",
-        "hf_ctxmodels/adapters/model.py",
+        "hf_ctxmodels/downstream/adapters/model.py",
         "known.base.deleted_adapters |= {name, *gone}",
         "known.base.deleted_adapters |= {*gone}",
         _FAMILIES,
@@ -106,7 +106,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "half an adapter stays where it cannot be placed",
-        "hf_ctxmodels/adapters/model.py",
+        "hf_ctxmodels/downstream/adapters/model.py",
         "        _take_out(known, name)\n        raise",
         "        raise",
         _FAMILIES,

@@ -64,7 +64,7 @@ DATA_FAULTS = [
     ),
     Fault(
         "equal numbers do not share their rank",
-        "hf_ctxmodels/data/tasks/metrics.py",
+        "hf_ctxmodels/downstream/tasks/metrics.py",
         "(np.cumsum(counts) - (counts - 1) / 2)[inverse]",
         "np.cumsum(counts)[inverse]",
         ("tests/data/test_metrics.py",),
@@ -72,7 +72,7 @@ DATA_FAULTS = [
     ),
     Fault(
         "answers may be one token too long",
-        "hf_ctxmodels/data/tasks/question_answering.py",
+        "hf_ctxmodels/downstream/tasks/question_answering.py",
         "width = min(max_length, len(start))",
         "width = min(max_length + 1, len(start))",
         ("tests/data/test_tasks_tokens.py",),
@@ -80,7 +80,7 @@ DATA_FAULTS = [
     ),
     Fault(
         "later pieces of a word have its tag",
-        "hf_ctxmodels/data/tasks/token.py",
+        "hf_ctxmodels/downstream/tasks/token_classification.py",
         "word > seen[example_index]:",
         "word >= seen[example_index]:",
         ("tests/data/test_tasks_tokens.py",),
@@ -242,7 +242,7 @@ DATA_FAULTS = [
     ),
     Fault(
         "flags of another task are not read, and not refused",
-        "hf_ctxmodels/training/finetuning_run.py",
+        "hf_ctxmodels/downstream/finetuning/run.py",
         "    task.refuse_unread_flags()",
         "    pass",
         ("tests/scripts/test_finetune.py",),

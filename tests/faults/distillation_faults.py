@@ -47,7 +47,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "scores that are masks count",
-        "hf_ctxmodels/distillation/state_terms.py",
+        "hf_ctxmodels/compression/distillation/state_terms.py",
         "each.float().masked_fill((each <= _MASKED_SCORE) | ~pairs, 0.0)",
         "each.float().masked_fill(~pairs, 0.0)",
         TERMS,
@@ -55,7 +55,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "patience compares states of any length",
-        "hf_ctxmodels/distillation/state_terms.py",
+        "hf_ctxmodels/compression/distillation/state_terms.py",
         "return (F.normalize(own, dim=-1) - F.normalize(other, dim=-1)).square().mean((1, 2)).sum()",
         "return (own - other).square().mean((1, 2)).sum()",
         TERMS,
@@ -63,7 +63,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "the last layer is learned from in the map of skipped ones",
-        "hf_ctxmodels/distillation/layer_maps.py",
+        "hf_ctxmodels/compression/distillation/layer_maps.py",
         'layers = range(1, student) if name == "skip" else range(first, student + 1)',
         'layers = range(1, student + 1) if name == "skip" else range(first, student + 1)',
         TERMS,
@@ -71,7 +71,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "a micro-batch is divided by its own number of targets",
-        "hf_ctxmodels/distillation/model.py",
+        "hf_ctxmodels/compression/distillation/model.py",
         "losses[term] = total / (_count(entry, student) if number is None else number)",
         "losses[term] = total / _count(entry, student)",
         TERMS,
@@ -79,7 +79,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "the teacher is trained and has dropout",
-        "hf_ctxmodels/distillation/model.py",
+        "hf_ctxmodels/compression/distillation/model.py",
         "self._held = (teacher.eval().requires_grad_(False),)",
         "self._held = (teacher.train(),)",
         MODEL,
@@ -87,7 +87,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "projections are not saved with the student",
-        "hf_ctxmodels/distillation/model.py",
+        "hf_ctxmodels/compression/distillation/model.py",
         'if projections := _without_prefix(maps, "projections."):',
         'if projections := _without_prefix(maps, "projection."):',
         MODEL,

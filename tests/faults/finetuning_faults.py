@@ -8,7 +8,7 @@ FEATURES = ("tests/training/test_features.py",)
 FINETUNING_FAULTS = [
     Fault(
         "forgetting is measured without the adapters",
-        "hf_ctxmodels/training/forgetting.py",
+        "hf_ctxmodels/downstream/finetuning/forgetting.py",
         "        with_saved_adapters(self.model, finetuned)",
         "        pass",
         ("tests/scripts/test_finetuning_ways.py",),
@@ -16,7 +16,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "a pooler that fine-tuning left out counts as forgotten",
-        "hf_ctxmodels/training/forgetting.py",
+        "hf_ctxmodels/downstream/finetuning/forgetting.py",
         "if name in theirs and not name.startswith(drawn)]",
         "if name in theirs]",
         ("tests/scripts/test_finetuning_ways.py",),
@@ -24,7 +24,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "the anchor counts once for each micro-batch",
-        "hf_ctxmodels/training/finetuning/anchoring.py",
+        "hf_ctxmodels/downstream/finetuning/anchoring.py",
         "            _add_gradient(parameter, pull * (self._weight * scale))",
         "            _add_gradient(parameter, pull * (2 * self._weight * scale))",
         METHODS,
@@ -32,7 +32,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "anchored weights are decayed towards zero",
-        "hf_ctxmodels/training/finetuning/anchoring.py",
+        "hf_ctxmodels/downstream/finetuning/anchoring.py",
         '"params": moved, "weight_decay": 0.0',
         '"params": moved',
         METHODS,
@@ -40,7 +40,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "the Fisher information is the square of a mean gradient",
-        "hf_ctxmodels/training/finetuning/fisher.py",
+        "hf_ctxmodels/downstream/finetuning/fisher.py",
         "                total += gradient.float().square()",
         "                total += gradient.float()",
         METHODS,
@@ -48,7 +48,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "mixout shifts the expectation",
-        "hf_ctxmodels/training/finetuning/mixout.py",
+        "hf_ctxmodels/downstream/finetuning/mixout.py",
         "factor = (~pretrained).to(parameter.dtype) / share",
         "factor = (~pretrained).to(parameter.dtype)",
         METHODS,
@@ -56,7 +56,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "a stage of chain-thaw goes on from its last weights",
-        "hf_ctxmodels/training/finetuning/thawing.py",
+        "hf_ctxmodels/downstream/finetuning/thawing.py",
         "            value.copy_(self._best[name])",
         "            pass",
         METHODS,
@@ -72,7 +72,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "one layer too many is drawn anew",
-        "hf_ctxmodels/training/finetuning/reinitializing.py",
+        "hf_ctxmodels/downstream/finetuning/reinitializing.py",
         "layers[len(layers) - number :]",
         "layers[max(0, len(layers) - number - 1) :]",
         ("tests/training/test_new_weights.py",),
@@ -80,7 +80,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "layers that are drawn anew are held where they are drawn",
-        "hf_ctxmodels/training/finetuning/anchoring.py",
+        "hf_ctxmodels/downstream/finetuning/anchoring.py",
         " and name not in drawn\n",
         "\n",
         ("tests/training/test_new_weights.py",),
@@ -88,7 +88,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "layers that are drawn anew are frozen as they are drawn",
-        "hf_ctxmodels/training/finetuning_arguments.py",
+        "hf_ctxmodels/downstream/finetuning/arguments.py",
         'self.freeze == "encoder" and self.reinit_layers,',
         "False,",
         ("tests/scripts/test_finetuning_ways.py",),
@@ -96,7 +96,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "layers that are drawn anew are frozen below an adapter",
-        "hf_ctxmodels/training/how_to_finetune.py",
+        "hf_ctxmodels/downstream/finetuning/configuration.py",
         "self.adapters.adapter is not None and self.ways.reinit_layers,",
         "False,",
         ("tests/scripts/test_finetuning_ways.py",),
@@ -104,7 +104,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "rows of new tokens are held where they are drawn",
-        "hf_ctxmodels/training/finetuning/anchoring.py",
+        "hf_ctxmodels/downstream/finetuning/anchoring.py",
         "    known[-new:] = 0\n",
         "",
         ("tests/training/test_new_weights.py",),
@@ -112,7 +112,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "the Fisher information does not fit a model with new tokens",
-        "hf_ctxmodels/training/finetuning/anchoring.py",
+        "hf_ctxmodels/downstream/finetuning/anchoring.py",
         "self.starts[name][: len(fisher[name])] for name",
         "self.starts[name] for name",
         ("tests/training/test_new_weights.py",),
@@ -120,7 +120,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "layers of encoder and decoder are counted as one",
-        "hf_ctxmodels/training/forgetting.py",
+        "hf_ctxmodels/downstream/finetuning/forgetting.py",
         'part = layer["part"] if layer',
         "part = f\"layers.{layer['number']}\" if layer",
         ("tests/scripts/test_finetuning_ways.py",),
@@ -128,7 +128,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "a cache that was interrupted is taken for a whole one",
-        "hf_ctxmodels/training/finetuning/features.py",
+        "hf_ctxmodels/downstream/finetuning/features.py",
         'folder.with_name(f".{folder.name}.writing-{os.getpid()}")',
         "folder",
         FEATURES,
@@ -160,7 +160,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "layers that are drawn anew are taken for those of the checkpoint",
-        "hf_ctxmodels/training/finetuning/reinitializing.py",
+        "hf_ctxmodels/downstream/finetuning/reinitializing.py",
         "*new_modules(model, set(names)))",
         ")",
         ("tests/ecosystem/test_peft.py",),
@@ -176,7 +176,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "a model of another depth is compared by what is common",
-        "hf_ctxmodels/training/forgetting.py",
+        "hf_ctxmodels/downstream/finetuning/forgetting.py",
         "for name in set(own) ^ set(theirs) if LAYER.match(name)",
         "for name in set(own) - set(theirs) if LAYER.match(name)",
         ("tests/scripts/test_finetuning_ways.py",),

@@ -10,7 +10,7 @@ _GENERATE = ("tests/scripts/test_generate.py",)
 GENERATION_FAULTS = [
     Fault(
         "a copy of a weight outlives its change",
-        "hf_ctxmodels/layers/prepacking.py",
+        "hf_ctxmodels/layers/cpu/prepacking.py",
         "if use is None or use.state != state:",
         "if use is None:",
         _PREPACKING,
@@ -18,7 +18,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "every product copies its weight",
-        "hf_ctxmodels/layers/prepacking.py",
+        "hf_ctxmodels/layers/cpu/prepacking.py",
         "if use.count > _PAYS_AFTER and",
         "if use.count > 0 and",
         _PREPACKING,
@@ -26,7 +26,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "copies that are of no use any more count as memory",
-        "hf_ctxmodels/layers/prepacking.py",
+        "hf_ctxmodels/layers/cpu/prepacking.py",
         "self._free += use.prepacked.nbytes",
         "pass",
         _PREPACKING,
@@ -34,7 +34,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "the copy of a range is that of all rows",
-        "hf_ctxmodels/layers/prepacking.py",
+        "hf_ctxmodels/layers/cpu/prepacking.py",
         "use.prepacked = prepack(used)",
         "use.prepacked = prepack(weight)",
         _PREPACKING,
@@ -42,7 +42,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "copies of weights are kept after generation",
-        "hf_ctxmodels/layers/prepacking.py",
+        "hf_ctxmodels/layers/cpu/prepacking.py",
         "        _active.reset(token)",
         "        pass",
         (*_PREPACKING, "tests/models/test_generation.py"),
@@ -82,7 +82,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "forward derivatives are lost in oneDNN's products",
-        "hf_ctxmodels/layers/onednn.py",
+        "hf_ctxmodels/layers/cpu/onednn.py",
         " or forward_ad._current_level >= 0:",
         ":",
         _PREPACKING,
@@ -114,21 +114,21 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "smoothed losses of micro-batches are means of their own",
-        "hf_ctxmodels/training/label_smoothing.py",
+        "hf_ctxmodels/downstream/finetuning/label_smoothing.py",
         'return mean_over_targets(total, labels, "labels", counts)',
         'return mean_over_targets(total, labels, "labels", None)',
         _SMOOTHING,
     ),
     Fault(
         "the evaluated loss is smoothed",
-        "hf_ctxmodels/training/label_smoothing.py",
+        "hf_ctxmodels/downstream/finetuning/label_smoothing.py",
         "if labels is None or not model.training:",
         "if labels is None:",
         _SMOOTHING,
     ),
     Fault(
         "the ceiling is what the references get as they are",
-        "hf_ctxmodels/data/tasks/normalized_references.py",
+        "hf_ctxmodels/downstream/tasks/normalized_references.py",
         "score_texts(self._metrics, self.texts(references), references,",
         "score_texts(self._metrics, references, references,",
         _TASK,
@@ -136,7 +136,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "normalised metrics are against the references as they are",
-        "hf_ctxmodels/data/tasks/normalized_references.py",
+        "hf_ctxmodels/downstream/tasks/normalized_references.py",
         "score_texts(self._metrics, predictions, self.texts(references),",
         "score_texts(self._metrics, predictions, references,",
         _TASK,
@@ -144,7 +144,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "the worse baseline is the one to beat",
-        "hf_ctxmodels/data/tasks/seq2seq.py",
+        "hf_ctxmodels/downstream/tasks/seq2seq.py",
         "max(scores, key",
         "min(scores, key",
         _TASK,
@@ -200,7 +200,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "the same contexts in training and validation",
-        "hf_ctxmodels/data/tasks/pairs.py",
+        "hf_ctxmodels/downstream/tasks/pairs.py",
         "parts[question.context not in training]",
         "parts[len(parts[0]) > len(questions) * (1 - validation_fraction)]",
         _TASK,
@@ -208,7 +208,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "the summary stands in its article",
-        "hf_ctxmodels/data/tasks/pairs.py",
+        "hf_ctxmodels/downstream/tasks/pairs.py",
         " and first not in source",
         "",
         _TASK,
@@ -216,7 +216,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "a copy of a model computes its smoothed loss with the weights of the other",
-        "hf_ctxmodels/training/forward_methods.py",
+        "hf_ctxmodels/downstream/finetuning/forward_methods.py",
         'if hasattr(forward, "__func__"):',
         "if False:",
         _SMOOTHING,
@@ -224,7 +224,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "the first token of a target's text is cut",
-        "hf_ctxmodels/data/tasks/seq2seq.py",
+        "hf_ctxmodels/downstream/tasks/seq2seq.py",
         "begun = len(nothing) - len(without_start(nothing, self._start))",
         "begun = 1",
         ("tests/scripts/test_finetune_writing.py",),

@@ -61,7 +61,7 @@ GPT_FAULTS = [
     ),
     Fault(
         "text goes on after padding",
-        "hf_ctxmodels/models/_shared/decoder_heads.py",
+        "hf_ctxmodels/architectures/decoder_heads.py",
         "return bool((mask[:, -1] == 0).any())",
         "return False",
         ("tests/models/test_gpt.py",),

@@ -13,7 +13,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "a scored token stands in its own context",
-        "hf_ctxmodels/inference/scoring.py",
+        "hf_ctxmodels/evaluation/scoring.py",
         'ids = batch["input_ids"].scatter(1, places, self.tokenizer.mask_token_id)',
         'ids = batch["input_ids"]',
         ("tests/models/test_scoring.py",),
@@ -21,7 +21,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "a scored text of a language model has no beginning",
-        "hf_ctxmodels/inference/scoring.py",
+        "hf_ctxmodels/evaluation/scoring.py",
         "ids = [ends, *ids]",
         "pass",
         ("tests/models/test_scoring.py",),
@@ -29,7 +29,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "new rows of word tables are not near the mean of the old ones",
-        "hf_ctxmodels/models/_shared/static.py",
+        "hf_ctxmodels/architectures/static.py",
         "if not mean_resizing and",
         "if",
         ("tests/models/test_common.py",),
@@ -37,14 +37,14 @@ MODELS_FAULTS = [
     ),
     Fault(
         "a language model reads on from zero",
-        "hf_ctxmodels/models/_shared/lstm_language_model.py",
+        "hf_ctxmodels/architectures/lstm_language_model.py",
         "rows, before[depth], truncation)",
         "rows, None, truncation)",
         ("tests/models/test_lstm_language_model.py",),
     ),
     Fault(
         "sentence vectors come by length",
-        "hf_ctxmodels/models/_shared/sentence_encoder.py",
+        "hf_ctxmodels/architectures/sentence_encoder.py",
         "torch.stack([vectors[number] for number in range(len(texts))])",
         "torch.stack([*vectors.values()])",
         ("tests/models/test_sentences.py",),
@@ -52,7 +52,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "word tables keep their size",
-        "hf_ctxmodels/models/_shared/static.py",
+        "hf_ctxmodels/architectures/static.py",
         "(table, new_num_tokens, pad_to_multiple_of, mean_resizing)",
         "(table, None, pad_to_multiple_of, mean_resizing)",
         ("tests/models/test_common.py",),
@@ -60,7 +60,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "padding words have a state",
-        "hf_ctxmodels/models/_shared/static.py",
+        "hf_ctxmodels/architectures/static.py",
         "states = zero_padding(inputs.embed(self.look_up), inputs.tokens)",
         "states = inputs.embed(self.look_up)",
         ("tests/models/test_common_layouts.py",),
@@ -68,7 +68,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "several sequences of a row share their positions",
-        "hf_ctxmodels/models/_shared/transformer_encoder.py",
+        "hf_ctxmodels/architectures/transformer_encoder.py",
         "self.default_positions(words, attention_mask, sequence_ids)",
         "self.default_positions(words, attention_mask, None)",
         ("tests/models/test_common_layouts.py",),
@@ -292,7 +292,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "XLNet's perplexity predicts the token before the target",
-        "hf_ctxmodels/inference/next_token_loss.py",
+        "hf_ctxmodels/evaluation/next_token_loss.py",
         "columns[:, 1:]",
         "columns[:, :-1]",
         ("tests/models/test_perplexity.py",),

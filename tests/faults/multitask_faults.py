@@ -13,7 +13,7 @@ MULTITASK_FAULTS = [
     ),
     Fault(
         "of equal scores the relevant candidate has the highest rank",
-        "hf_ctxmodels/data/tasks/metrics.py",
+        "hf_ctxmodels/downstream/tasks/metrics.py",
         "sum(score >= best for",
         "sum(score > best for",
         ("tests/data/test_tasks.py",),
@@ -21,7 +21,7 @@ MULTITASK_FAULTS = [
     ),
     Fault(
         "a relevant candidate competes with the query's other relevant ones",
-        "hf_ctxmodels/data/tasks/ranking.py",
+        "hf_ctxmodels/downstream/tasks/ranking.py",
         "if not relevant]",
         "]",
         ("tests/data/test_tasks.py",),
@@ -77,7 +77,7 @@ MULTITASK_FAULTS = [
     ),
     Fault(
         "each task has an encoder of its own",
-        "hf_ctxmodels/multitask/modeling.py",
+        "hf_ctxmodels/downstream/multitask/modeling.py",
         "            head.__dict__[head.base_model_prefix] = self.encoder",
         "            head.__dict__[head.base_model_prefix] = type(self.encoder)(head.config)",
         ("tests/models/test_multitask.py",),
@@ -85,7 +85,7 @@ MULTITASK_FAULTS = [
     ),
     Fault(
         "the weight of a task counts in evaluation",
-        "hf_ctxmodels/multitask/modeling.py",
+        "hf_ctxmodels/downstream/multitask/modeling.py",
         "if self.training and output",
         "if output",
         ("tests/models/test_multitask.py",),
@@ -93,7 +93,7 @@ MULTITASK_FAULTS = [
     ),
     Fault(
         "a later evaluation replaces a better model",
-        "hf_ctxmodels/training/multitask/evaluation.py",
+        "hf_ctxmodels/downstream/multitask/evaluation.py",
         "metrics[MEAN] <= self.metrics[MEAN]",
         "metrics[MEAN] > self.metrics[MEAN]",
         ("tests/scripts/test_finetune_tasks.py",),
@@ -101,7 +101,7 @@ MULTITASK_FAULTS = [
     ),
     Fault(
         "a resumed run may draw its tasks otherwise",
-        "hf_ctxmodels/training/multitask/run.py",
+        "hf_ctxmodels/downstream/multitask/run.py",
         '"sampling": listed.sampling,',
         "",
         ("tests/scripts/test_finetune_tasks.py",),
@@ -109,7 +109,7 @@ MULTITASK_FAULTS = [
     ),
     Fault(
         "the plain model of a task has lost its adapters",
-        "hf_ctxmodels/multitask/modeling.py",
+        "hf_ctxmodels/downstream/multitask/modeling.py",
         "if self.encoder.bottleneck_adapters is not None:",
         "if False:",
         ("tests/models/test_multitask.py",),

@@ -8,7 +8,7 @@ _LOW_BITS = ("tests/training/test_low_bits.py",)
 QUANTIZE_FAULTS = [
     Fault(
         "a token's codes have another zero point than the product is told",
-        "hf_ctxmodels/layers/int8/codes.py",
+        "hf_ctxmodels/compression/int8/codes.py",
         "    return Activations(codes, MIDDLE, torch.cat(scales))",
         "    return Activations(codes, MIDDLE - 1, torch.cat(scales))",
         _INT8,
@@ -16,7 +16,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "codes are cut off instead of rounded",
-        "hf_ctxmodels/layers/int8/codes.py",
+        "hf_ctxmodels/compression/int8/codes.py",
         "_ROUNDED = 0.5",
         "_ROUNDED = 0.0",
         _INT8,
@@ -24,7 +24,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "a range of the outputs has the weights of another range",
-        "hf_ctxmodels/layers/int8/modules.py",
+        "hf_ctxmodels/compression/int8/modules.py",
         "key = (part.start, part.stop)",
         "key = None",
         _INT8,
@@ -32,7 +32,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "codes of an output layer are not tied",
-        "hf_ctxmodels/layers/int8/replace.py",
+        "hf_ctxmodels/compression/int8/replace.py",
         'for part in ("codes", "code_scale"):',
         "for part in ():",
         _INT8,
@@ -40,7 +40,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "groups have their range from the first row",
-        "hf_ctxmodels/layers/low_bits/groups.py",
+        "hf_ctxmodels/compression/low_bits/groups.py",
         "parts = weight.split(size)",
         "parts = [part[:1] for part in weight.split(size)]",
         _LOW_BITS,
@@ -48,7 +48,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "the sign of an eigenvalue is lost",
-        "hf_ctxmodels/training/sensitivity.py",
+        "hf_ctxmodels/compression/low_bits/sensitivity.py",
         "eigenvalue, vector = estimate, _normalised(product)",
         "eigenvalue, vector = abs(estimate), _normalised(product)",
         _LOW_BITS,
@@ -56,7 +56,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "rows are mapped in parts where their codes have one scale",
-        "hf_ctxmodels/layers/int8/modules.py",
+        "hf_ctxmodels/compression/int8/modules.py",
         'return self.activations != "tensor"',
         "return True",
         _INT8,
@@ -64,7 +64,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "the least value of a row does not count for its scale",
-        "hf_ctxmodels/layers/int8/codes.py",
+        "hf_ctxmodels/compression/int8/codes.py",
         "largest = rows.abs().amax(1, keepdim=True)",
         "largest = rows.amax(1, keepdim=True)",
         _INT8,
@@ -72,7 +72,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "codes are trained in silence",
-        "hf_ctxmodels/layers/int8/codes.py",
+        "hf_ctxmodels/compression/int8/codes.py",
         "if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():",
         "if False:",
         _INT8,
@@ -96,7 +96,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "a frozen layer has no sensitivity",
-        "hf_ctxmodels/training/low_bits.py",
+        "hf_ctxmodels/compression/low_bits/training.py",
         "            weight.requires_grad_(True)",
         "            pass",
         _LOW_BITS,
@@ -104,7 +104,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "a frozen layer is trained after its sensitivity was computed",
-        "hf_ctxmodels/training/low_bits.py",
+        "hf_ctxmodels/compression/low_bits/training.py",
         "            weight.requires_grad_(False)",
         "            pass",
         _LOW_BITS,
@@ -112,7 +112,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "adapters are packed with the maps",
-        "hf_ctxmodels/layers/low_bits/quantizer.py",
+        "hf_ctxmodels/compression/low_bits/quantizer.py",
         "for name, module in model.named_modules() if not is_adapter_parameter(name)]",
         "for name, module in model.named_modules()]",
         _LOW_BITS,
@@ -120,7 +120,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "adapters get codes of 8 bits",
-        "hf_ctxmodels/layers/int8/replace.py",
+        "hf_ctxmodels/compression/int8/replace.py",
         "        and not is_adapter_parameter(path)\n",
         "",
         _LOW_BITS,
@@ -128,7 +128,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "features in single precision are kept for an encoder of few bits",
-        "hf_ctxmodels/training/how_to_finetune.py",
+        "hf_ctxmodels/downstream/finetuning/configuration.py",
         "self.ways.cache_features and self.low_bits.quantize_bits,",
         "False,",
         _LOW_BITS,
@@ -136,7 +136,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "a quantized model is taken for several tasks",
-        "hf_ctxmodels/training/multitask/run.py",
+        "hf_ctxmodels/downstream/multitask/run.py",
         "    check_trainable(opened)\n",
         "",
         ("tests/scripts/test_finetune_tasks.py",),
@@ -160,7 +160,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "what has no codes keeps half precision",
-        "hf_ctxmodels/layers/int8/quantizer.py",
+        "hf_ctxmodels/compression/int8/quantizer.py",
         "    model.float()\n",
         "",
         ("tests/ecosystem/test_int8.py",),

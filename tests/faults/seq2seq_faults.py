@@ -13,7 +13,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "a decoder's own table of words keeps its size",
-        "hf_ctxmodels/models/_shared/transformer_seq2seq.py",
+        "hf_ctxmodels/architectures/transformer_seq2seq.py",
         "table = None if decoder is None else decoder.word_embeddings",
         "table = None",
         ("tests/models/test_seq2seq.py",),
@@ -29,7 +29,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "a packed target without a label leaves its source to the next",
-        "hf_ctxmodels/models/_shared/seq2seq_heads.py",
+        "hf_ctxmodels/architectures/seq2seq_heads.py",
         'written["attention_mask"] is None and given.cache is None and not whole:',
         'written["attention_mask"] is None and given.cache is None:',
         ("tests/models/test_seq2seq.py",),
@@ -45,7 +45,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "the decoder of an encoder-decoder sees later tokens",
-        "hf_ctxmodels/models/_shared/transformer_stack.py",
+        "hf_ctxmodels/architectures/transformer_stack.py",
         "return CAUSAL if self.is_decoder else BIDIRECTIONAL",
         "return BIDIRECTIONAL",
         ("tests/models/test_seq2seq.py",),
@@ -53,7 +53,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "the decoder attends to padding of the source",
-        "hf_ctxmodels/models/_shared/transformer_stack.py",
+        "hf_ctxmodels/architectures/transformer_stack.py",
         "place = build_memory_layout(layout, states, None if mask is None else mask[::sharers], source.sequence_ids)",
         "place = build_memory_layout(layout, states, None, source.sequence_ids)",
         ("tests/models/test_seq2seq.py",),
@@ -61,7 +61,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "the decoder is computed to one token before the last label",
-        "hf_ctxmodels/models/_shared/seq2seq_heads.py",
+        "hf_ctxmodels/architectures/seq2seq_heads.py",
         'written["attention_mask"] = until_last(target_mask)',
         'written["attention_mask"] = until_last(target_mask[:, 1:])',
         ("tests/models/test_seq2seq.py",),
@@ -69,7 +69,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "a sequence's first token reads the sequence before it",
-        "hf_ctxmodels/models/_shared/transformer_seq2seq.py",
+        "hf_ctxmodels/architectures/transformer_seq2seq.py",
         "first = first | (numbers.gather(1, before.clamp(max=length - 1)) != numbers)",
         "first = first & (numbers == numbers)",
         ("tests/models/test_common_layouts.py",),
@@ -77,7 +77,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "classification reads the first end token",
-        "hf_ctxmodels/models/_shared/seq2seq_heads.py",
+        "hf_ctxmodels/architectures/seq2seq_heads.py",
         "torch.where(ends.any(1), last_columns(given, ends), last)",
         "torch.where(ends.any(1), ends.int().argmax(1), last)",
         ("tests/models/test_seq2seq.py",),

@@ -5,14 +5,14 @@ from fault import Fault
 TRAINING_FAULTS = [
     Fault(
         "test features are standardised by themselves",
-        "hf_ctxmodels/analysis/sentence_tests.py",
+        "hf_ctxmodels/evaluation/sentence_tests.py",
         "(test_features.double() - mean) / spread",
         "(test_features.double() - test_features.double().mean(0)) / spread",
         ("tests/analysis/test_sentence_tests.py",),
     ),
     Fault(
         "the margin is that of one side",
-        "hf_ctxmodels/analysis/sentence_tests.py",
+        "hf_ctxmodels/evaluation/sentence_tests.py",
         "scores / ((about[0][first : first + size, None] + about[1]) / 2)",
         "scores / about[0][first : first + size, None]",
         ("tests/analysis/test_sentence_tests.py",),
@@ -20,14 +20,14 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "similarity is no cosine",
-        "hf_ctxmodels/analysis/word_relations.py",
+        "hf_ctxmodels/evaluation/word_relations.py",
         "torch.nn.functional.normalize(torch.from_numpy(vectors.matrix).to(device), dim=1)",
         "torch.from_numpy(vectors.matrix).to(device)",
         ("tests/analysis/test_words.py",),
     ),
     Fault(
         "an analogy is turned round",
-        "hf_ctxmodels/analysis/word_relations.py",
+        "hf_ctxmodels/evaluation/word_relations.py",
         "normalize(b - a + c, dim=1)",
         "normalize(a - b + c, dim=1)",
         ("tests/analysis/test_words.py",),
@@ -80,14 +80,14 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "numbers are read in the wrong byte order",
-        "hf_ctxmodels/io/word_files.py",
+        "hf_ctxmodels/conversion/word_files.py",
         'np.frombuffer(numbers, dtype="<f4")',
         'np.frombuffer(numbers, dtype=">f4")',
         ("tests/data/test_word_files.py",),
     ),
     Fault(
         "the last of a repeated word is kept",
-        "hf_ctxmodels/io/word_files.py",
+        "hf_ctxmodels/conversion/word_files.py",
         "for place, word in reversed(list(enumerate(words)))}",
         "for place, word in enumerate(words)}",
         ("tests/data/test_word_files.py",),
@@ -95,7 +95,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "vectors are one word off",
-        "hf_ctxmodels/io/word_vectors.py",
+        "hf_ctxmodels/conversion/word_vectors.py",
         "torch.from_numpy(np.ascontiguousarray(self.matrix[kept]))",
         "torch.from_numpy(np.roll(self.matrix[kept], 1, 0))",
         ("tests/data/test_word_files.py",),
@@ -158,7 +158,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "upstream losses are means of means",
-        "hf_ctxmodels/training/loss_normalization.py",
+        "hf_ctxmodels/downstream/finetuning/loss_normalization.py",
         "output.loss * here / num_items_in_batch[targets[0]]",
         "output.loss * 1",
         ("tests/training/test_parts.py",),
@@ -242,7 +242,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "an encoder whose layers are not known is one depth",
-        "hf_ctxmodels/training/finetuning/thawing.py",
+        "hf_ctxmodels/downstream/finetuning/thawing.py",
         "        require_layers(model)\n",
         "",
         ("tests/training/test_depth.py",),
@@ -250,7 +250,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "all layers are trained from the start",
-        "hf_ctxmodels/training/finetuning/thawing.py",
+        "hf_ctxmodels/downstream/finetuning/thawing.py",
         "min(len(self._groups), 1 + step // self._interval)",
         "min(len(self._groups), 2 + step // self._interval)",
         ("tests/training/test_depth.py",),

@@ -23,7 +23,7 @@ TRANSFER_FAULTS = [
     ),
     Fault(
         "a test reads the embeddings of the training language",
-        "hf_ctxmodels/commands/evaluate_transfer.py",
+        "hf_ctxmodels/cli/evaluate_transfer.py",
         "        if language in self.embeddings:",
         "        if language in ():",
         _COMMANDS,

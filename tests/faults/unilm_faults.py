@@ -21,7 +21,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "a query token sees the token that it predicts",
-        "hf_ctxmodels/models/_shared/query_streams.py",
+        "hf_ctxmodels/architectures/query_streams.py",
         "return self._rows(positions, torch.stack([positions, own, own + 1], -1))",
         "return self._rows(positions, torch.stack([positions + 1, own, own + 1], -1))",
         ("tests/models/test_query_generation.py",),
@@ -29,7 +29,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "padding of labels needs positions in evaluation",
-        "hf_ctxmodels/models/_shared/query_generation.py",
+        "hf_ctxmodels/architectures/query_generation.py",
         "needed = [source.rows.tokens, kept_before(known, target.shape[1], offset), *[known] * count]",
         "needed = [source.rows.tokens, kept_before(wanted, target.shape[1], offset), *[wanted] * count]",
         ("tests/models/test_query_generation.py",),
@@ -45,7 +45,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "arguments that the writing head does not know are dropped",
-        "hf_ctxmodels/models/_shared/query_generation.py",
+        "hf_ctxmodels/architectures/query_generation.py",
         "    check_unread(**unread)\n",
         "",
         ("tests/models/test_query_generation.py",),
@@ -53,7 +53,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "the keys of query tokens stay in the cache",
-        "hf_ctxmodels/models/_shared/query_generation.py",
+        "hf_ctxmodels/architectures/query_generation.py",
         "cache.crop(-steps.shape[1])",
         "cache.crop(0)",
         ("tests/models/test_query_generation.py",),
@@ -61,7 +61,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "queries of a span do not see each other",
-        "hf_ctxmodels/models/_shared/query_streams.py",
+        "hf_ctxmodels/architectures/query_streams.py",
         "return self._rows(self.origin + self.steps, torch.stack([prefixes, start, stop], -1))",
         "return self._rows(self.origin + self.steps, torch.stack([prefixes, stop - 1, stop], -1))",
         ("tests/models/test_query_generation.py",),
@@ -109,7 +109,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "fine-tuning takes the same masks in every epoch",
-        "hf_ctxmodels/training/writing.py",
+        "hf_ctxmodels/downstream/finetuning/seq2seq_targets.py",
         '{**feature, "target_ids": feature["labels"]}',
         '{**feature, "target_ids": feature["labels"], "epoch": 0}',
         ("tests/scripts/test_finetune_writing.py",),
@@ -125,7 +125,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "a target may hold the end within it",
-        "hf_ctxmodels/data/tasks/seq2seq.py",
+        "hf_ctxmodels/downstream/tasks/seq2seq.py",
         "if self._query in row or len(found) > ends:",
         "if self._query in row or len(found) > ends + 1:",
         ("tests/scripts/test_finetune_writing.py",),
@@ -133,7 +133,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "in evaluation a span's queries see those of steps without a label",
-        "hf_ctxmodels/models/_shared/query_generation.py",
+        "hf_ctxmodels/architectures/query_generation.py",
         "replace(queries, wanted=known, before=before)",
         "replace(queries, wanted=wanted, before=before)",
         ("tests/models/test_query_generation.py",),
@@ -141,7 +141,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "the benchmark's peer of ERNIE-GEN predicts a span token by token",
-        "hf_ctxmodels/benchmarks/streams.py",
+        "scripts/benchmarks/streams.py",
         "of_spans = columns < first + starts[..., None]",
         "of_spans = of_tokens",
         ("tests/benchmarks/test_seq2seq_suite.py",),

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from mutations import COUNTS, as_json, damaged_bytes, damaged_json, each_seed, one_screen
 
+from hf_ctxmodels.architectures.fastbpe_files import read_codes
+from hf_ctxmodels.conversion.word_files import READERS
 from hf_ctxmodels.data import load_documents
-from hf_ctxmodels.data.tasks import TASKS, TaskArguments
-from hf_ctxmodels.data.tasks.question_answering import read_squad
-from hf_ctxmodels.data.tasks.readers import read_conll, read_conllu, read_table
-from hf_ctxmodels.io.word_files import READERS
-from hf_ctxmodels.models._shared.fastbpe_files import read_codes
+from hf_ctxmodels.data.table_files import read_conll, read_conllu, read_table
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
+from hf_ctxmodels.downstream.tasks.question_answering import read_squad
 from hf_ctxmodels.models.elmo.conversion_elmo import config_of_options
 from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_words
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files

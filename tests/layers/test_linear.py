@@ -9,9 +9,9 @@ from torch.nn import Linear
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers import linear as module
-from hf_ctxmodels.layers import onednn
+from hf_ctxmodels.layers.cpu import onednn
+from hf_ctxmodels.layers.cpu.onednn import multiplies_fast
 from hf_ctxmodels.layers.linear import LinearLayers, apply_linear, linear, product
-from hf_ctxmodels.layers.onednn import multiplies_fast
 
 SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from hf_ctxmodels.layers import linear as module
-from hf_ctxmodels.layers import onednn, prepacking
+from hf_ctxmodels.layers.cpu import onednn, prepacking
+from hf_ctxmodels.layers.cpu.prepacking import active_weights, prepacked_weights
 from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.prepacking import active_weights, prepacked_weights
 
 pytestmark = pytest.mark.skipif(not onednn.HAS_ONEDNN, reason="this torch has no oneDNN")
 USES = prepacking._PAYS_AFTER + 1

@@ -6,10 +6,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from benchmarks.measure import peak_bytes
 from torch import Tensor
 from zoo import assert_close
 
-from hf_ctxmodels.benchmarks.measure import peak_bytes
 from hf_ctxmodels.models.xlnet import relative_attention
 from hf_ctxmodels.models.xlnet.relative_attention import (
     Biases,

@@ -15,7 +15,8 @@ from zoo import BASES, HEADS, Batch, Case, assert_close, assert_same_outputs, ma
 from zoo.paths import PATHS
 
 from hf_ctxmodels import CtxAlbertModel, CtxBertConfig, CtxBertModel, CtxError
-from hf_ctxmodels.adapters import (
+from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.downstream.adapters import (
     BottleneckConfig,
     FusionConfig,
     add_adapter,
@@ -29,13 +30,12 @@ from hf_ctxmodels.adapters import (
     train_adapter,
     train_fusion,
 )
-from hf_ctxmodels.adapters.arguments import AdapterArguments
-from hf_ctxmodels.adapters.files import has_saved_adapters
-from hf_ctxmodels.adapters.places import blocks, slots
-from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
+from hf_ctxmodels.downstream.adapters.files import has_saved_adapters
+from hf_ctxmodels.downstream.adapters.places import blocks, slots
+from hf_ctxmodels.downstream.saved_models import load_saved, open_saved
 from hf_ctxmodels.layers.adapter_slots import AdapterSlot, is_adapter_parameter
 from hf_ctxmodels.layers.adapters import BottleneckAdapter
-from hf_ctxmodels.training.saved import load_saved, open_saved
 
 HOULSBY = BottleneckConfig(
     mh_adapter=True, cross_adapter=True, non_linearity="swish", original_ln_before=False, reduction_factor=4

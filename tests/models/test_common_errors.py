@@ -23,7 +23,7 @@ from zoo import (
 )
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.models._shared.transformer_encoder import Encoder
+from hf_ctxmodels.architectures.transformer_encoder import Encoder
 
 SPAN_HEADS = [case for case in REPRESENTATIVES if "start_positions" in case.model_class.loss_targets]
 VOCABULARY_HEADS = [case for case in HEADS if case.predicts_where_labelled and not case.writes]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState
+from benchmarks.learning import is_token_loss, judge_pretraining, learning_recipes
 
-from hf_ctxmodels.benchmarks.learning import is_token_loss, judge_pretraining, learning_recipes
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec

@@ -9,7 +9,7 @@ from transformers import AutoModelForTokenClassification
 from zoo import CASES, TINY, Case, learnable_batch, make_batch, make_targets
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoForTokenClassification, CtxElmoTokenizer, CtxError
-from hf_ctxmodels.io.word_vectors import WordVectors
+from hf_ctxmodels.conversion.word_vectors import WordVectors
 
 HEADS = [case for case in CASES if case.has_field("mix_decay") and "Classification" in case.auto_name]
 WORDS = ["the", "cat", "sat"]

@@ -6,7 +6,7 @@ import torch
 from zoo import HEADS, Case, make_batch
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.models._shared.lstm_language_model import LSTMForCausalLM
+from hf_ctxmodels.architectures.lstm_language_model import LSTMForCausalLM
 
 LMS = [case for case in HEADS if issubclass(case.model_class, LSTMForCausalLM)]
 IDS = torch.randint(5, 61, (3, 12), generator=torch.Generator().manual_seed(1))

@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModel
 from zoo import FIRST_WORD, Case, assert_same_gradients, gradients, make_batch, make_targets, randomised, tiny_config
 
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
-from hf_ctxmodels.adapters import add_adapter
-from hf_ctxmodels.commands import export, quantize
-from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.multitask.configuration import task_entry
+from hf_ctxmodels.cli import export, quantize
+from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.downstream.adapters import add_adapter
+from hf_ctxmodels.downstream.multitask.configuration import task_entry
 
 HEADS = {
     "pairs": "AutoModelForSequenceClassification",

@@ -23,7 +23,7 @@ from hf_ctxmodels import (
     CtxXLNetTokenizer,
 )
 from hf_ctxmodels.data.sources import load_documents
-from hf_ctxmodels.inference.perplexity import measure_perplexity
+from hf_ctxmodels.evaluation.perplexity import measure_perplexity
 
 DOCUMENTS = ["a cat sat on the mat and saw a dog", "", "rain fell", "the dog ran " * 12]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_perplexity.py"

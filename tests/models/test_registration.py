@@ -35,7 +35,7 @@ for name, code in json.loads(sys.argv[1]).items():
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, name
 """
 HEAVY = ["datasets", "accelerate.accelerator", "evaluate", "matplotlib", "gensim", "hf_ctxmodels.training"]
-HEAVY += ["torch.nn.attention.varlen", "hf_ctxmodels.data.tasks", "hf_ctxmodels.data.sources", "hf_ctxmodels.commands"]
+HEAVY += ["torch.nn.attention.varlen", "hf_ctxmodels.downstream.tasks", "hf_ctxmodels.data.sources", "hf_ctxmodels.cli"]
 IMPORT_FAILS = "try:\n    import hf_ctxmodels\nexcept RuntimeError as error:\n    print(error)\n"
 PROGRAMS = {
     "heavy packages": (
@@ -126,7 +126,7 @@ def test_a_family_imports_only_its_parent(imports: grimp.ImportGraph) -> None:
 
 
 def test_what_families_share_imports_none(imports: grimp.ImportGraph) -> None:
-    assert imported_from("hf_ctxmodels.models._shared", imports) == set()
+    assert imported_from("hf_ctxmodels.architectures", imports) == set()
 
 
 def test_every_folder_of_a_family_is_listed() -> None:

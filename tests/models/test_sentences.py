@@ -8,7 +8,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from zoo import ARCHETYPE_FAMILIES, tiny_config
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.models._shared.sentence_encoder import SentenceEncoder, encode_sentences
+from hf_ctxmodels.architectures.sentence_encoder import SentenceEncoder, encode_sentences
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 

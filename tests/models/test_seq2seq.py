@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.measure import peak_bytes
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
 from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets
 
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError
-from hf_ctxmodels.benchmarks.measure import peak_bytes
+from hf_ctxmodels.architectures.seq2seq_heads import TransformerForConditionalGeneration
 from hf_ctxmodels.core.growing_cache import WritingCache
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
-from hf_ctxmodels.models._shared.seq2seq_heads import TransformerForConditionalGeneration
 
 ALL_WRITERS = [case for case in CASES if issubclass(case.model_class, Seq2SeqHead) and case.has_auto_class]
 WRITERS = [case for case in CASES if issubclass(case.model_class, TransformerForConditionalGeneration)]

@@ -19,7 +19,7 @@ from hf_ctxmodels import (
     CtxXLMRobertaForMaskedLM,
     CtxXLMRobertaForSequenceClassification,
 )
-from hf_ctxmodels.adapters import (
+from hf_ctxmodels.downstream.adapters import (
     get_active_adapters,
     load_adapter,
     load_fusion,

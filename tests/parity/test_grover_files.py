@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.io.tensorflow_files import TensorFlowCheckpoint
+from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 from hf_ctxmodels.models.grover.conversion_grover import read_grover
 
 SCRIPT = Path(__file__).parents[2] / "conversion" / "grover.py"

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.models._shared.fastbpe_files import read_codes
+from hf_ctxmodels.architectures.fastbpe_files import read_codes
 from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_encoder
 
 SCRIPT = Path(__file__).parents[2] / "conversion" / "laser.py"

@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 from zoo import tiny_config
 
-from hf_ctxmodels.adapters import (
+from hf_ctxmodels.compression.distillation import Teacher
+from hf_ctxmodels.downstream.adapters import (
     add_adapter,
     get_active_adapters,
     load_adapter,
     load_saved_adapters,
     save_adapter,
 )
-from hf_ctxmodels.adapters.arguments import exchange_lowest
-from hf_ctxmodels.distillation import Teacher
+from hf_ctxmodels.downstream.adapters.arguments import exchange_lowest
 from hf_ctxmodels.hub.files import repository_files, write_files
 from hf_ctxmodels.registry import FAMILIES
 

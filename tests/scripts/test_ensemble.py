@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.data.tasks import SequenceClassification, TaskArguments
+from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.inference import score_ensemble
 from hf_ctxmodels.registry import FAMILIES
 

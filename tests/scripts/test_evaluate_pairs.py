@@ -8,7 +8,7 @@ import pytest
 from forked import run_forked
 from zoo import Case
 
-from hf_ctxmodels.analysis import MinimalPair, PairResult, evaluate_pairs, read_pairs, total, unigram_scorer
+from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total, unigram_scorer
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.words import CtxWordTokenizer

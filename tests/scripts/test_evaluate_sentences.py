@@ -9,9 +9,9 @@ from forked import run_forked
 from torch import Tensor
 
 from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMModel, CtxXLMTokenizer
-from hf_ctxmodels.commands.evaluate_sentences import retrieval_lines
+from hf_ctxmodels.cli.evaluate_sentences import retrieval_lines
+from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.inference import encode_sentences
-from hf_ctxmodels.io.word_vectors import WordVectors
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_sentences.py"
 WORDS = ["cat", "dog", "tree", "katze", "hund", "baum"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from forked import run_forked
 
-from hf_ctxmodels.io.word_vectors import WordVectors
+from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_words.py"

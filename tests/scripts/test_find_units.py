@@ -9,7 +9,7 @@ from forked import run_forked
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.phrases import entities_of, find_phrases
-from hf_ctxmodels.data.tasks.readers import TaggedSentence
+from hf_ctxmodels.data.table_files import TaggedSentence
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "find_units.py"
 SENTENCES = [

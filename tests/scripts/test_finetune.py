@@ -13,7 +13,7 @@ from forked import run_forked
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from zoo import Case, tiny_config
 
-from hf_ctxmodels.data.tasks import TASKS
+from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 

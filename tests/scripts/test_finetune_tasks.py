@@ -32,16 +32,16 @@ from transformers import (
 )
 
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
-from hf_ctxmodels.commands import push
-from hf_ctxmodels.data.tasks import TaskArguments
-from hf_ctxmodels.data.tasks.task_list import read_task_list
-from hf_ctxmodels.distillation import Teacher
-from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config
-from hf_ctxmodels.multitask.configuration import task_entry
+from hf_ctxmodels.cli import push
+from hf_ctxmodels.compression.distillation import Teacher
+from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config
+from hf_ctxmodels.downstream.finetuning.multitask.evaluation import BestModel
+from hf_ctxmodels.downstream.multitask.configuration import task_entry
+from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.downstream.tasks.task_list import read_task_list
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.multitask.evaluation import BestModel
 from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family
-from hf_ctxmodels.training.saved import load_saved
 
 MAKERS = {
     "sentences": ("sequence-classification", classification_files),

@@ -15,16 +15,16 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig,
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
-from hf_ctxmodels.data.tasks import TaskArguments
-from hf_ctxmodels.data.tasks.seq2seq import Seq2Seq, SourceTarget
+from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels
+from hf_ctxmodels.downstream.finetuning.seq2seq_targets import set_head_tokens, training_smoothing, training_targets
+from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.label_smoothing import smooth_labels
 from hf_ctxmodels.training.loading import new_config
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.writing import set_head_tokens, training_smoothing, training_targets
 
 ROOT = Path(__file__).parents[2]
 WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}

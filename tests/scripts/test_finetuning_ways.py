@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from compare_finetuning import read_ways
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -18,11 +19,10 @@ from transformers import (
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.adapters import add_adapter, set_active_adapters
-from hf_ctxmodels.commands.compare_finetuning import read_ways
-from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.downstream.adapters import add_adapter, set_active_adapters
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingSide, distances, measure_forgetting
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.forgetting import PretrainingSide, distances, measure_forgetting
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "was", "a", "story", "in"]
@@ -241,7 +241,7 @@ def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys
         assert call(monkeypatch, f"{command.replace('-', '_')}.py", *flags) == 0
 
     ran: list[str] = []
-    monkeypatch.setattr("hf_ctxmodels.commands.compare_finetuning.run_stage", stage)
+    monkeypatch.setattr("compare_finetuning.run_stage", stage)
     flags = ["--model", place / "bert", "--train_file", place / "train.tsv", "--validation_file", place / "dev.tsv"]
     flags += ["--text", place / "text.txt", "--flags", "--num_train_epochs 1 --per_device_batch_size 4 --max_length 16"]
     flags += ["--seeds", 2, "--output_dir", tmp_path, "--ways", "plain", "kept: --freeze encoder"]

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClass
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxElmoTokenizer
-from hf_ctxmodels.adapters import add_adapter, save_adapter
+from hf_ctxmodels.downstream.adapters import add_adapter, save_adapter
 from hf_ctxmodels.registry import FAMILIES
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ from transformers import Trainer, TrainingArguments
 from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.downstream.finetuning import ChainThaw, GradualUnfreezing, GradualUnfreezingCallback, ThreeStages
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training import ChainThaw, GradualUnfreezing, GradualUnfreezingCallback, ThreeStages
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.finetuning.method import require_one_process
+from hf_ctxmodels.training.method import require_one_process
 from hf_ctxmodels.training.optim.discriminative_lr import group_rates, layer_groups
 from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler, slanted_triangle
 

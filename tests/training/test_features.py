@@ -12,10 +12,10 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from zoo import HEADS, Case, assert_close, make_batch
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.downstream.finetuning import freeze_encoder
+from hf_ctxmodels.downstream.finetuning.features import FrozenStates, cache_features
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training import freeze_encoder
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.finetuning.features import FrozenStates, cache_features
 from hf_ctxmodels.training.loop import make_accelerator, train
 
 TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
@@ -172,9 +172,9 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
     with pytest.raises(CtxError, match="does not write text"):
         cache_features(writer, tmp_path / "cache", rows, {})
     freeze_encoder(model)
-    monkeypatch.setattr("hf_ctxmodels.training.finetuning.features._SHARD_TOKENS", 8)
+    monkeypatch.setattr("hf_ctxmodels.downstream.finetuning.features._SHARD_TOKENS", 8)
     with monkeypatch.context() as patch:
-        patch.setattr("hf_ctxmodels.training.finetuning.features.json.dumps", interrupted_at_the_index(json.dumps))
+        patch.setattr("hf_ctxmodels.downstream.finetuning.features.json.dumps", interrupted_at_the_index(json.dumps))
         with pytest.raises(KeyboardInterrupt):
             cache_features(model, tmp_path / "cache", rows, {}, shown=False)
     assert list((tmp_path / "cache").iterdir()) == []

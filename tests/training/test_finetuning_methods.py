@@ -14,8 +14,7 @@ from transformers import Trainer, TrainingArguments
 from zoo import Case, assert_close, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training import (
+from hf_ctxmodels.downstream.finetuning import (
     ChainThaw,
     ElasticWeightConsolidation,
     L2ToStart,
@@ -25,9 +24,10 @@ from hf_ctxmodels.training import (
     reinitialize_layers,
     reset_head,
 )
-from hf_ctxmodels.training.finetuning.fisher import fisher_information, sampled_targets, write_fisher
-from hf_ctxmodels.training.finetuning.method import TrainingRun
-from hf_ctxmodels.training.finetuning.reinitializing import kept_head
+from hf_ctxmodels.downstream.finetuning.fisher import fisher_information, sampled_targets, write_fisher
+from hf_ctxmodels.downstream.finetuning.reinitializing import kept_head
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.method import TrainingRun
 from hf_ctxmodels.training.optim.discriminative_lr import layer_groups
 from hf_ctxmodels.training.optim.optimization import make_optimizer
 

@@ -11,10 +11,10 @@ from transformers import T5Config, T5ForConditionalGeneration
 from zoo import Case, make_batch, make_targets
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels, smoothed_loss
+from hf_ctxmodels.downstream.finetuning.loss_normalization import count_loss_targets
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.batches import INDEX_KEY
-from hf_ctxmodels.training.label_smoothing import smooth_labels, smoothed_loss
-from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.steps import Stepper
 

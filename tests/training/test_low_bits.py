@@ -13,18 +13,18 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from zoo import Case, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.adapters import load_saved_adapters
-from hf_ctxmodels.adapters.arguments import TASK_KIND, AdapterArguments
-from hf_ctxmodels.layers.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.layers.low_bits.groups import fake_quantize, pack_bits, packed_size, quantize_groups, unpack_bits
-from hf_ctxmodels.layers.low_bits.modules import PackedLinear, TrainedLinear
-from hf_ctxmodels.layers.low_bits.quantizer import packed_model, train_with_bits
+from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.compression.low_bits.groups import fake_quantize, pack_bits, packed_size, quantize_groups, unpack_bits
+from hf_ctxmodels.compression.low_bits.modules import PackedLinear, TrainedLinear
+from hf_ctxmodels.compression.low_bits.quantizer import packed_model, train_with_bits
+from hf_ctxmodels.compression.low_bits.sensitivity import layers_of, mix_bits, sensitivities, top_eigenvalue
+from hf_ctxmodels.compression.low_bits.training import LowBitsArguments, start_low_bits
+from hf_ctxmodels.downstream.adapters import load_saved_adapters
+from hf_ctxmodels.downstream.adapters.arguments import TASK_KIND, AdapterArguments
+from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
+from hf_ctxmodels.downstream.finetuning.configuration import HowToFinetune
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.finetuning_arguments import FinetuningMethodArguments
-from hf_ctxmodels.training.how_to_finetune import HowToFinetune
-from hf_ctxmodels.training.low_bits import LowBitsArguments, start_low_bits
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
-from hf_ctxmodels.training.sensitivity import layers_of, mix_bits, sensitivities, top_eigenvalue
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 

@@ -9,10 +9,16 @@ import torch
 from zoo import HEADS, Case, assert_close
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.downstream.finetuning import (
+    ElasticWeightConsolidation,
+    L2ToStart,
+    Mixout,
+    reinitialize_layers,
+    reset_head,
+)
+from hf_ctxmodels.downstream.finetuning.fisher import write_fisher
+from hf_ctxmodels.downstream.finetuning.reinitializing import kept_head
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training import ElasticWeightConsolidation, L2ToStart, Mixout, reinitialize_layers, reset_head
-from hf_ctxmodels.training.finetuning.fisher import write_fisher
-from hf_ctxmodels.training.finetuning.reinitializing import kept_head
 from hf_ctxmodels.training.optim.discriminative_lr import layer_groups
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]

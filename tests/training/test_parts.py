@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForTokenClassification
 
 from hf_ctxmodels import CtxBertConfig, CtxError
 from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.downstream.finetuning.loss_normalization import count_loss_targets
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_fit, remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -23,7 +24,6 @@ from hf_ctxmodels.training.loading import (
     load_tokenizer,
     parse_config_options,
 )
-from hf_ctxmodels.training.loss_normalization import count_loss_targets
 from hf_ctxmodels.training.metrics.curve import plot_curve
 from hf_ctxmodels.training.metrics.progress import read_log
 from hf_ctxmodels.training.metrics.summary import TrainingSummary

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_ctxmodels.commands import finetune, pretrain, train_tokenizer
+from hf_ctxmodels.cli import finetune, pretrain, train_tokenizer
 from hf_ctxmodels.training.metrics.progress import read_log
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 

@@ -10,10 +10,10 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_ctxmodels.architectures.static import StaticPreTrainedModel
 from hf_ctxmodels.heads import ForMaskedLM
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.models._shared.static import StaticPreTrainedModel
 from hf_ctxmodels.spec import FamilySpec, Target
 
 PAD, CLS, SEP, MASK, UNKNOWN, FIRST_WORD = 0, 1, 2, 3, 4, 5

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
+from hf_ctxmodels.layers.cpu.onednn import multiplies_fast
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear, linear, product
 from hf_ctxmodels.layers.lm_loss.sampling import sample_rows
-from hf_ctxmodels.layers.onednn import multiplies_fast
 
 # Logits in memory at a time; larger chunks were not faster, smaller ones use the matrix units badly.
 CHUNK_ELEMENTS = 1 << 23

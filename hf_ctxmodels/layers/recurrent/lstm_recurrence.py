@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.layers.cpu.onednn import multiplies, multiply, prepack
 from hf_ctxmodels.layers.linear import product
-from hf_ctxmodels.layers.onednn import multiplies, multiply, prepack
 
 GATES = 4
 _PREPACKED_FROM = 12  # steps; with fewer, the copy of a weight costs more than it saves

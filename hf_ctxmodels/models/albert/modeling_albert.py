@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.transformer.stack import StackOutput
-from hf_ctxmodels.models._shared.transformer_encoder import Encoder, build_embeddings, build_layer
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
 from hf_ctxmodels.models.albert.conversion_albert import ALBERT_EXPORT
 from hf_ctxmodels.models.albert.sharing import SHARED_PARTS, SharedLayers, cache_autocast_casts

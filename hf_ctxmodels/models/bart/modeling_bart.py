@@ -8,16 +8,16 @@ from transformers import GenerationMixin
 from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.embeddings import ScaledEmbedding
-from hf_ctxmodels.models._shared.seq2seq_heads import (
+from hf_ctxmodels.architectures.seq2seq_heads import (
     EndTokenHead,
     Seq2SeqHeadModel,
     TransformerForConditionalGeneration,
 )
-from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
-from hf_ctxmodels.models._shared.transformer_stack import TransformerStack
+from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder
+from hf_ctxmodels.architectures.transformer_stack import TransformerStack
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.embeddings import ScaledEmbedding
 from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
 from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION, BART_EXPORT, BART_UNTIED_EXPORT
 

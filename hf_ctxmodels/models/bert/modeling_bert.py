@@ -9,9 +9,9 @@ from transformers.modeling_outputs import NextSentencePredictorOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.transformer_encoder import Encoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts, cross_entropy_over_targets
-from hf_ctxmodels.models._shared.transformer_encoder import Encoder
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
 from hf_ctxmodels.models.bert.distilbert_export import distilbert_config

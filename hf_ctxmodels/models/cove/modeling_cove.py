@@ -10,6 +10,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.architectures.pretrained_embeddings import (
+    PretrainedEmbeddingEncoder,
+    PretrainedEmbeddingPreTrainedModel,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
@@ -18,11 +23,6 @@ from hf_ctxmodels.layers.positions import with_padding_of_tokens
 from hf_ctxmodels.layers.recurrent.attentional_decoder import reset_cell
 from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
-from hf_ctxmodels.models._shared.pretrained_embeddings import (
-    PretrainedEmbeddingEncoder,
-    PretrainedEmbeddingPreTrainedModel,
-)
 from hf_ctxmodels.models.cove.biattention import Biattention, MaxoutClassifier
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 

@@ -10,14 +10,14 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
+from hf_ctxmodels.architectures.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors
 from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
-from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
-from hf_ctxmodels.models._shared.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, summed_disagreement
 

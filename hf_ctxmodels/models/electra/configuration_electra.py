@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
+from hf_ctxmodels.architectures.configuration_transformer import CtxEncoderConfig
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.models._shared.configuration_transformer import CtxEncoderConfig
 
 
 @strict

@@ -11,6 +11,9 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
+from hf_ctxmodels.architectures.character_vectors import CharacterVectors
+from hf_ctxmodels.architectures.inputs import prepare_inputs
 from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
@@ -21,9 +24,6 @@ from hf_ctxmodels.layers.pooling import RowPooler, token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import concat_directions
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
-from hf_ctxmodels.models._shared.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
-from hf_ctxmodels.models._shared.character_vectors import CharacterVectors
-from hf_ctxmodels.models._shared.inputs import prepare_inputs
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
 

@@ -3,9 +3,9 @@ generation, in which every token of a target is predicted by a query token in it
 
 from transformers import GenerationMixin
 
-from hf_ctxmodels.models._shared.bert_reference import ExportsMaskedLM
-from hf_ctxmodels.models._shared.query_generation import QueryForConditionalGeneration
-from hf_ctxmodels.models._shared.segment_copies import MoreSegmentsThanBert
+from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM
+from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
+from hf_ctxmodels.architectures.segment_copies import MoreSegmentsThanBert
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import TARGET_SEGMENT, CtxErnieGenConfig
 from hf_ctxmodels.models.ernie_gen.conversion_ernie_gen import ERNIE_GEN_EXPORT

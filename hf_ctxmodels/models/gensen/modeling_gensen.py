@@ -11,6 +11,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
@@ -19,8 +21,6 @@ from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import LinearLayers, apply_linear
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder
-from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
-from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
 
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import njit
 
-from hf_ctxmodels.models._shared.static import FASTMATH
+from hf_ctxmodels.architectures.static import FASTMATH
 
 _EPSILON = np.float32(1e-10)  # torch.optim.Adagrad's
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.models._shared.configuration_decoder import CtxDecoderConfig
+from hf_ctxmodels.architectures.configuration_decoder import CtxDecoderConfig
 
 # The reference's name of an activation -> the name here. Its "gelu" is the tanh approximation.
 ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}

@@ -8,11 +8,11 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
+from hf_ctxmodels.architectures.transformer_decoder import Decoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.models._shared.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
-from hf_ctxmodels.models._shared.transformer_decoder import Decoder
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CHOICE_EXPORT, GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
 

@@ -9,6 +9,8 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
+from hf_ctxmodels.architectures.transformer_decoder import Decoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import BLOCK_SLOT, BlockAdapters, add_residual
 from hf_ctxmodels.layers.attention.backends import Mask
@@ -20,8 +22,6 @@ from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import last_columns, states_at
 from hf_ctxmodels.layers.transformer.block import BlockOutput, Memory
-from hf_ctxmodels.models._shared.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
-from hf_ctxmodels.models._shared.transformer_decoder import Decoder
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
 _CUT = 2.0  # standard deviations at which the initialisation is truncated, as in TensorFlow

@@ -5,13 +5,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import LinearLayers
-from hf_ctxmodels.models._shared.pretrained_embeddings import (
+from hf_ctxmodels.architectures.pretrained_embeddings import (
     PretrainedEmbeddingEncoder,
     PretrainedEmbeddingPreTrainedModel,
 )
-from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
+from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSentenceEncoder
+from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.linear import LinearLayers
 from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentConfig
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from hf_ctxmodels.architectures.fastbpe_files import own_name
+from hf_ctxmodels.architectures.torch_lstm import convert_layers, layer_fields, read_torch_file
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.models._shared.fastbpe_files import own_name
-from hf_ctxmodels.models._shared.torch_lstm import convert_layers, layer_fields, read_torch_file
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer

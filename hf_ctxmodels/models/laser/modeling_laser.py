@@ -5,12 +5,12 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder
-from hf_ctxmodels.models._shared.recurrent import RecurrentPreTrainedModel
-from hf_ctxmodels.models._shared.recurrent_sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 
 

@@ -16,6 +16,12 @@ from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.lstm_language_model import (
+    LSTMForCausalLM,
+    LSTMLanguageModel,
+    LSTMLanguageModelOutput,
+    LSTMLanguageModelPreTrainedModel,
+)
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.opening import open_pretrained
@@ -26,12 +32,6 @@ from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import until_last
 from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
-from hf_ctxmodels.models._shared.lstm_language_model import (
-    LSTMForCausalLM,
-    LSTMLanguageModel,
-    LSTMLanguageModelOutput,
-    LSTMLanguageModelPreTrainedModel,
-)
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.architectures.fastbpe_files import own_name
+from hf_ctxmodels.architectures.torch_lstm import read_torch_file
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.models._shared.fastbpe_files import own_name
-from hf_ctxmodels.models._shared.torch_lstm import read_torch_file
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.seq2seq_heads import Seq2SeqHeadModel, TransformerForConditionalGeneration
+from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder
+from hf_ctxmodels.architectures.transformer_stack import Source, TransformerStack
 from hf_ctxmodels.core.inputs import check_aligned, check_padding_mask
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.embeddings import ScaledEmbedding
-from hf_ctxmodels.models._shared.seq2seq_heads import Seq2SeqHeadModel, TransformerForConditionalGeneration
-from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
-from hf_ctxmodels.models._shared.transformer_stack import Source, TransformerStack
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.xlm.languages import continued, language_ids
 

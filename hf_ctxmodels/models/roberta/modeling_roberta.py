@@ -4,11 +4,11 @@ by masked language modelling only."""
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.transformer_encoder import Encoder
 from hf_ctxmodels.core.inputs import count_tokens
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.models._shared.transformer_encoder import Encoder
 from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
 from hf_ctxmodels.models.roberta.conversion_roberta import ROBERTA_EXPORT
 

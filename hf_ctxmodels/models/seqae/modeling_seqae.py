@@ -14,17 +14,17 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.lstm_language_model import (
+    LSTMForCausalLM,
+    LSTMLanguageModel,
+    LSTMLanguageModelPreTrainedModel,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.layers.dropout import dropout, shared_dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.positions import last_columns, states_at
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
-from hf_ctxmodels.models._shared.lstm_language_model import (
-    LSTMForCausalLM,
-    LSTMLanguageModel,
-    LSTMLanguageModelPreTrainedModel,
-)
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM, ReferenceIsBert
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import IGNORED, ItemCounts, check_token_labels, number_of_targets
-from hf_ctxmodels.models._shared.bert_reference import ExportsMaskedLM, ReferenceIsBert
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
 from hf_ctxmodels.models.spanbert.span_boundary import BoundaryTargets, SpanBoundaryHead

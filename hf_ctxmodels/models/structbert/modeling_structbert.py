@@ -4,7 +4,7 @@ words and the order of two segments."""
 from torch import nn
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.models._shared.bert_reference import ExportsMaskedLM, ReferenceIsBert
+from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM, ReferenceIsBert
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.structbert.configuration_structbert import CtxStructBertConfig
 

@@ -13,6 +13,13 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.seq2seq_heads import (
+    EndTokenHead,
+    Seq2SeqHeadModel,
+    TransformerForConditionalGeneration,
+)
+from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder
+from hf_ctxmodels.architectures.transformer_stack import TransformerStack
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.seq2seq import DecoderInputs
@@ -25,13 +32,6 @@ from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import FeedForward, GatedFeedForward, within_half_precision
 from hf_ctxmodels.layers.norm import RMSNorm
 from hf_ctxmodels.layers.transformer.block import TransformerBlock
-from hf_ctxmodels.models._shared.seq2seq_heads import (
-    EndTokenHead,
-    Seq2SeqHeadModel,
-    TransformerForConditionalGeneration,
-)
-from hf_ctxmodels.models._shared.transformer_seq2seq import EncoderDecoder
-from hf_ctxmodels.models._shared.transformer_stack import TransformerStack
 from hf_ctxmodels.models.t5.configuration_t5 import CtxT5Config
 from hf_ctxmodels.models.t5.conversion_t5 import export_table
 

@@ -10,8 +10,8 @@ from typing import IO, Any, NoReturn
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.architectures.torch_lstm import read_torch_file
 from hf_ctxmodels.core.errors import CtxError, boundary
-from hf_ctxmodels.models._shared.torch_lstm import read_torch_file
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer

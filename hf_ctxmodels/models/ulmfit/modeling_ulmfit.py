@@ -2,7 +2,7 @@
 fine-tuned for downstream tasks.
 
 This module has the dropouts, the two regularization terms and the classifier; encoder and language model are in
-`hf_ctxmodels.models._shared.lstm_language_model`.
+`hf_ctxmodels.architectures.lstm_language_model`.
 """
 
 from typing import Any
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.lstm_language_model import (
+    LSTMForCausalLM,
+    LSTMLanguageModel,
+    LSTMLanguageModelPreTrainedModel,
+)
 from hf_ctxmodels.layers.dropout import Dropout, shared_dropout
 from hf_ctxmodels.layers.norm import RowNorm
 from hf_ctxmodels.layers.pooling import RowPooler, token_mask
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedRows
-from hf_ctxmodels.models._shared.lstm_language_model import (
-    LSTMForCausalLM,
-    LSTMLanguageModel,
-    LSTMLanguageModelPreTrainedModel,
-)
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 
 _HIDDEN_DROPOUT = 0.1  # rate after the classifier's hidden layer, as in the released code

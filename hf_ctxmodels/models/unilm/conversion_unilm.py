@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import WeightTransform
 
-from hf_ctxmodels.models._shared.segment_copies import segment_conversion
+from hf_ctxmodels.architectures.segment_copies import segment_conversion
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION, BERT_EXPORT
 from hf_ctxmodels.models.unilm.segments_unilm import COPIED_SEGMENTS
 

@@ -4,11 +4,11 @@ right-to-left and a sequence-to-sequence language model. A token's segment says 
 from torch import Tensor
 from transformers import GenerationMixin
 
+from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM
+from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
+from hf_ctxmodels.architectures.segment_copies import MoreSegmentsThanBert
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
-from hf_ctxmodels.models._shared.bert_reference import ExportsMaskedLM
-from hf_ctxmodels.models._shared.query_generation import QueryForConditionalGeneration
-from hf_ctxmodels.models._shared.segment_copies import MoreSegmentsThanBert
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.unilm.configuration_unilm import CtxUniLMConfig
 from hf_ctxmodels.models.unilm.conversion_unilm import UNILM_EXPORT

@@ -12,8 +12,8 @@ import math
 import numpy as np
 from numba import njit
 
+from hf_ctxmodels.architectures.static import FASTMATH
 from hf_ctxmodels.core.constants import IGNORED
-from hf_ctxmodels.models._shared.static import FASTMATH
 from hf_ctxmodels.models.word2vec.prefetch import fetch
 
 _LEAST = 2.0**-24  # lower bound of a probability in the reported loss

@@ -11,6 +11,8 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel
+from hf_ctxmodels.architectures.transformer_decoder import Decoder, build_layer, without_trailing_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -18,8 +20,6 @@ from hf_ctxmodels.heads.downstream import SequenceHead
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.models._shared.decoder_heads import DecoderForCausalLM, DecoderHeadModel
-from hf_ctxmodels.models._shared.transformer_decoder import Decoder, build_layer, without_trailing_padding
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlm.conversion_xlm import XLM_EXPORT, XLM_SUMMARY_EXPORT
 from hf_ctxmodels.models.xlm.languages import SinusoidalPositions, continued, language_ids

@@ -28,7 +28,7 @@ from hf_ctxmodels.training.checkpoint.optimizer_state import (
     save_random_state,
     whole_weights,
 )
-from hf_ctxmodels.training.finetuning.method import FinetuningMethod
+from hf_ctxmodels.training.method import FinetuningMethod
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics
 from hf_ctxmodels.training.optim.averaging import Averaging
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier

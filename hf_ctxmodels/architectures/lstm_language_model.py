@@ -1,0 +1,243 @@
+"""LSTM language models: the encoder, and the head that predicts the next word.
+
+A family defines its dropout (`embed`, `layer_dropout`, `output_dropout`), its layers, and the regularization terms of
+its loss.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
+from hf_ctxmodels.architectures.inputs import prepare_inputs
+from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.core.cache import RecurrentCache, check_cache
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.packing import PackedRows
+
+
+class LSTMLanguageModelPreTrainedModel(RecurrentPreTrainedModel):
+    """The common model base of LSTM language models."""
+
+    config: CtxLSTMLanguageModelConfig
+    _input_embed_layer = "word_embeddings"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Embedding):
+            init.uniform_(module.weight, -self.config.initializer_range, self.config.initializer_range)
+        elif isinstance(module, nn.Linear):
+            init.normal_(module.weight, std=module.in_features**-0.5)  # `initializer_range` is for embeddings
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
+
+
+@dataclass
+class LSTMLanguageModelOutput(BaseModelOutputWithPooling):
+    """Output of `LSTMLanguageModel`.
+
+    Attributes:
+        last_hidden_state: (batch, length, hidden) of the last layer, before dropout.
+        pooler_output: (batch, hidden) for families with a `pooling`; else None.
+        hidden_states: The embeddings and the layers' outputs, of the widths in `config.layer_sizes`.
+        past_key_values: Hidden and cell state of every layer after a row's last token, (batch, 1, width) each.
+        regularization_loss: In a language model's training, the sum of the additional loss terms; else None.
+    """
+
+    past_key_values: RecurrentCache | None = None
+    regularization_loss: Tensor | None = None
+
+
+class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
+    """Word embeddings and unidirectional LSTM layers, with the widths in `config.layer_sizes`.
+
+    Attributes:
+        pooling: Pooling of a row's states to `pooler_output`; None for none.
+    """
+
+    pooling: ClassVar[Pooling | None] = None
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the model reads from right to left."""
+        return False
+
+    def __init__(self, config: CtxLSTMLanguageModelConfig, add_pooling_layer: bool = False) -> None:
+        super().__init__(config)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.layer_sizes[0])
+        self.layers = nn.ModuleList(self.build_layer(*widths) for widths in pairwise(config.layer_sizes))
+        self.post_init()
+
+    def build_layer(self, input_size: int, output_size: int) -> LSTM:
+        """Create a layer."""
+        return LSTM(input_size, output_size, directions=1, state_bias=True)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(directions, tokens) packed ids -> (directions, tokens, width) embeddings after dropout."""
+        return self.word_embeddings(ids)
+
+    def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
+        """Dropout of (directions, tokens, width), the packed input of the layer at `depth`."""
+        return packed
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        truncation: int | None = None,
+        layers: int | None = None,
+        output_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> LSTMLanguageModelOutput:
+        """Encode a batch.
+
+        Args: those of `prepare_inputs`, whose errors it raises, and
+            past_key_values: The state after the preceding text, returned by an earlier forward; None for zeros.
+            use_cache: Return `past_key_values`; None for `config.stateful`.
+            truncation: Number of steps to back-propagate through; None for all.
+            layers: Number of layers to run, the last of which gives `last_hidden_state`; None for all.
+            output_hidden_states: Return `hidden_states`.
+            kwargs: Ignored arguments of other families' models.
+        """
+        given = (input_ids, inputs_embeds, attention_mask, sequence_ids)
+        inputs = prepare_inputs(self, *given, width=self.config.layer_sizes[0], output_mask=output_mask)
+        if sequence_ids is not None:
+            if past_key_values is not None:
+                raise CtxError("past_key_values cannot be combined with sequence_ids: they hold one state per row.")
+            use_cache = False
+        rows = inputs.pack(2).backward_only() if self.is_backward else inputs.pack(1)
+        packed = rows.pack(inputs.words)
+        packed = self.embed(packed) if inputs.are_ids else packed
+        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        recorded, last, final = self._run(packed, rows, past_key_values, truncation, self.layers[:layers], wants)
+        return LSTMLanguageModelOutput(
+            last_hidden_state=last if output_mask is None else last[output_mask],
+            pooler_output=None if self.pooling is None else pool_rows(last, inputs.tokens, self.pooling),
+            hidden_states=(*recorded, last) if wants else None,
+            past_key_values=final if (self.config.stateful if use_cache is None else use_cache) else None,
+        )
+
+    def _run(
+        self,
+        packed: Tensor,
+        rows: PackedRows,
+        cache: RecurrentCache | None,
+        truncation: int | None,
+        layers: Iterable[nn.Module],
+        records: bool,
+    ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
+        """Each layer's input, if it is to be recorded, and the last one's output, (batch, length, width) each; and the
+        state after the last token."""
+        seen, length = 0, rows.shape[1]
+        before: list[tuple[Tensor, ...] | None] = [None] * len(self.layers)
+        if cache is not None:
+            check_cache(cache, [[(rows.shape[0], 1, size)] * 2 for size in self.config.layer_sizes[1:]])
+            seen, before = cache.seen_tokens, [rows.pack_state(state) for state in cache.states]
+        recorded, after = [], []
+        for depth, layer in enumerate(layers):
+            if records:
+                recorded.append(rows.unpack(packed)[0])
+                packed = rows.repack(recorded[-1][None])  # gradients with respect to what is recorded pass through it
+            packed, state = layer(self.layer_dropout(packed, rows, depth), rows, before[depth], truncation)
+            after.append(rows.unpack_state(state))
+        return recorded, rows.unpack(packed)[0], RecurrentCache(after, seen + length)
+
+
+class LSTMForCausalLM(heads.ForCausalLM):
+    """Predicts each word from the words before it; `past_key_values` carry the state."""
+
+    output_layer = "decoder"
+    state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
+    _is_stateful = True  # tokens cannot be removed from a state, which assisted generation would need
+
+    def build_head(self, config: CtxLSTMLanguageModelConfig) -> None:
+        """The linear map to the vocabulary's logits."""
+        self.decoder = nn.Linear(config.layer_sizes[-1], config.vocab_size)
+
+    def output_dropout(self, states: Tensor) -> Tensor:
+        """Dropout of (batch, length, hidden), the input of `decoder`."""
+        return states
+
+    def regularization_loss(
+        self, raw: Tensor, dropped: Tensor, target_mask: Tensor, neighbours: Tensor
+    ) -> Tensor | None:
+        """The terms that training adds to the summed cross-entropy; None for none.
+
+        Args:
+            raw, dropped: (batch, length, hidden) the last layer's output before and after dropout.
+            target_mask: (batch, length) bool, True at words with a target.
+            neighbours: (batch, length - 1) bool, True where two adjacent words belong to the same sequence.
+        """
+        return None
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the encoder reads from right to left."""
+        return self.base_model.is_backward
+
+    def encode_for_targets(self, target_mask: Tensor | None, everywhere: bool, **inputs: Any) -> Any:
+        """Run the encoder on all words, which the regularization terms need; `last_hidden_state` is after
+        `output_dropout`."""
+        attention_mask, sequence_ids = inputs.get("attention_mask"), inputs.get("sequence_ids")
+        if target_mask is not None:
+            given = (inputs.get("input_ids"), inputs.get("inputs_embeds"), attention_mask, None)
+            self.check_encoder_input(*given, sequence_ids=sequence_ids, output_mask=target_mask)
+        outputs = self.encode(**inputs)
+        raw = outputs.last_hidden_state
+        outputs.last_hidden_state = dropped = self.output_dropout(raw)
+        if target_mask is not None and self.training:
+            neighbours = _neighbours(token_mask(raw, attention_mask, sequence_ids), sequence_ids)
+            outputs.regularization_loss = self.regularization_loss(raw, dropped, target_mask, neighbours)
+        if not everywhere:
+            outputs.last_hidden_state = dropped[target_mask]
+        return outputs
+
+    def next_token_loss(
+        self, outputs: Any, targets: Tensor, counts: heads.ItemCounts, logits: Tensor | None = None
+    ) -> Tensor:
+        """Mean cross-entropy in nats per target, in training with the regularization terms."""
+        loss, more = super().next_token_loss(outputs, targets, counts, logits), outputs.regularization_loss
+        return loss if more is None else loss + heads.mean_over_targets(more, targets, "labels", counts)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The tokens after those in the cache, and their mask; raises CtxError for a backward model."""
+        if self.is_backward:
+            raise CtxError(
+                "A backward language model cannot continue a text at its end.",
+                hint="generate with a forward model.",
+            )
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        if attention_mask is not None:
+            tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+            inputs["attention_mask"] = attention_mask[:, -tokens.shape[1] :]
+        return inputs
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the first forward creates the cache
+
+
+def _neighbours(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
+    """(batch, length - 1) bool: True where two adjacent words belong to the same sequence."""
+    together = tokens[:, 1:] & tokens[:, :-1]
+    return together if sequence_ids is None else together & (sequence_ids[:, 1:] == sequence_ids[:, :-1])

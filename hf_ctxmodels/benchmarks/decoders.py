@@ -1,9 +1,0 @@
-"""The suite `decoders`: causal language models against transformers' at the same weights."""
-
-from functools import partial
-
-from hf_ctxmodels.benchmarks import encoders
-from hf_ctxmodels.benchmarks.cases import GENERATION_CASES, LANGUAGE_MODEL_CASES
-
-run = partial(encoders.run, cases=[*LANGUAGE_MODEL_CASES, *GENERATION_CASES])
-"""Run every case; see `encoders.run`."""

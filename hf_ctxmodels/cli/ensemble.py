@@ -1,0 +1,43 @@
+r"""Classify texts by several models together, by the mean of their probabilities, and say how good they are.
+
+hf-ctxmodels ensemble --models runs/forward runs/backward --validation_file test.tsv --text_columns sentence
+"""
+
+from dataclasses import dataclass, field
+
+from transformers import AutoModelForSequenceClassification
+
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
+from hf_ctxmodels.inference import score_ensemble
+from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class EnsembleArguments:
+    """Which models, and what they classify."""
+
+    models: list[str] = field(metadata={"help": "Directories or Hub ids of classifiers of texts, of any families."})
+    validation_file: str = field(metadata={"help": "Labelled texts, as finetune takes them."})
+    batch_size: int = flag(32, "Texts at a time.")
+
+
+def main() -> None:
+    """Open, classify, print."""
+    arguments, task_arguments = parse_arguments(EnsembleArguments, TaskArguments, description=__doc__)
+    task = SequenceClassification(task_arguments)
+    task.refuse_unread_flags()
+    examples = task.read(arguments.validation_file, "validation")
+    classifiers = []
+    for source in arguments.models:
+        config, tokenizer = load_config(source), load_tokenizer(source)
+        check_fit(tokenizer, config, task_arguments.max_length, location=source)
+        classifiers.append((load_saved(source, AutoModelForSequenceClassification.__name__, config), tokenizer))
+    scores = score_ensemble(classifiers, examples, task, arguments.batch_size)
+    width = max(map(len, [*arguments.models, "together"]))
+    for name, metrics in zip([*arguments.models, "together"], [*scores.alone, scores.together], strict=True):
+        print(f"{name:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+    print(f"{len(examples)} texts")

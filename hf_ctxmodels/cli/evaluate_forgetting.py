@@ -1,0 +1,64 @@
+r"""Measure what fine-tuning forgot: the loss of the checkpoint's own pretraining with the fine-tuned encoder in it, and
+how far the weights moved.
+
+    hf-ctxmodels evaluate-forgetting --pretrained runs/bert --finetuned runs/sst2 --text held_out.txt
+
+The objective, its options and the length are those that the checkpoint was pretrained with.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.outputs import check_new_file, writing
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingSide, measure_forgetting
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class ForgettingArguments:
+    """Which checkpoints, on which text."""
+
+    pretrained: str = field(metadata={"help": "Checkpoint that pretraining left, with its head: directory or Hub id."})
+    finetuned: str = field(metadata={"help": "Checkpoint that was fine-tuned from it."})
+    text: list[str] = field(metadata={"help": "Documents, as --dataset of pretrain; best such as no model has seen."})
+    validation_fraction: float | None = flag(
+        None, "Read only the documents that pretrain holds out with this share, from the same files."
+    )
+    max_length: int | None = flag(None, "Longest row in tokens; by default that of pretraining.")
+    batch_size: int = flag(32, "Rows at a time.")
+    output_file: str | None = flag(None, "Write the numbers here, as .json.")
+    overwrite: bool = flag(False, "Replace --output_file.")
+
+
+def table(found: dict[str, Any]) -> str:
+    """Losses before and after, and the distance of each part of the encoder."""
+    lines = [f"{found['objective']}, {found['rows']} rows", f"{'metric':<28}{'before':>12}{'after':>12}"]
+    for name, value in found["before"].items():
+        lines.append(f"{name.removeprefix('eval_'):<28}{value:>12.4f}{found['after'][name]:>12.4f}")
+    lines.append(f"{'weights':<28}{'distance':>12}{'relative':>12}")
+    for part, moved in found["distances"].items():
+        lines.append(f"{part:<28}{moved['distance']:>12.4f}{moved['relative']:>12.4f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    (arguments,) = parse_arguments(ForgettingArguments, description=__doc__)
+    if arguments.output_file is not None:
+        check_new_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
+    side = PretrainingSide.open(
+        arguments.pretrained,
+        *arguments.text,
+        max_length=arguments.max_length,
+        held_out=arguments.validation_fraction,
+    )
+    found = measure_forgetting(side, arguments.finetuned, arguments.batch_size)
+    if arguments.output_file is not None:
+        path = Path(arguments.output_file)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(table(found))

@@ -1,0 +1,51 @@
+r"""Perplexity of a causal language model on a text, per token and per word, by windows that overlap.
+
+hf-ctxmodels evaluate-perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
+"""
+
+from dataclasses import dataclass, field
+
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.sources import load_documents
+from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.evaluation.perplexity import measure_perplexity
+from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class PerplexityArguments:
+    """Which model, which text, which windows."""
+
+    model: str = field(metadata={"help": "Checkpoint directory or Hub id of a causal language model, or XLNet."})
+    dataset: list[str] = field(
+        metadata={
+            "help": "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id; or several of these."
+        }
+    )
+    split: str = flag("test", "Split of a Hub data set.")
+    validation_fraction: float | None = flag(
+        None, "Read only the documents that pretrain and train-tokenizer hold out with this share, from the same files."
+    )
+    max_length: int | None = flag(None, "Tokens of a window; by default the model's longest input.")
+    stride: int | None = flag(None, "Tokens from a window to the next one; by default half a window.")
+    batch_size: int = flag(8, "Windows at a time.")
+
+
+def main() -> None:
+    """Evaluate, and print one line."""
+    (arguments,) = parse_arguments(PerplexityArguments, description=__doc__)
+    config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
+    check_fit(tokenizer, config, location=arguments.model)
+    model = load_saved(arguments.model, "AutoModelForCausalLM", config)
+    documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True)
+    if arguments.validation_fraction is not None:
+        documents = documents.split(arguments.validation_fraction)[1]
+    # sentences are joined as the objectives of causal language modelling join them
+    windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
+    found = measure_perplexity(model, tokenizer, map(" ".join, documents), **windows)
+    print(
+        f"perplexity {found.per_token:.3f} per token, {found.per_word:.3f} per word; {found.tokens:,} tokens, "
+        f"{found.words:,} words, {found.unknown:,} unknown tokens, {found.nats / found.tokens:.4f} nats per token"
+    )

@@ -1,0 +1,135 @@
+r"""Test the sentence vectors of a model as they are: similarity, linear maps of them, retrieval of translations.
+
+    hf-ctxmodels evaluate-sentences --model runs/infersent --similarity stsb-en-test.csv=1,2,3 \
+        --classification SST-2/train.tsv.gz,SST-2/test.tsv=sentence,label
+    hf-ctxmodels evaluate-sentences --model runs/laser --retrieval verses.en.txt,verses.de.txt
+    hf-ctxmodels evaluate-sentences --model runs/xlm --pooling mean --retrieval en=verses.en.txt,de=verses.de.txt
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from transformers import AutoModel
+
+from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.evaluation import (
+    Criterion,
+    Encode,
+    SentenceSimilarity,
+    classification,
+    relatedness,
+    retrieval,
+    similarity,
+)
+from hf_ctxmodels.layers.pooling import Pooling
+from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class EvaluationArguments:
+    """Which model, and which tests."""
+
+    model: str = field(metadata={"help": "Checkpoint directory or Hub id of a base model or of one with a head."})
+    pooling: str | None = field(
+        default=None,
+        metadata={
+            "help": "How to pool the tokens' states; by default what the model pools itself.",
+            "choices": list(get_args(Pooling)),
+        },
+    )
+    similarity: list[str] = flag((), "FILE=FIRST,SECOND,SCORE: a table, and its columns of two texts and a judgement.")
+    relatedness: list[str] = flag((), "TRAIN,TEST=FIRST,SECOND,SCORE: tables of that kind; what judges is trained.")
+    classification: list[str] = flag(
+        (), "TRAIN,TEST=TEXT,LABEL or TRAIN,TEST=FIRST,SECOND,LABEL: tables, and their columns."
+    )
+    retrieval: list[str] = flag(
+        (), "FILE,FILE: texts and their translations, line by line; or CODE=FILE,CODE=FILE for language embeddings."
+    )
+    batch_size: int = flag(64, "Sentences at a time.")
+    seed: int = flag(0, "Of which training examples choose a penalty.")
+
+
+def parts_of(text: str, name: str, files: int) -> tuple[list[str], list[str]]:
+    """`a,b=c,d` as `["a", "b"], ["c", "d"]`.
+
+    Raises:
+        CtxError: There is another number of files, or there are no columns.
+    """
+    sources, equals, columns = text.partition("=")
+    found = sources.split(",")
+    if len(found) != files or not equals:
+        raise CtxError(f"{text!r} is not of that form.", location=f"--{name}", hint="--help shows it.")
+    return found, columns.split(",")
+
+
+def correlation_line(name: str, found: SentenceSimilarity) -> str:
+    """What is printed of a test of similarity."""
+    return f"{name:<44} spearman {found.spearman:.4f}  pearson {found.pearson:.4f}  {found.pairs} pairs"
+
+
+def translations_of(text: str) -> list[tuple[str, Path]]:
+    """`a,b` as `[("", a), ("", b)]`, `en=a,de=b` as `[("en", a), ("de", b)]`.
+
+    Raises:
+        CtxError: There is another number of files, or a language of one of them alone.
+    """
+    parts = [part.rpartition("=") for part in text.split(",")]
+    if len(parts) != 2 or len({bool(language) for language, _, _ in parts}) != 1:
+        raise CtxError(f"{text!r} is not of that form.", location="--retrieval", hint="--help shows it.")
+    return [(language, Path(file)) for language, _, file in parts]
+
+
+def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
+    """What is printed of a test of retrieval, in both directions.
+
+    Raises:
+        CtxError: The files are not given in that form, or languages for a tokenizer without them.
+    """
+    sides = translations_of(text)
+    vectors = []
+    for language, file in sides:
+        if language:
+            if not hasattr(tokenizer, "language"):
+                raise CtxError(
+                    f"{type(tokenizer).__name__} has no languages.", location="--retrieval", hint="give files alone."
+                )
+            tokenizer.language = language
+        vectors.append(encode([line.strip() for line in read_lines(file)]))
+    lines = []
+    for first, second in ((0, 1), (1, 0)):
+        shares = [f"{each} {retrieval(vectors[first], vectors[second], each):.4f}" for each in get_args(Criterion)]
+        name = f"{sides[first][1].name} -> {sides[second][1].name}"
+        lines.append(f"{name:<44} {'  '.join(shares)}  {len(vectors[0])} pairs")
+    return lines
+
+
+def main() -> None:
+    """Evaluate and print."""
+    (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
+    config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
+    check_fit(tokenizer, config, location=arguments.model)
+    model = load_saved(arguments.model, AutoModel.__name__, config)
+    options = {"pooling": arguments.pooling, "batch_size": arguments.batch_size}
+    encode = partial(encode_sentences, model, tokenizer, **options)
+    for text in arguments.similarity:
+        (file,), columns = parts_of(text, "similarity", 1)
+        print(correlation_line(Path(file).name, similarity(encode, file, columns)))
+    for text in arguments.relatedness:
+        (train, test), columns = parts_of(text, "relatedness", 2)
+        print(correlation_line(test, relatedness(encode, train, test, columns, arguments.seed)))
+    for text in arguments.classification:
+        (train, test), columns = parts_of(text, "classification", 2)
+        result = classification(encode, train, test, columns, arguments.seed)
+        print(
+            f"{test:<44} accuracy {result.accuracy:.4f}  majority {result.majority:.4f}  {result.examples[1]} examples"
+        )
+    for text in arguments.retrieval:
+        print("\n".join(retrieval_lines(encode, tokenizer, text)))

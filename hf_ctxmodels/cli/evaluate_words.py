@@ -1,0 +1,58 @@
+r"""Test the word vectors of a model, or look words up.
+
+    hf-ctxmodels evaluate-words --model runs/word2vec --similarity EN-WS-353-ALL.txt EN-SIMLEX-999.txt \
+        --analogies questions-words.txt.gz --most_frequent 30000
+    hf-ctxmodels evaluate-words --model runs/word2vec --near king --analogy man king woman
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import AutoModel
+
+from hf_ctxmodels.conversion.word_vectors import WordVectors
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.evaluation import (
+    WordSpace,
+    evaluate_analogies,
+    evaluate_similarity,
+    read_analogies,
+    read_similarities,
+)
+from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class EvaluationArguments:
+    """Which model, and which tests."""
+
+    model: str = field(metadata={"help": "Checkpoint directory or Hub id of a static family."})
+    similarity: list[str] = flag((), "Files of two words and a judgement a line, separated by tabs.")
+    analogies: list[str] = flag((), "Files of four words a line, in sections `: name`.")
+    most_frequent: int | None = flag(None, "Search answers among this many of the most frequent words; by default all.")
+    near: list[str] = flag((), "Words whose nearest words are shown.")
+    analogy: list[str] = flag((), "Three words a b c: what is to c as b is to a is shown.")
+
+
+def main() -> None:
+    """Evaluate and print."""
+    (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
+    if len(arguments.analogy) not in (0, 3):
+        raise CtxError("An analogy takes three words.", location="--analogy", hint="give three.")
+    model = load_model(arguments.model, AutoModel.__name__, load_config(arguments.model))
+    space = WordSpace(WordVectors.of_model(model, load_tokenizer(arguments.model)), arguments.most_frequent)
+    for path in arguments.similarity:
+        result = evaluate_similarity(space, read_similarities(path))
+        print(f"{Path(path).name:<28} spearman {result.spearman:.4f}  {result.covered} of {result.pairs} pairs")
+    for path in arguments.analogies:
+        answers = evaluate_analogies(space, read_analogies(path))
+        for name, (right, covered, every) in [*answers.sections.items(), ("all", answers.total)]:
+            share = f"{right / covered:.1%}" if covered else "-"
+            print(f"{name:<28} right {share:>6}  {covered} of {every} questions")
+    for word in arguments.near:
+        print(f"{word}: " + ", ".join(f"{other} {score:.3f}" for other, score in space.most_similar(word)))
+    if arguments.analogy:
+        a, b, c = arguments.analogy
+        print(f"{a} : {b} = {c} : " + ", ".join(f"{d} {score:.3f}" for d, score in space.analogy(a, b, c)))

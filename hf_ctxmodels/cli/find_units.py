@@ -1,0 +1,73 @@
+r"""Write a file of phrases and entities, one per line, for objectives that mask units.
+
+hf-ctxmodels find-units --dataset books.txt --output phrases.txt
+hf-ctxmodels find-units --entities train.conll --gazetteers names.txt phrases.txt --output entities.txt
+hf-ctxmodels pretrain --recipe ernie_learning_2 --objective_options units=phrases.txt ...
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.outputs import check_new_file, writing
+from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.data.phrases import entities_of, find_phrases
+from hf_ctxmodels.data.sources import load_documents
+from hf_ctxmodels.data.table_files import read_conll
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class UnitArguments:
+    """Where units come from, and where they go."""
+
+    output: str = field(metadata={"help": "The file to write: one unit per line, the most frequent first."})
+    dataset: list[str] = flag((), "Text in which phrases are found by their mutual information, as for `pretrain`.")
+    validation_fraction: float = flag(0.0, "Share of the documents that are left out, those that `pretrain` holds out.")
+    gazetteers: list[str] = flag((), "Lists of phrases or entities, one per line; words alone are left out.")
+    entities: list[str] = flag((), "CoNLL files with entities as BIO or IOB1 tags in the last column.")
+    min_count: int = flag(20, "Least number of occurrences of a phrase in the text.")
+    min_information: float = flag(3.0, "Least pointwise mutual information of the parts of a phrase, in nats.")
+    max_words: int = flag(4, "Most words of a phrase found in text.")
+    overwrite: bool = flag(False, "Replace --output if it exists.")
+
+
+def main() -> None:
+    """Find and write units."""
+    (arguments,) = parse_arguments(UnitArguments, description=__doc__)
+    inputs = (*arguments.dataset, *arguments.gazetteers, *arguments.entities)
+    check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
+    units = find_units(arguments)
+    with writing(arguments.output):
+        Path(arguments.output).write_text("".join(f"{unit}\n" for unit, _ in units.most_common()), encoding="utf-8")
+    print(f"{len(units)} units in {arguments.output}, such as: {', '.join(unit for unit, _ in units.most_common(8))}")
+
+
+def find_units(arguments: UnitArguments) -> Counter[str]:
+    """The units of all sources, and how often each was found.
+
+    Raises:
+        CtxError: There is no source, or no unit.
+    """
+    units = Counter[str]()
+    if arguments.dataset:
+        documents = load_documents(*arguments.dataset, skip_empty=True)
+        if arguments.validation_fraction:
+            documents, _ = documents.split(arguments.validation_fraction)
+        limits = ("min_count", "min_information", "max_words")
+        found = find_phrases(documents, **{name: getattr(arguments, name) for name in limits})
+        say(f"{len(found)} phrases in {documents.name}")
+        units.update(found)
+    for file in arguments.gazetteers:
+        units.update(" ".join(line.split()) for line in read_lines(Path(file)) if len(line.split()) > 1)
+    for file in arguments.entities:
+        units.update(entities_of(read_conll(file)))
+    if not units:
+        raise CtxError(
+            "There is no unit of two or more words.",
+            hint="give --dataset, --gazetteers or --entities, or lower --min_count and --min_information.",
+        )
+    return units

@@ -1,0 +1,63 @@
+r"""Pretrain a model of any registered family on raw text.
+
+    hf-ctxmodels pretrain --family bert --config tiny --tokenizer DIR --dataset demo --max_steps 500 \
+        --per_device_batch_size 32 --max_length 128 --output_dir DIR
+
+Runs as well under `accelerate launch`. After an interruption the same command with --resume goes on exactly where the
+last checkpoint was saved.
+"""
+
+from pathlib import Path
+
+from accelerate import PartialState
+
+from hf_ctxmodels.core.screen import next_commands
+from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
+from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
+from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification
+from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
+from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.vocabulary import TrainedPartArguments
+
+
+def main() -> None:
+    """Parse the command line and pretrain; say what was saved where."""
+    arguments, loop_arguments, adapters, part = parse_arguments(
+        PretrainingArguments, LoopArguments, AdapterArguments, TrainedPartArguments, description=__doc__
+    )
+    summary = pretrain(arguments, loop_arguments, adapters, part=part)
+    if not PartialState().is_main_process:
+        return
+    output = loop_arguments.output_dir
+    print(f"{summary.model_class} after {summary.steps:,} steps and {summary.tokens:,} tokens, saved in {output}:")
+    show_results(summary, output)
+    print(
+        next_commands(
+            finetuning_of(output, summary.model_type), ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")
+        )
+    )
+
+
+def show_results(summary: TrainingSummary, output: str) -> None:
+    """Print the files in the output directory, and held-out losses beside their baselines."""
+    print(f"  {', '.join(sorted(path.name for path in Path(output).iterdir()))}")
+    for name, value in summary.metrics.items():
+        if name.startswith("eval_"):
+            baseline = summary.baselines.get(name.removeprefix("eval_"))
+            print(f"  {name:<30}{value:.4f}" + (f"  baseline {baseline:.4f}" if baseline is not None else ""))
+
+
+def finetuning_of(model: str, model_type: str) -> tuple[str, ...]:
+    """The command that fine-tunes a model on a task that its family has a head for.
+
+    Args:
+        model: Its directory.
+        model_type: `model_type` of its configuration.
+    """
+    heads = get_family(model_type).models
+    task = SequenceClassification if SequenceClassification.auto_class in heads else Seq2Seq
+    files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIR")
+    return ("finetune", "--model", model, "--task", task.name, *files)

@@ -1,1 +1,0 @@
-"""What the console command runs: one module per command, whose docstring is its help and whose `main` does the work."""

@@ -1,0 +1,1 @@
+"""Fine-tuning of one encoder on several tasks at once (MT-DNN)."""

@@ -1,0 +1,351 @@
+"""A run over several tasks: read, train together, evaluate each, save one model (Liu et al. 2019, "MT-DNN")."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from accelerate import Accelerator
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.screen import next_commands, say
+from hf_ctxmodels.data.sources import describe_content
+from hf_ctxmodels.downstream.finetuning.multitask.batches import TaskCollator, mean, mixture_of, named
+from hf_ctxmodels.downstream.finetuning.multitask.evaluation import MEAN, BestModel, TasksEvaluation
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels.downstream.multitask.configuration import check_task_name, task_entry
+from hf_ctxmodels.downstream.tasks import Encoded, Task, TaskArguments
+from hf_ctxmodels.downstream.tasks.task_list import ListedTask, TaskList, read_task_list
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint.directory import publish_files, temporary_path
+from hf_ctxmodels.training.loading import check_trainable
+from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
+from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_plans_for_layers
+from hf_ctxmodels.training.recipe import find_packaged
+
+
+@dataclass
+class SeveralTasksArguments:
+    """Several tasks on one encoder (Liu et al. 2019): a list of them in place of --task and its files."""
+
+    tasks: str | None = flag(
+        None,
+        "YAML file that lists tasks with their kinds and files, or the name of one in the package (mtdnn); they are "
+        "learned together, and saved as one model.",
+    )
+    tasks_folder: str | None = flag(None, "Folder where relative paths in the list of tasks start.")
+    only: list[str] = flag((), "With --tasks: train these tasks of the list alone, such as one for comparison.")
+    keep: Literal["last", "best"] = flag(
+        "last",
+        "With --tasks: the model of the last step, or that of the evaluation (--eval_steps) with the highest mean of "
+        "the tasks' main metrics.",
+    )
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a command opens what is trained.
+
+    Attributes:
+        open_parts: A task -> configuration and tokenizer.
+        open_model: A task, its configuration and the tokenizer -> a model with its head.
+        where: The model's place, for errors.
+        frozen: Whether the encoder stays as it is.
+    """
+
+    open_parts: Callable[[Task[Any]], tuple[PreTrainedConfig, PreTrainedTokenizerBase]]
+    open_model: Callable[[Task[Any], PreTrainedConfig, PreTrainedTokenizerBase], PreTrainedModel]
+    where: str
+    frozen: bool = False
+
+
+@dataclass
+class TaskRun:
+    """A task of the run.
+
+    Attributes:
+        listed: Its entry in the list.
+        task: The task, after `configure`.
+        config: The encoder's configuration with its labels and options.
+        training, validation: Its examples.
+        baseline: The metrics of `Task.baseline` for them.
+    """
+
+    listed: ListedTask
+    task: Task[Any]
+    training: list[Any]
+    validation: list[Any]
+    config: CtxConfig = field(default_factory=CtxConfig)
+    baseline: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, listed: ListedTask) -> "TaskRun":
+        """Read both files.
+
+        Raises:
+            CtxError: They cannot be read, or its name is none; the message names the task.
+        """
+        check_task_name(listed.name, listed.where)
+        task = listed.make()
+        try:
+            files = task.read(listed.train_file, "train"), task.read(listed.validation_file, "validation")
+        except CtxError as error:
+            raise _of_task(listed, error) from error
+        return cls(listed, task, *files)
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        """Set the labels and options of the task in a copy of the encoder's configuration.
+
+        Raises:
+            CtxError: The labels are unusable, or the family has no such option.
+        """
+        self.config = deepcopy(config)
+        options = {
+            self.config.head_dropout_field: self.listed.head_dropout,
+            "answer_steps": self.listed.answer_steps or None,
+            "answer_dropout": self.listed.answer_dropout,
+        }
+        for name, value in options.items():
+            if value is None:
+                continue
+            if not hasattr(self.config, name):
+                raise CtxError(
+                    f"{type(config).__name__} has no {name}.", location=self.listed.where, hint="leave it out."
+                )
+            setattr(self.config, name, value)
+        try:
+            self.config.validate()
+            self.task.configure(self.config, self.training, self.validation)
+        except StrictDataclassError as error:
+            raise CtxError(
+                f"The task {self.listed.name}: {error.__cause__}",
+                location=self.listed.where,
+                hint="leave out the option.",
+            ) from error
+        except CtxError as error:
+            raise _of_task(self.listed, error) from error
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoded, Encoded]:
+        """The features of both files, with the task's name; the baseline is computed, too."""
+        try:
+            parts = tuple(named(self.listed.name, self.task.encode(each, tokenizer)) for each in self._files)
+        except CtxError as error:
+            raise _of_task(self.listed, error) from error
+        self.baseline = self.task.score(self.validation, self.task.baseline(self.training, self.validation))
+        metric = self.main[0]
+        if metric not in self.baseline:
+            raise CtxError(
+                f"The task {self.listed.name} has no metric {metric!r}.",
+                location=self.listed.where,
+                hint=f"use one of {', '.join(self.baseline)}.",
+            )
+        self.baseline = {metric: self.baseline[metric], **self.baseline}
+        return parts[0], parts[1]
+
+    @property
+    def main(self) -> tuple[str, float]:
+        """The main metric and its largest value; after `encode`."""
+        return self.listed.metric or next(iter(self.baseline)), 100.0 if self.task.in_percent else 1.0
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What the model's configuration holds of the task."""
+        return task_entry(self.task.auto_class, self.config, self.listed.weight)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must be equal when the run is resumed: the files may lie elsewhere."""
+        files = {name: describe_content(getattr(self.listed, name)) for name in ("train_file", "validation_file")}
+        return {**asdict(self.listed), **files, "where": None}
+
+    @property
+    def _files(self) -> tuple[list[Any], list[Any]]:
+        return self.training, self.validation
+
+
+def _of_task(listed: ListedTask, error: CtxError) -> CtxError:
+    """The error with the name of the task and its place in the list."""
+    location = f"{error.location}; {listed.where}" if error.location else listed.where
+    return CtxError(f"The task {listed.name}: {error.what}", location=location, hint=error.hint)
+
+
+@dataclass(frozen=True)
+class TunedTasks:
+    """What a run over several tasks gave.
+
+    Attributes:
+        runs: Task -> its part.
+        metrics: Of the model that was saved.
+    """
+
+    runs: dict[str, TaskRun]
+    accelerator: Accelerator
+    result: TrainingResult
+    metrics: dict[str, float]
+
+    def save_summary(self) -> None:
+        """Leave `TrainingSummary` in the output directory, with the baselines of all tasks."""
+        baselines = {
+            f"{name}_{metric}": value for name, run in self.runs.items() for metric, value in run.baseline.items()
+        }
+        self.result.metrics = {
+            **self.metrics,
+            **{f"baseline_{name}": value for name, value in {**baselines, "mean": self.mean_baseline}.items()},
+        }
+        summary = self.result.summary(
+            task=", ".join(f"{name} ({run.listed.kind})" for name, run in self.runs.items()),
+            dataset=", ".join(Path(run.listed.train_file).name for run in self.runs.values()),
+            max_length=max(run.listed.arguments.max_length for run in self.runs.values()),
+        )
+        summary.save(self.result.arguments.output_dir)
+
+    @property
+    def mean_baseline(self) -> float:
+        """The mean of the main metrics of the baselines."""
+        return mean(run.baseline[run.main[0]] / run.main[1] for run in self.runs.values())
+
+    def table(self) -> str:
+        """The metrics of every task beside what its baseline gets, the main one first, and the mean of those."""
+        width = max(16, *(len(name) + 2 for name in self.runs))
+        rows = [f"{'task':<{width}}{'metric':<24}{'model':>10}{'baseline':>10}"]
+        for name, run in self.runs.items():
+            for place, (metric, value) in enumerate(run.baseline.items()):
+                shown = self.metrics[f"eval_{name}_{metric}"]
+                rows.append(f"{name if not place else '':<{width}}{metric:<24}{shown:>10.4f}{value:>10.4f}")
+        mains = f"{'mean':<{width}}{'main metrics':<24}{self.metrics[MEAN]:>10.4f}{self.mean_baseline:>10.4f}"
+        return "\n".join([*rows, mains])
+
+
+def finetune_tasks(
+    several: SeveralTasksArguments, defaults: TaskArguments, loop: LoopArguments, start: Start
+) -> TunedTasks:
+    """Read, train, evaluate and save.
+
+    Raises:
+        CtxError: Files, model, tokenizer and flags do not fit.
+    """
+    if loop.lr_reference_targets:
+        raise CtxError(
+            "The targets of different tasks are not counted together.",
+            location=f"--lr_reference_targets {loop.lr_reference_targets}",
+            hint="leave it out.",
+        )
+    if start.frozen:
+        refuse_plans_for_layers(loop)
+    listed = read_task_list(
+        find_packaged(str(several.tasks), "tasks", "list of tasks", "--tasks"), defaults, several.tasks_folder
+    )
+    runs = {each.name: TaskRun.read(each) for each in _chosen(listed, several.only)}
+    # taggers read lists of words, which a tokenizer for texts may not take; theirs takes texts as well
+    first = min(runs.values(), key=lambda run: not run.task.split_words)
+    config, tokenizer = start.open_parts(first.task)
+    for run in runs.values():
+        check_fit(tokenizer, config, run.listed.arguments.max_length, location=start.where)
+        run.configure(config)
+    if isinstance(tokenizer, CtxTokenizer):
+        tokenizer.prepare_for_tasks()
+    accelerator = make_accelerator(loop, unused_parameters=True)  # first: it says what device and processes there are
+    sizes = ", ".join(f"{name} {len(run.training):,}" for name, run in runs.items())
+    say(f"tokenizing the training examples of {len(runs)} tasks: {sizes}", accelerator.is_main_process)
+    encoded = {name: run.encode(tokenizer) for name, run in runs.items()}
+
+    model = _new_model(config, tokenizer, runs, start)
+    collate = TaskCollator({name: run.task.collator(tokenizer) for name, run in runs.items()})
+    size = loop.per_device_batch_size
+    evaluations = {
+        name: TaskEvaluation(run.task, run.validation, encoded[name][1], collate, size) for name, run in runs.items()
+    }
+    best = BestModel(loop.output_dir, loop.resume) if several.keep == "best" else None
+    parts = [training.features for training, _ in encoded.values()]
+    result = train(
+        model,
+        mixture_of(listed, parts, global_batch_size(loop, accelerator), loop.num_train_epochs),
+        collate,
+        loop,
+        accelerator,
+        tokenizer=tokenizer,
+        evaluate=TasksEvaluation(evaluations, {name: run.main for name, run in runs.items()}, best),
+        identity={
+            "tasks": [run.identity for run in runs.values()],
+            "sampling": listed.sampling,
+            "temperature": listed.temperature,
+            "freeze": start.frozen,
+        },
+    )
+    if best is not None and best.metrics:
+        _publish(best, model, tokenizer, accelerator, loop.output_dir)
+    return TunedTasks(runs, accelerator, result, best.metrics if best is not None else result.metrics)
+
+
+def _chosen(listed: TaskList, only: Sequence[str]) -> list[ListedTask]:
+    """The tasks of these names, or all; raises CtxError for a name that is not in the list."""
+    names = [task.name for task in listed.tasks]
+    if unknown := [name for name in only if name not in names]:
+        raise CtxError(
+            f"The list has no task {unknown[0]}.", location=f"--only {unknown[0]}", hint=f"use {', '.join(names)}."
+        )
+    return [task for task in listed.tasks if not only or task.name in only]
+
+
+def _new_model(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, runs: dict[str, TaskRun], start: Start
+) -> CtxMultiTaskModel:
+    """A model with new heads and the encoder that the command starts from."""
+    config.name_or_path = ""  # where it lies is no part of the model
+    entries = {name: run.entry for name, run in runs.items()}
+    heads = {name: CtxMultiTaskConfig(encoder=config, tasks=entries).head_class(name) for name in runs}
+    for name, run in runs.items():
+        if run.listed.arguments.both_orders and not getattr(heads[name], "takes_both_orders", False):
+            raise CtxError(
+                f"{heads[name].__name__} reads a pair in one order.", location=run.listed.where, hint="no both_orders."
+            )
+    # a head that pools has an encoder with a pooler, which serves the others too
+    donor = max(runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps)
+    opened = start.open_model(runs[donor].task, runs[donor].config, tokenizer)
+    check_trainable(opened)
+    if hasattr(opened.config, "vocab_size") and opened.config.vocab_size != config.vocab_size:  # new tokens
+        config.vocab_size = opened.config.vocab_size
+    model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries))
+    for head in model.heads.values():
+        head.load_pretrained_parts()
+    model.take_encoder(opened)
+    if start.frozen:
+        freeze_encoder(model)
+    return model
+
+
+def _publish(
+    best: BestModel,
+    model: CtxMultiTaskModel,
+    tokenizer: PreTrainedTokenizerBase,
+    accelerator: Accelerator,
+    output_dir: str,
+) -> None:
+    """Replace the last model in the output directory by the best one."""
+    if accelerator.is_main_process:
+        temporary = temporary_path(Path(output_dir) / "model")
+        temporary.mkdir()
+        model.save_pretrained(temporary, state_dict=best.weights(), max_shard_size="1000GB")
+        tokenizer.save_pretrained(temporary)
+        publish_files(temporary, Path(output_dir))
+    accelerator.wait_for_everyone()
+
+
+def report(tuned: TunedTasks) -> None:
+    """Save the summary; print the table and the commands that go on."""
+    if not tuned.accelerator.is_main_process:
+        return
+    tuned.save_summary()
+    output, name = tuned.result.arguments.output_dir, next(iter(tuned.runs))
+    print(tuned.table())
+    print(f"model, tokenizer, log and summary saved in {output}")
+    files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIRECTORY")
+    again = ("finetune", "--model", output, "--task_name", name, "--task", tuned.runs[name].listed.kind, *files)
+    print(next_commands(again, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

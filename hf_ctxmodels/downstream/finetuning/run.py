@@ -1,0 +1,375 @@
+"""Fine-tuning of a model on a task: what is opened, trained and evaluated."""
+
+import inspect
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag, refuse_flags
+from hf_ctxmodels.core.generation import check_generates
+from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
+from hf_ctxmodels.downstream.finetuning.configuration import HowToFinetune
+from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels
+from hf_ctxmodels.downstream.finetuning.language import set_language
+from hf_ctxmodels.downstream.finetuning.loss_normalization import count_loss_targets
+from hf_ctxmodels.downstream.finetuning.seq2seq_targets import set_head_tokens, training_smoothing, training_targets
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.multitask.checkpoint_loading import open_config, open_start, require_task
+from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
+from hf_ctxmodels.downstream.tasks.base import Collator
+from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit, check_room
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.batches import EpochIndexed
+from hf_ctxmodels.training.checkpoint.identity import flags_identity
+from hf_ctxmodels.training.loading import (
+    check_trainable,
+    describe_embeddings,
+    load_tokenizer,
+    new_config,
+    new_model,
+    parse_config_options,
+)
+from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
+from hf_ctxmodels.training.pretraining import Learner
+
+# Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
+COMPARED_ELSEWHERE = ("family", "config", "config_options", "model", "task_name", "tokenizer", "predictions_file")
+
+
+@dataclass
+class FinetuneArguments:
+    """What to fine-tune, on what."""
+
+    task: Literal[
+        "sequence-classification",
+        "regression",
+        "token-classification",
+        "question-answering",
+        "multiple-choice",
+        "ranking",
+        "seq2seq",
+    ] = field(default="", metadata={"help": "What the model learns to do; needed, as its files are, without --tasks."})  # type: ignore[arg-type]
+    train_file: str = field(
+        default="",
+        metadata={
+            "help": "Training examples: .csv, .tsv, .txt (tab-separated) or .jsonl; CoNLL columns or .conllu for "
+            "tagging; SQuAD .json for questions; each may end in .gz. Or `demo` for sequence-classification."
+        },
+    )
+    validation_file: str = flag("", "Held-out examples in the same form, or `demo`.")
+    model: str | None = flag(None, "Checkpoint directory or Hub id, with its tokenizer; or start anew by --family.")
+    family: str | None = field(
+        default=None, metadata={"help": "Start from random weights of this family.", "choices": list(FAMILIES)}
+    )
+    config: str | None = flag(None, "With --family: a size of it or a JSON file of its fields; by default tiny.")
+    tokenizer: str | None = flag(
+        None, "With --family: tokenizer directory, from `hf-ctxmodels train-tokenizer`, or Hub id."
+    )
+    unlabelled_file: str | None = flag(
+        None,
+        "Examples in the same form whose labels are not known, or not looked at: every second batch is of them, for "
+        "heads that learn from both (cross-view training).",
+    )
+    train_examples: int | None = flag(None, "Train on a sample of so many examples, the same one whatever the seed.")
+    config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
+    language: str | None = flag(None, "Language of the texts, for models with language embeddings or marks.")
+    task_name: str | None = flag(
+        None, "Where --model was trained by --tasks: the task whose model is the start, by its name in the list."
+    )
+    predictions_file: str | None = flag(None, "Write the final predictions for the validation file here, as .jsonl.")
+
+
+@dataclass
+class FinetuneLoopArguments(LoopArguments):
+    """The loop's flags with the defaults of fine-tuning (Devlin et al. 2019, appendix A.3): 3 epochs at 5e-5."""
+
+    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate."})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Steps of linear warm-up; a value below 1 is a share of all steps."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_steps is None and self.num_train_epochs is None:
+            self.num_train_epochs = 3.0
+        super().__post_init__()
+
+
+def open_parts(
+    arguments: FinetuneArguments, task: Task[Any], own: bool = False
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """Configuration and tokenizer of the checkpoint, or of a new model; `own` opens it by a family of the package.
+
+    Raises:
+        CtxError: both --model and --family are given, or neither, or flags of one with the other; or they cannot be
+            opened.
+    """
+    if (arguments.model is None) == (arguments.family is None):
+        given = None if arguments.model is None else f"--model {arguments.model} --family {arguments.family}"
+        raise CtxError(
+            "A model is to be fine-tuned, but which one?",
+            location=given,
+            hint="give either --model or --family; a recipe may give one, too.",
+        )
+    if arguments.model is not None:
+        _refuse_flags_of_new_models(arguments)
+        changes = parse_config_options(arguments.config_options)
+        config = open_config(arguments.model, changes, arguments.task_name, own=own)
+        describe_embeddings(config)
+        return config, load_tokenizer(arguments.model, split_words=task.split_words)
+    if arguments.task_name is not None:
+        raise CtxError(
+            "A new model was not trained on several tasks.",
+            location=f"--family {arguments.family} --task_name {arguments.task_name}",
+            hint="leave --task_name out, or give --model.",
+        )
+    if arguments.tokenizer is None:
+        raise CtxError("A new model needs a tokenizer.", hint="train one, and name it by --tokenizer.")
+    tokenizer = load_tokenizer(arguments.tokenizer, split_words=task.split_words)
+    prepare_for_tasks(tokenizer)
+    family = get_family(arguments.family or "")
+    config = new_config(family, tokenizer, arguments.config, arguments.config_options)
+    for name, value in task.config_fields(tokenizer).items():
+        if not hasattr(config, name):
+            raise CtxError(
+                f"The tokenizer has {name}={value}, for which {type(config).__name__} has no field.",
+                location=f"--family {family.name} --tokenizer {arguments.tokenizer}",
+                hint="use a tokenizer of that family.",
+            )
+        setattr(config, name, value)
+    return config, tokenizer
+
+
+def _refuse_flags_of_new_models(arguments: FinetuneArguments) -> None:
+    """Raise CtxError for flags beside --model that a checkpoint answers by itself."""
+    beside = (
+        ("tokenizer", "A checkpoint is opened with the tokenizer beside it."),
+        ("config", "A checkpoint has a configuration of its own."),
+    )
+    rules = (
+        (value := getattr(arguments, name), f"--model {arguments.model} --{name} {value}", what)
+        for name, what in beside
+    )
+    refuse_flags(
+        rules,
+        "leave it out; --config_options changes fields of a model's configuration, `pretrain --train embeddings` its "
+        "vocabulary.",
+    )
+
+
+def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -> None:
+    """Add the special tokens that the family's inputs of tasks have beside those of pretraining, if any.
+
+    Raises:
+        CtxError: inputs of `max_length` tokens (0 for any) have no room for text beside them.
+    """
+    if isinstance(tokenizer, CtxTokenizer):
+        tokenizer.prepare_for_tasks()
+    check_room(tokenizer, max_length)
+
+
+def fit_parts(
+    arguments: FinetuneArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Make tokenizer and configuration fit each other and the task; raises CtxError where they cannot."""
+    length = task.arguments.max_length
+    if arguments.language is not None:
+        set_language(config, tokenizer, arguments.language, "--language")
+    check_fit(tokenizer, config, length, location=arguments.model or str(arguments.family))
+    prepare_for_tasks(tokenizer, length)
+    set_head_tokens(task, config, tokenizer)
+
+
+def open_model(
+    arguments: FinetuneArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """The checkpoint's model with the task's head and embeddings of all tokens, or a new one.
+
+    Raises:
+        CtxError: it cannot be opened, or does not take what the task gives.
+    """
+    if arguments.model is None:
+        model = new_model(task.auto_class, config)
+    else:
+        model = open_start(arguments.model, task.auto_class, config, arguments.task_name)
+        if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
+            say(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+            model.new_tokens = len(tokenizer) - known
+    if task.generates:
+        check_generates(model)
+    known = inspect.signature(model.forward).parameters
+    if missing := [name for name in task.further_inputs if name not in known]:
+        raise CtxError(
+            f"{type(model).__name__} does not take {', '.join(missing)}, which the task {task.name} needs.",
+            location=arguments.model or arguments.family,
+            hint="use a model of this package.",
+        )
+    if task.arguments.both_orders and not getattr(model, "takes_both_orders", False):
+        raise CtxError(
+            f"{type(model).__name__} reads a pair in one order.", location="--both_orders", hint="leave it out."
+        )
+    return model
+
+
+def require_whole_models(task: Task[Any], accelerator: Accelerator) -> None:
+    """Raise CtxError if predictions are written and the weights are divided among processes."""
+    deepspeed = (
+        accelerator.state.deepspeed_plugin if accelerator.distributed_type == DistributedType.DEEPSPEED else None
+    )
+    divided = accelerator.distributed_type == DistributedType.FSDP or (deepspeed and deepspeed.zero_stage == 3)
+    if task.generates and divided:
+        raise CtxError(
+            f"The task {task.name} writes predictions, which needs all weights in every process.",
+            location=f"accelerate launch with {accelerator.distributed_type.value}",
+            hint="use data parallelism, as in scripts/accelerate/ddp_cpu.yaml.",
+        )
+
+
+def training_set(
+    file: str | None, task: Task[Any], encoded: Encoded, collate: Collator, model: Any, tokenizer: Any
+) -> tuple[Any, Collator]:
+    """What the loop trains on: examples with labels, in turn with those of a file without.
+
+    Raises:
+        CtxError: the head does not learn without labels, or the file cannot be read.
+    """
+    if file is None:
+        return EpochIndexed(encoded.features), collate
+    if "views" not in getattr(model, "loss_targets", ()):
+        raise CtxError(
+            f"{type(model).__name__} learns from labels alone.",
+            location=f"--unlabelled_file {file}",
+            hint="leave it out, or take a family that learns without them, such as cvt.",
+        )
+    unlabelled = task.encode(task.read_unlabelled(file), tokenizer).features
+    return RoundRobinMixture([encoded.features, without_labels(unlabelled)]), UnlabelledCollator(collate)
+
+
+def sample(examples: list[Any], size: int | None) -> list[Any]:
+    """So many of the examples, drawn with a fixed seed; all of them for None.
+
+    Raises:
+        CtxError: there are not so many.
+    """
+    if size is None:
+        return examples
+    if not 0 < size <= len(examples):
+        raise CtxError(
+            f"There are {len(examples)} training examples.",
+            location=f"--train_examples {size}",
+            hint="give a number from 1 to that.",
+        )
+    return random.Random(0).sample(examples, size)
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """A fine-tuned model and what it was fine-tuned by.
+
+    Attributes:
+        training, validation: The task's examples.
+        evaluation: Of the validation examples.
+        baseline: The metrics of `Task.baseline` for them.
+        ceiling: What the metrics are at most (`Task.ceiling`).
+    """
+
+    task: Task[Any]
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    accelerator: Accelerator
+    training: list[Any]
+    validation: list[Any]
+    evaluation: TaskEvaluation
+    baseline: dict[str, float]
+    ceiling: dict[str, float]
+    result: TrainingResult
+
+    def save_summary(self, arguments: FinetuneArguments) -> None:
+        """Leave `TrainingSummary` in the output directory, with the baseline of the main metric and the ceilings."""
+        main_metric, value = next(iter(self.baseline.items()))
+        self.result.metrics[f"baseline_{main_metric}"] = value
+        self.result.metrics |= {f"ceiling_{name}": most for name, most in self.ceiling.items()}
+        summary = self.result.summary(
+            task=arguments.task,
+            dataset=Path(arguments.train_file).name,
+            max_length=self.task.arguments.max_length,
+        )
+        summary.save(self.result.arguments.output_dir)
+
+
+Learn = Callable[[Task[Any], list[Any], Encoded, Learner, PreTrainedTokenizerBase], tuple[Learner, Any]]
+"""Task, training examples, their encoding, model and collator, tokenizer -> what is trained, on what."""
+
+
+def finetune(
+    arguments: FinetuneArguments,
+    task_arguments: TaskArguments,
+    loop_arguments: LoopArguments,
+    how: HowToFinetune | None = None,
+    learn: Learn | None = None,
+) -> Finetuned:
+    """Read, train, evaluate and save; `learn` puts something else in the model's place in the loop, as distillation.
+
+    Raises:
+        CtxError: Files, model, tokenizer and flags do not fit.
+    """
+    require_task(arguments)
+    how = how or HowToFinetune()
+    task = TASKS[arguments.task](task_arguments)
+    task.refuse_unread_flags()
+    training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
+    training = sample(training, arguments.train_examples)
+    config, tokenizer = open_parts(arguments, task, own=learn is not None)
+    fit_parts(arguments, task, config, tokenizer)
+    task.configure(config, training, validation)
+    how.ways.configure(config)
+    accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
+    shown = accelerator.is_main_process
+    say(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
+    train_collate = training_targets(task, config, tokenizer, loop_arguments.seed, shown)
+    encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
+    baseline, ceiling = task.score(validation, task.baseline(training, validation)), task.ceiling(validation)
+    require_whole_models(task, accelerator)
+
+    model = open_model(arguments, task, config, tokenizer)
+    methods = how.prepare(model, arguments.model, loop_arguments, accelerator)
+    count_loss_targets(model, task.targets)
+    smooth_labels(model, training_smoothing(task, config))
+    collate = task.collator(tokenizer)
+    examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer)
+    how.ways.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
+    check_trainable(model)
+    if how.low_bits is not None:
+        how.low_bits.start(model, encoded.features, collate, loop_arguments.per_device_batch_size, accelerator)
+    evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
+    learner = Learner(model, train_collate)
+    if learn is not None:
+        learner, examples = learn(task, training, encoded, learner, tokenizer)
+    result = train(
+        learner.model,
+        examples,
+        learner.collate,
+        loop_arguments,
+        accelerator,
+        tokenizer=tokenizer,
+        evaluate=evaluation,
+        methods=methods,
+        identity={
+            **how.identity(model),
+            **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
+            **asdict(task_arguments),
+            **learner.identity,
+        },
+    )
+    if how.low_bits is not None:
+        how.low_bits.save(model, tokenizer, loop_arguments.output_dir, accelerator)
+    return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, ceiling, result)

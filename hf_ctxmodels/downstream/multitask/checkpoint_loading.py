@@ -1,0 +1,69 @@
+"""Opening of what is fine-tuned, a task of a model of several tasks too."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels.training.loading import change_config, check_weights, load_config, load_family_config, load_model
+
+
+def open_config(
+    source: str, changes: Mapping[str, Any], task_name: str | None = None, *, own: bool = False
+) -> PreTrainedConfig:
+    """The configuration of a checkpoint; of one of several tasks, that of the plain model of a task.
+
+    Args:
+        source: Directory or Hub id.
+        changes: Fields to replace.
+        task_name: The task; None for a checkpoint of one model.
+        own: Open a checkpoint of transformers with the family that reads it.
+
+    Raises:
+        CtxError: As `load_config`; or the checkpoint has several tasks and none is named, or it has no such task.
+    """
+    config = load_config(source)
+    if isinstance(config, CtxMultiTaskConfig):
+        if task_name is None:
+            raise CtxError(
+                f"The model has several tasks: {', '.join(config.tasks or {})}.",
+                location=source,
+                hint="choose the one to start from by --task_name.",
+            )
+        config = config.task_config(task_name)
+    elif task_name is not None:
+        raise CtxError(
+            "The model was not trained on several tasks.",
+            location=f"--model {source} --task_name {task_name}",
+            hint="leave out --task_name, or give a directory that `finetune --tasks` wrote.",
+        )
+    elif own:
+        config = load_family_config(source)
+    return change_config(config, changes, source)
+
+
+def open_start(source: str, auto_class: str, config: PreTrainedConfig, task_name: str | None = None) -> PreTrainedModel:
+    """`load_model` of a checkpoint, or of a task's weights in one of several tasks.
+
+    Raises:
+        CtxError: As there.
+    """
+    if task_name is None:
+        return load_model(source, auto_class, config)
+    check_weights(Path(source))
+    weights = open_pretrained(CtxMultiTaskModel, source, "the model of several tasks").task_weights(task_name)
+    return load_model(source, auto_class, config, weights=weights)
+
+
+def require_task(arguments: Any) -> None:
+    """Raise CtxError unless the flags of `hf-ctxmodels finetune` give a task and its files."""
+    if missing := [name for name in ("task", "train_file", "validation_file") if not getattr(arguments, name)]:
+        raise CtxError(
+            "A task and its files are to be given.",
+            location=", ".join(f"--{name} is missing" for name in missing),
+            hint="add them, or give a list of several tasks by --tasks.",
+        )

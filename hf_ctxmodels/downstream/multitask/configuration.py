@@ -1,0 +1,143 @@
+"""Configuration of an encoder with the heads of several tasks."""
+
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig
+
+from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.module_names import can_name_a_module
+from hf_ctxmodels.models.bert import CtxBertConfig
+from hf_ctxmodels.registry import get_family
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_KEYS = {"auto_class", "fields", "loss_weight"}
+
+
+def check_task_name(name: str, location: str | None = None) -> None:
+    """Raise CtxError if a task cannot have this name, which is part of the names of its weights and metrics."""
+    if not _NAME.fullmatch(name) or not can_name_a_module(name):
+        raise CtxError(
+            f"A task cannot be named {name!r}.",
+            location=location,
+            hint="use letters, digits, - and _, and no name of a method such as `values`; rte, for example.",
+        )
+
+
+def task_entry(auto_class: str, config: CtxConfig, loss_weight: float = 1.0) -> dict[str, Any]:
+    """What `CtxMultiTaskConfig.tasks` holds of a task.
+
+    Args:
+        auto_class: Of its head, such as "AutoModelForSequenceClassification".
+        config: The family's configuration for the head: its labels, dropout before the head, answer network.
+        loss_weight: Factor of the task's training loss.
+    """
+    names = ["problem_type", *(name for name in ("answer_steps", "answer_dropout") if hasattr(config, name))]
+    fields = {name: getattr(config, name) for name in [*names, config.head_dropout_field]}
+    labels = {str(number): label for number, label in (config.id2label or {}).items()}
+    return {
+        "auto_class": auto_class,
+        "loss_weight": loss_weight,
+        "fields": {**fields, "id2label": labels, "label2id": {label: int(number) for number, label in labels.items()}},
+    }
+
+
+@strict
+class CtxMultiTaskConfig(CtxConfig):
+    """An encoder's configuration, and what each task changes in it.
+
+    Args: those of `CtxConfig`, and
+        encoder: The configuration of the encoder's family, or its dictionary; a small BERT's where there is none.
+        tasks: Name of a task -> "auto_class" of its head, "fields" of the encoder's configuration that differ for it,
+            and "loss_weight", the factor of its loss in training; see `task_entry`.
+
+    Raises:
+        CtxError: A task's name, head or field is wrong, or the encoder is of no family.
+    """
+
+    model_type = MULTITASK_MODEL_TYPE
+    sub_configs: ClassVar[dict[str, Any]] = {"encoder": AutoConfig}
+
+    encoder: Any = None
+    tasks: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.encoder is None:
+            self.encoder = CtxBertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2)
+        if isinstance(self.encoder, Mapping):
+            self.encoder = get_family(str(self.encoder.get("model_type"))).config.from_dict(dict(self.encoder))
+        self.tasks = deepcopy(self.tasks or {})
+        self._check_tasks()
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(self.encoder, name))
+        super().__post_init__(**kwargs)
+        self.is_encoder_decoder = self.encoder.is_encoder_decoder
+
+    def _check_tasks(self) -> None:
+        """Check names, heads and fields of the tasks."""
+        family = get_family(self.encoder)
+        for name, task in (self.tasks or {}).items():
+            where = f"tasks[{name!r}]"
+            check_task_name(name, where)
+            if not isinstance(task, Mapping) or set(task) != _KEYS:
+                raise CtxError(f"A task has {', '.join(sorted(_KEYS))}, not {task!r}.", location=where)
+            if task["auto_class"] not in family.models:
+                raise CtxError(
+                    f"The family {family.name} has no {task['auto_class']}.",
+                    location=where,
+                    hint=f"use one of {', '.join(each for each in family.models if 'For' in each)}.",
+                )
+            if unknown := set(task["fields"]) - {*family.config.__dataclass_fields__}:
+                raise CtxError(f"{family.config.__name__} has no field {', '.join(sorted(unknown))}.", location=where)
+
+    def head_class(self, task: str) -> Any:
+        """The class of the family's head for a task."""
+        return get_family(self.encoder).models[self._task(task)["auto_class"]]
+
+    def loss_weight(self, task: str) -> float:
+        """The factor of a task's training loss."""
+        return self._task(task)["loss_weight"]
+
+    def task_config(self, task: str) -> CtxConfig:
+        """The configuration of a task's plain model, of the encoder's family.
+
+        Raises:
+            CtxError: There is no such task.
+        """
+        values = {**self.encoder.to_dict(), **self._task(task)["fields"], "tokenizer_digest": self.tokenizer_digest}
+        for name in ("architectures", "auto_map", "_name_or_path"):
+            values.pop(name, None)
+        config = type(self.encoder).from_dict(values)
+        config._attn_implementation = self.encoder._attn_implementation
+        return config
+
+    def _task(self, name: str) -> dict[str, Any]:
+        tasks = self.tasks or {}
+        if name not in tasks:
+            raise CtxError(
+                f"The model has no task {name!r}.",
+                location=self.name_or_path or None,
+                hint=f"use one of {', '.join(tasks) or 'none: it has no task at all'}.",
+            )
+        return tasks[name]
+
+    @property
+    def max_sequence_length(self) -> int | None:
+        """Longest input in tokens; None for no limit."""
+        return self.encoder.max_sequence_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that the encoder embeds."""
+        return self.encoder.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the encoder's states."""
+        return self.encoder.hidden_size

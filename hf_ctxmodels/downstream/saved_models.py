@@ -1,0 +1,50 @@
+"""Models as they were saved, with the adapters beside them: for what uses a model, and does not train it."""
+
+from pathlib import Path
+
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+
+from hf_ctxmodels.core.opening import adding_adapters, open_pretrained
+from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.downstream.adapters import load_saved_adapters
+from hf_ctxmodels.downstream.adapters.files import has_saved_adapters
+from hf_ctxmodels.registry import saved_class
+from hf_ctxmodels.training.loading import check_weights, load_config, load_model, require_one_task
+
+
+def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """`load_model`, with the adapters that lie beside the model, as active as they were.
+
+    Raises:
+        CtxError: As there, or as `load_saved_adapters`; or the model has several tasks and a head is asked for.
+    """
+    if auto_class != AutoModel.__name__:
+        require_one_task(config, str(source))
+    with adding_adapters():
+        model = load_model(source, auto_class, config)
+    return with_saved_adapters(model, source)
+
+
+def open_saved(source: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
+    """The model as it was saved: the class with its head, and adapters as in `load_saved`; in evaluation mode.
+
+    Args:
+        source: Directory or Hub id.
+        config: Its configuration, where that was read already.
+
+    Raises:
+        CtxError: It cannot be opened, is damaged, or has several tasks.
+    """
+    config = load_config(source) if config is None else config
+    require_one_task(config, source)
+    check_weights(Path(source))
+    with adding_adapters():
+        model = open_pretrained(saved_class(config), source, "the model")
+    return with_saved_adapters(model, source).eval()
+
+
+def with_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
+    """The model, with the adapters that lie in a directory or Hub id, if any; raises CtxError as `load_adapter`."""
+    if has_saved_adapters(source):
+        say(f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are added, as active as they were")
+    return model

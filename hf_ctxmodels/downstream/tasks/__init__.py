@@ -1,0 +1,24 @@
+"""Fine-tuning tasks: `TASKS` maps what `hf-ctxmodels finetune --task` takes to the class that does the work."""
+
+from typing import Any
+
+from hf_ctxmodels.downstream.tasks.base import Encoded, Task, TaskArguments
+from hf_ctxmodels.downstream.tasks.multiple_choice import MultipleChoice
+from hf_ctxmodels.downstream.tasks.question_answering import QuestionAnswering
+from hf_ctxmodels.downstream.tasks.ranking import Ranking
+from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
+from hf_ctxmodels.downstream.tasks.sequence_classification import Regression, SequenceClassification
+from hf_ctxmodels.downstream.tasks.token_classification import TokenClassification
+
+TASKS: dict[str, type[Task[Any]]] = {
+    task.name: task
+    for task in (
+        SequenceClassification,
+        Regression,
+        TokenClassification,
+        QuestionAnswering,
+        MultipleChoice,
+        Ranking,
+        Seq2Seq,
+    )
+}

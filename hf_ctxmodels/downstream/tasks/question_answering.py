@@ -1,0 +1,282 @@
+"""Extractive question answering: a question and a context -> the span that answers it (SQuAD 1.1 and 2.0)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.json_text import parse_json
+from hf_ctxmodels.data.files import file_kind, read_text
+from hf_ctxmodels.downstream.tasks import metrics
+from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task
+
+MAX_QUESTION_TOKENS = 64  # longer questions are cut, as in BERT's own SQuAD runs (Devlin et al. 2019, released code)
+_SQUAD_HINT = (
+    'write {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": '
+    '[{"text": ..., "answer_start": ...}]}]}]}]}.'
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context; `answers` are (offset in characters, text), none if it is unanswerable."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[int, str], ...]
+    where: str
+
+
+@dataclass(frozen=True)
+class AnswerSpan:
+    """A predicted answer ("" for none), and the predicted probability that there is none."""
+
+    text: str
+    no_answer_probability: float = 0.0
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of a context in one feature.
+
+    Attributes:
+        example: Index of the example.
+        null_position: The token that represents "no answer in this window".
+        spans: (tokens, 2) begin and end in characters of each token of the context, (-1, -1) for other tokens.
+    """
+
+    example: int
+    null_position: int
+    spans: np.ndarray
+
+
+def read_squad(file: str) -> list[Question]:
+    """The questions of a SQuAD 1.1 or 2.0 JSON file.
+
+    Raises CtxError for other files, two questions with the same id, or an answer that is not at its offset.
+    """
+    questions: list[Question] = []
+    whole = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
+    with boundary("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
+        for article in whole["data"]:
+            for paragraph in article["paragraphs"]:
+                for entry in paragraph["qas"]:
+                    answers = () if entry.get("is_impossible") else entry["answers"]
+                    spans = tuple((int(answer["answer_start"]), str(answer["text"])) for answer in answers)
+                    where = f"{file}, question {entry['id']!r}"
+                    question, context = _text(entry["question"]), _text(paragraph["context"])
+                    questions.append(Question(str(entry["id"]), question, context, spans, where))
+    if not questions:
+        raise CtxError("No questions.", location=file, hint="give a file with at least one question.")
+    _check(questions)
+    return questions
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text is {str(value)[:80]!r}")
+    return value
+
+
+def _check(questions: list[Question]) -> None:
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise CtxError(
+                "Two questions have this id.", location=question.where, hint="give every question a different id."
+            )
+        seen.add(question.id)
+        for start, text in question.answers:
+            actual = question.context[max(start, 0) : start + len(text)]
+            if actual != text or not text:
+                raise CtxError(
+                    f"The answer {text!r} is not at character {start} of its context, which has {actual!r} there.",
+                    location=question.where,
+                    hint="correct answer_start (it counts characters, not bytes), or remove the question.",
+                )
+
+
+class _SpanCollator(DataCollatorWithPadding):
+    """Pads features, and shifts the positions of answers by padding on the left."""
+
+    def __call__(self, features: list[Feature]) -> dict[str, Any]:
+        if self.tokenizer.padding_side == "left":
+            longest = max(len(feature["input_ids"]) for feature in features)
+            features = [
+                feature
+                | {
+                    name: feature[name] + longest - len(feature["input_ids"])
+                    for name in ("start_positions", "end_positions")
+                }
+                for feature in features
+            ]
+        return super().__call__(features)
+
+
+class QuestionAnswering(Task[Question]):
+    """Spans of a context; long contexts are split into windows that share `doc_stride` tokens.
+
+    The target of a window without the whole answer is the null position (the classification token), as in Devlin et
+    al. 2019, sections 4.2 and 4.3. The predicted answer is the best span of all windows; if the data have unanswerable
+    questions, it is "" where the null score of every window exceeds that of this span.
+    """
+
+    name: ClassVar[str] = "question-answering"
+    auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
+    targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
+    output_names: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
+    per_token: ClassVar[bool] = True
+    in_percent: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("max_length", "doc_stride", "max_answer_length")
+
+    has_unanswerable: bool
+
+    def read_file(self, file: str) -> list[Question]:
+        """See `Task.read_file`."""
+        if file_kind(Path(file)) != ".json":
+            raise CtxError("Not a .json file.", location=file, hint="give a .json file in the format of SQuAD.")
+        return read_squad(file)
+
+    def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
+        """See `Task.configure`."""
+        self.has_unanswerable = any(not question.answers for question in (*train, *validation))
+
+    def encode(self, examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+        """Origins are `Window`s."""
+        max_length = self.arguments.max_length
+        stride = max_length // 3 if self.arguments.doc_stride is None else self.arguments.doc_stride
+        questions = _truncated_questions(examples, tokenizer)
+        longest = max(len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"])
+        room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
+        if stride >= room or stride < 0:
+            raise CtxError(
+                f"Windows of {max_length} tokens leave {room} for the context beside the longest question ({longest}), "
+                f"which is not more than the {stride} they share.",
+                location="--max_length, --doc_stride",
+                hint=f"raise --max_length, or give a --doc_stride from 0 to {room - 1}.",
+            )
+        encoding = tokenizer(
+            questions,
+            [example.context for example in examples],
+            truncation="only_second",
+            max_length=max_length,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        example_indices, offsets = encoding.pop("overflow_to_sample_mapping"), encoding.pop("offset_mapping")
+        features, origins = [], []
+        for i, example_index in enumerate(example_indices):
+            in_context = np.array([part == 1 for part in encoding.sequence_ids(i)])
+            spans = np.where(in_context[:, None], np.array(offsets[i]), -1)
+            ids = encoding["input_ids"][i]
+            null = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
+            window = Window(example_index, null, spans)
+            start, end = _target(examples[example_index], window)
+            feature = {name: encoding[name][i] for name in encoding}
+            features.append(feature | {"start_positions": start, "end_positions": end})
+            origins.append(window)
+        return Encoded(features, origins)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        """See `Task.collator`."""
+        return FeatureCollator(_SpanCollator(tokenizer))
+
+    def decode(self, examples: Sequence[Question], encoded: Encoded, outputs: Sequence[Logits]) -> list[AnswerSpan]:
+        """See `Task.decode`."""
+        best = [(-np.inf, "")] * len(examples)
+        null = [np.inf] * len(examples)
+        for window, output in zip(encoded.origins, outputs, strict=True):
+            start, end = output["start_logits"].astype(np.float64), output["end_logits"].astype(np.float64)
+            index = window.example
+            null[index] = min(null[index], start[window.null_position] + end[window.null_position])
+            score, first, last = best_span(start, end, window.spans[:, 0] >= 0, self.arguments.max_answer_length)
+            if score > best[index][0]:
+                best[index] = (score, examples[index].context[window.spans[first, 0] : window.spans[last, 1]])
+        predictions = []
+        for (score, text), null_score in zip(best, null, strict=True):
+            probability = float(1 / (1 + np.exp(np.clip(score - null_score, -500, 500))))
+            none = self.has_unanswerable and null_score > score
+            predictions.append(AnswerSpan("" if none else text, probability))
+        return predictions
+
+    def score(self, examples: Sequence[Question], predictions: Sequence[AnswerSpan]) -> dict[str, float]:
+        """Exact match and F1 in percent: SQuAD 2.0's if the data have unanswerable questions, else SQuAD 1.1's."""
+        # Numbered again, because ids are unique only within a file.
+        answers = [{"text": [text for _, text in example.answers]} for example in examples]
+        references = [{"id": str(i), "answers": answer} for i, answer in enumerate(answers)]
+        answered: list[dict[str, Any]] = [
+            {
+                "id": str(i),
+                "prediction_text": prediction.text,
+                "no_answer_probability": prediction.no_answer_probability,
+            }
+            for i, prediction in enumerate(predictions)
+        ]
+        if self.has_unanswerable:
+            scores = metrics.squad_v2(predictions=answered, references=references)
+            return {name: value for name, value in scores.items() if not name.startswith("best_")}
+        scores = metrics.squad(predictions=answered, references=references)
+        return {name: scores[name] for name in ("f1", "exact_match")}
+
+    def baseline(self, train: Sequence[Question], validation: Sequence[Question]) -> list[AnswerSpan]:
+        """The first sentence of the context; no answer if most training questions have none."""
+        if 2 * sum(not question.answers for question in train) > len(train):
+            return [AnswerSpan("", 1.0)] * len(validation)
+        return [AnswerSpan(question.context.split(". ")[0]) for question in validation]
+
+    def record(self, example: Question, prediction: AnswerSpan) -> dict[str, Any]:
+        """See `Task.record`."""
+        return {
+            "id": example.id,
+            "answers": [text for _, text in example.answers],
+            "prediction": prediction.text,
+            "no_answer_probability": prediction.no_answer_probability,
+        }
+
+
+def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_length: int) -> tuple[float, int, int]:
+    """The highest start[i] + end[j] with i <= j < i + max_length and both positions allowed: (score, i, j).
+
+    `start`, `end` (tokens,) are logits; `allowed` (tokens,) is boolean. The score is -inf if no position is allowed.
+    """
+    width = min(max_length, len(start))
+    ends = np.concatenate([np.where(allowed, end, -np.inf), np.full(width - 1, -np.inf)])
+    scores = np.where(allowed, start, -np.inf)[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)
+    first, extra = np.unravel_index(int(scores.argmax()), scores.shape)
+    return float(scores[first, extra]), int(first), int(first + extra)
+
+
+def _truncated_questions(examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The questions without leading spaces, each of at most MAX_QUESTION_TOKENS tokens."""
+    questions = [example.question.lstrip() for example in examples]
+    encoding = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
+    return [
+        question if len(offsets) <= MAX_QUESTION_TOKENS else question[: offsets[MAX_QUESTION_TOKENS - 1][1]]
+        for question, offsets in zip(questions, encoding["offset_mapping"], strict=True)
+    ]
+
+
+def _target(question: Question, window: Window) -> tuple[int, int]:
+    """First and last token of the first answer; the null position twice if the window lacks a part of it."""
+    null = window.null_position
+    if not question.answers:
+        return null, null
+    begin, text = question.answers[0]
+    finish = begin + len(text)
+    # Spaces at the ends of the answer belong to no token, so its ends need not be ends of tokens.
+    touched = np.flatnonzero((window.spans[:, 0] < finish) & (window.spans[:, 1] > begin) & (window.spans[:, 0] >= 0))
+    in_context = np.flatnonzero(window.spans[:, 0] >= 0)
+    if not len(touched):
+        return null, null
+    covered_from, covered_to = window.spans[in_context[0], 0], window.spans[in_context[-1], 1]
+    stripped_begin = begin + len(text) - len(text.lstrip())
+    stripped_finish = begin + len(text.rstrip())
+    if stripped_begin < covered_from or stripped_finish > covered_to:
+        return null, null
+    return int(touched[0]), int(touched[-1])

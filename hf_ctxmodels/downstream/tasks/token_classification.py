@@ -1,0 +1,160 @@
+"""Token classification: a tag for every word (entities, chunks, parts of speech)."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.files import file_kind
+from hf_ctxmodels.data.table_files import TaggedSentence, is_bio, read_conll, read_conllu, read_table, to_bio
+from hf_ctxmodels.downstream.tasks import metrics
+from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, FeatureCollator, LabelledTask, Logits, majority
+
+
+class TokenClassification(LabelledTask[TaggedSentence]):
+    """One tag per word, from CoNLL columns, CoNLL-U, or JSONL with a list of words and a list of tags.
+
+    The tag of a word is the target of its first sub-word; the others are not targets. A sentence over `max_length` is
+    continued in further features. A word without sub-words (control characters, for example) is predicted `O`, or the
+    first label if there is no `O`.
+    """
+
+    name: ClassVar[str] = "token-classification"
+    auto_class: ClassVar[str] = "AutoModelForTokenClassification"
+    split_words: ClassVar[bool] = True
+    per_token: ClassVar[bool] = True
+
+    def read_file(self, file: str) -> list[TaggedSentence]:
+        """See `Task.read_file`."""
+        word_column, tag_column = self.arguments.text_columns, self.arguments.label_column
+        if file_kind(Path(file)) == ".conllu":
+            return read_conllu(file, word_column or "FORM", tag_column or "UPOS")
+        if file_kind(Path(file)) == ".jsonl":
+            return self._read_jsonl(file, word_column or "tokens", tag_column or "tags")
+        try:
+            return read_conll(file, int(word_column or 1), int(tag_column or -1))
+        except ValueError as error:
+            if isinstance(error, CtxError):
+                raise
+            raise CtxError(
+                f"CoNLL columns have numbers, not names; got {word_column!r} and {tag_column!r}.",
+                location=str(file),
+                hint="give --text_columns and --label_column as numbers (1 = first, -1 = last).",
+            ) from error
+
+    def read_unlabelled(self, file: str) -> list[TaggedSentence]:
+        """See `Task.read_unlabelled`: a file as for `read_file`, whose tags are ignored, or JSONL without tags."""
+        if file_kind(Path(file)) == ".jsonl":
+            column = self.arguments.text_columns or "tokens"
+            rows = [(row.values[column], row.where) for row in read_table(file, [column])]
+            if bad := [where for words, where in rows if not isinstance(words, list) or not words]:
+                raise CtxError(f"Expected a list of words in {column!r}.", location=bad[0], hint="correct the line.")
+            unlabelled = [([str(word) for word in words], where) for words, where in rows]
+        else:
+            unlabelled = [(sentence.words, sentence.where) for sentence in self.read_file(file)]
+        return [TaggedSentence(words, [self.labels[0]] * len(words), where) for words, where in unlabelled]
+
+    def _read_jsonl(self, file: str, word_column: str, tag_column: str) -> list[TaggedSentence]:
+        sentences = []
+        for row in read_table(file, [word_column, tag_column]):
+            words, tags = row.values[word_column], row.values[tag_column]
+            if not (isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0):
+                raise CtxError(
+                    f"Expected two lists of the same length, got {words!r} and {tags!r}.",
+                    location=row.where,
+                    hint=f"give the words as {word_column!r} and a tag for each as {tag_column!r}.",
+                )
+            sentences.append(TaggedSentence([str(word) for word in words], [str(tag) for tag in tags], row.where))
+        return to_bio(sentences)
+
+    def configure(
+        self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
+    ) -> None:
+        """See `Task.configure`."""
+        tags = {tag for sentence in train for tag in sentence.tags}
+        if is_bio(sorted(tags)):
+            # Both prefixes of every type: a small training file may lack the `I-` of a type.
+            kinds = sorted({tag[2:] for tag in tags if tag != "O"})
+            self._set_labels(config, ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")])
+        else:
+            self._set_labels(config, sorted(tags))
+        if len(self.labels) < 2:
+            raise CtxError(
+                f"All training words have the tag {self.labels[0]!r}; a tagger needs two tags or more.",
+                location="--train_file",
+                hint="add sentences with other tags, or choose another column with --label_column.",
+            )
+
+    def encode(self, examples: Sequence[TaggedSentence], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+        """Origins are (example index, {position of a first sub-word: word index})."""
+        targets = [[self._label_id(tag, sentence.where) for tag in sentence.tags] for sentence in examples]
+        encoding = tokenizer(
+            [sentence.words for sentence in examples],
+            is_split_into_words=True,
+            truncation=True,
+            max_length=self.arguments.max_length,
+            return_overflowing_tokens=True,
+        )
+        example_indices = encoding.pop("overflow_to_sample_mapping")
+        features, origins = [], []
+        seen: dict[int, int] = defaultdict(lambda: -1)  # example -> the last word whose first sub-word was seen
+        for i, example_index in enumerate(example_indices):
+            positions: dict[int, int] = {}
+            for position, word in enumerate(encoding.word_ids(i)):
+                if word is not None and word > seen[example_index]:
+                    positions[position] = seen[example_index] = word
+            if not positions:
+                continue  # the inside of a word longer than a window
+            labels = [IGNORED] * len(encoding["input_ids"][i])
+            for position, word in positions.items():
+                labels[position] = targets[example_index][word]
+            features.append({name: encoding[name][i] for name in encoding} | {"labels": labels})
+            origins.append((example_index, positions))
+        return Encoded(features, origins)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        """See `Task.collator`."""
+        return FeatureCollator(DataCollatorForTokenClassification(tokenizer, label_pad_token_id=IGNORED))
+
+    def decode(
+        self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
+    ) -> list[list[str]]:
+        """See `Task.decode`."""
+        absent = "O" if "O" in self.labels else self.labels[0]
+        predictions = [[absent] * len(sentence.words) for sentence in examples]
+        for (example_index, positions), output in zip(encoded.origins, outputs, strict=True):
+            best = np.asarray(output["logits"]).argmax(axis=-1)
+            for position, word in positions.items():
+                predictions[example_index][word] = self.labels[int(best[position])]
+        return predictions
+
+    def score(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> dict[str, float]:
+        """Precision, recall and F1 of entities for BIO tags; accuracy and the mean F1 over tags for others."""
+        references = [sentence.tags for sentence in examples]
+        if is_bio(self.labels):
+            report = metrics.seqeval(predictions=predictions, references=references)
+            return {name: report[f"overall_{name}"] for name in ("f1", "precision", "recall", "accuracy")}
+        sides: dict[str, Any] = {
+            "predictions": [self.labels.index(tag) for tags in predictions for tag in tags],
+            "references": [self.labels.index(tag) for tags in references for tag in tags],
+        }
+        return metrics.accuracy(**sides) | {"f1_macro": metrics.f1(**sides, average="macro")["f1"]}
+
+    def baseline(self, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]) -> list[list[str]]:
+        """The most frequent tag of each word in the training file; for unknown words, of all words."""
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for sentence in train:
+            for word, tag in zip(sentence.words, sentence.tags, strict=True):
+                counts[word][tag] += 1
+        best = {word: majority(counter.elements()) for word, counter in counts.items()}
+        overall = majority(tag for sentence in train for tag in sentence.tags)
+        return [[best.get(word, overall) for word in sentence.words] for sentence in validation]
+
+    def record(self, example: TaggedSentence, prediction: list[str]) -> dict[str, Any]:
+        """See `Task.record`."""
+        return {"where": example.where, "words": example.words, "label": example.tags, "prediction": prediction}

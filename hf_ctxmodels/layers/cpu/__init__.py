@@ -1,0 +1,1 @@
+"""Fast paths on CPUs: oneDNN products, prepacked weights, and the allocator."""

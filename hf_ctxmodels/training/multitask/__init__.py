@@ -1,1 +1,0 @@
-"""Learning several tasks together (`hf-ctxmodels finetune --tasks`): batches, evaluation, the run."""

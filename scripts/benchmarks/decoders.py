@@ -1,0 +1,9 @@
+"""The suite `decoders`: causal language models against transformers' at the same weights."""
+
+from functools import partial
+
+from benchmarks import encoders
+from benchmarks.cases import GENERATION_CASES, LANGUAGE_MODEL_CASES
+
+run = partial(encoders.run, cases=[*LANGUAGE_MODEL_CASES, *GENERATION_CASES])
+"""Run every case; see `encoders.run`."""
