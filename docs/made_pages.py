@@ -212,7 +212,7 @@ class _AskedForArgumentsError(Exception):
 
 def command_arguments(command: str) -> tuple[type, ...]:
     """The dataclasses whose fields are the command's flags."""
-    module = import_module(f"{PACKAGE}.commands.{command.replace('-', '_')}")
+    module = import_module(f"{PACKAGE}.cli.{command.replace('-', '_')}")
     with patch.object(module, "parse_arguments", side_effect=_AskedForArgumentsError) as asked:
         try:
             module.main()
@@ -222,7 +222,7 @@ def command_arguments(command: str) -> tuple[type, ...]:
 
 
 def _command_page(command: str) -> str:
-    module = import_module(f"{PACKAGE}.commands.{command.replace('-', '_')}")
+    module = import_module(f"{PACKAGE}.cli.{command.replace('-', '_')}")
     lines = [*title(f"{PROGRAM} {command}"), to_rst(getdoc(module) or "", links()), ""]
     lines += [f".. program:: {PROGRAM} {command}", ""]
     for kind in command_arguments(command):

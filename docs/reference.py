@@ -20,7 +20,7 @@ from hf_ctxmodels.spec import FamilySpec
 
 PACKAGE = hf_ctxmodels.__name__
 # Rooms without an API: a command is documented by its flags, and benchmarks by their command.
-_NOT_API = ("commands", "benchmarks", "cli", "__main__")
+_NOT_API = ("cli", "__main__")
 # Modules of compiled loops; to import one takes the extra `words`.
 _COMPILED = ("window_kernels", "sgd_kernel", "prefetch", "adagrad_kernel")
 

@@ -38,7 +38,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
 def test_the_command_is_installed_and_knows_every_module():
     module, _, function = PROJECT["project"]["scripts"]["hf-ctxmodels"].partition(":")
     assert getattr(import_module(module), function) is cli.main
-    modules = {path.stem for path in (ROOT / "hf_ctxmodels" / "commands").glob("[!_]*.py")}
+    modules = {path.stem for path in (ROOT / "hf_ctxmodels" / "cli").glob("[!_]*.py")} - {"main"}
     assert {module_of(command) for command in cli.COMMANDS} == modules
 
 

@@ -5,7 +5,7 @@ from fault import Fault
 _FAMILIES, _FILES, _COMMANDS = (
     ("tests/models/test_adapters.py",),
     ("tests/parity/test_adapter_files.py",),
-    ("tests/scripts/test_adapter_commands.py",),
+    ("tests/cli/test_adapter_commands.py",),
 )
 
 ADAPTERS_FAULTS = [
@@ -85,7 +85,7 @@ ADAPTERS_FAULTS = [
         "hf_ctxmodels/downstream/saved_models.py",
         "if has_saved_adapters(source):",
         "if not Path(source).exists() and has_saved_adapters(source):",
-        ("tests/scripts/test_adapter_commands.py",),
+        ("tests/cli/test_adapter_commands.py",),
         "task_adapter",
     ),
     Fault(
@@ -93,7 +93,7 @@ ADAPTERS_FAULTS = [
         "hf_ctxmodels/compression/distillation/opening.py",
         'kinds = ("*.safetensors", f"{FOLDER}/*/*.safetensors", f"{FOLDER}/{STACK_FILE}")',
         'kinds = ("*.safetensors",)',
-        ("tests/scripts/test_adapter_commands.py",),
+        ("tests/cli/test_adapter_commands.py",),
         "task_adapter",
     ),
     Fault(

@@ -245,7 +245,7 @@ DATA_FAULTS = [
         "hf_ctxmodels/downstream/finetuning/run.py",
         "    task.refuse_unread_flags()",
         "    pass",
-        ("tests/scripts/test_finetune.py",),
+        ("tests/cli/test_finetune.py",),
         "flags_of_another_task",
     ),
 ]

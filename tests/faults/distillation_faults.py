@@ -2,7 +2,7 @@
 
 from fault import Fault
 
-TERMS, MODEL = ("tests/distillation/test_terms.py",), ("tests/distillation/test_distilled_model.py",)
+TERMS, MODEL = ("tests/compression/test_terms.py",), ("tests/compression/test_distilled_model.py",)
 
 DISTILLATION_FAULTS = [
     Fault(
@@ -18,7 +18,7 @@ DISTILLATION_FAULTS = [
         "hf_ctxmodels/models/bert/distilbert_fields.py",
         '    "hidden_act": "activation",\n',
         "",
-        ("tests/distillation/test_distilled_model.py",),
+        ("tests/compression/test_distilled_model.py",),
         "distilbert_of_transformers",
     ),
     Fault(
@@ -26,7 +26,7 @@ DISTILLATION_FAULTS = [
         "hf_ctxmodels/models/bert/distilbert_fields.py",
         "if found := _POOLED.intersection(architectures or ()):",
         "if found := _POOLED.intersection(()):",
-        ("tests/distillation/test_distilled_model.py",),
+        ("tests/compression/test_distilled_model.py",),
         "distilbert_of_transformers",
     ),
     Fault(

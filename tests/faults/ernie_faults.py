@@ -164,7 +164,7 @@ ERNIE_FAULTS = [
         "hf_ctxmodels/data/phrases.py",
         "first.count(_JOINED) + second.count(_JOINED) + 2 > max_words",
         "first.count(_JOINED) + second.count(_JOINED) > max_words",
-        ("tests/scripts/test_find_units.py",),
+        ("tests/cli/test_find_units.py",),
         "grow",
     ),
 ]

@@ -11,7 +11,7 @@ FINETUNING_FAULTS = [
         "hf_ctxmodels/downstream/finetuning/forgetting.py",
         "        with_saved_adapters(self.model, finetuned)",
         "        pass",
-        ("tests/scripts/test_finetuning_ways.py",),
+        ("tests/cli/test_finetuning_ways.py",),
         "forgotten",
     ),
     Fault(
@@ -19,7 +19,7 @@ FINETUNING_FAULTS = [
         "hf_ctxmodels/downstream/finetuning/forgetting.py",
         "if name in theirs and not name.startswith(drawn)]",
         "if name in theirs]",
-        ("tests/scripts/test_finetuning_ways.py",),
+        ("tests/cli/test_finetuning_ways.py",),
         "forgotten",
     ),
     Fault(
@@ -91,7 +91,7 @@ FINETUNING_FAULTS = [
         "hf_ctxmodels/downstream/finetuning/arguments.py",
         'self.freeze == "encoder" and self.reinit_layers,',
         "False,",
-        ("tests/scripts/test_finetuning_ways.py",),
+        ("tests/cli/test_finetuning_ways.py",),
         "each_way",
     ),
     Fault(
@@ -99,7 +99,7 @@ FINETUNING_FAULTS = [
         "hf_ctxmodels/downstream/finetuning/configuration.py",
         "self.adapters.adapter is not None and self.ways.reinit_layers,",
         "False,",
-        ("tests/scripts/test_finetuning_ways.py",),
+        ("tests/cli/test_finetuning_ways.py",),
         "each_way",
     ),
     Fault(
@@ -123,7 +123,7 @@ FINETUNING_FAULTS = [
         "hf_ctxmodels/downstream/finetuning/forgetting.py",
         'part = layer["part"] if layer',
         "part = f\"layers.{layer['number']}\" if layer",
-        ("tests/scripts/test_finetuning_ways.py",),
+        ("tests/cli/test_finetuning_ways.py",),
         "forgotten",
     ),
     Fault(
@@ -171,7 +171,7 @@ FINETUNING_FAULTS = [
         "hf_ctxmodels/training/optim/freezing.py",
         "loop.layerwise_lr_decay != 1,",
         "loop.layerwise_lr_decay < 1,",
-        ("tests/scripts/test_finetuning_ways.py",),
+        ("tests/cli/test_finetuning_ways.py",),
         "each_way",
     ),
     Fault(
@@ -179,7 +179,7 @@ FINETUNING_FAULTS = [
         "hf_ctxmodels/downstream/finetuning/forgetting.py",
         "for name in set(own) ^ set(theirs) if LAYER.match(name)",
         "for name in set(own) - set(theirs) if LAYER.match(name)",
-        ("tests/scripts/test_finetuning_ways.py",),
+        ("tests/cli/test_finetuning_ways.py",),
         "forgotten",
     ),
 ]

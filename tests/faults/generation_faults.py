@@ -5,7 +5,7 @@ from fault import Fault
 _TASK = ("tests/data/test_tasks_seq2seq.py",)
 _SMOOTHING = ("tests/training/test_label_smoothing.py",)
 _PREPACKING = ("tests/layers/test_prepacking.py",)
-_GENERATE = ("tests/scripts/test_generate.py",)
+_GENERATE = ("tests/cli/test_generate.py",)
 
 GENERATION_FAULTS = [
     Fault(
@@ -171,7 +171,7 @@ GENERATION_FAULTS = [
         "hf_ctxmodels/core/generation.py",
         "(known[read], known[written])",
         "(known[written], known[written])",
-        ("tests/scripts/test_finetune_writing.py",),
+        ("tests/cli/test_finetune_writing.py",),
         "several_languages",
     ),
     Fault(
@@ -179,7 +179,7 @@ GENERATION_FAULTS = [
         "hf_ctxmodels/data/padding.py",
         'return batch | languages_of(features, batch, "language", "target_language")',
         'return batch | languages_of(features, batch, "language", "language")',
-        ("tests/scripts/test_finetune_writing.py",),
+        ("tests/cli/test_finetune_writing.py",),
         "several_languages",
     ),
     Fault(
@@ -227,7 +227,7 @@ GENERATION_FAULTS = [
         "hf_ctxmodels/downstream/tasks/seq2seq.py",
         "begun = len(nothing) - len(without_start(nothing, self._start))",
         "begun = 1",
-        ("tests/scripts/test_finetune_writing.py",),
+        ("tests/cli/test_finetune_writing.py",),
         "only_what_a_tokenizer_adds",
     ),
 ]

@@ -96,7 +96,7 @@ MULTITASK_FAULTS = [
         "hf_ctxmodels/downstream/multitask/evaluation.py",
         "metrics[MEAN] <= self.metrics[MEAN]",
         "metrics[MEAN] > self.metrics[MEAN]",
-        ("tests/scripts/test_finetune_tasks.py",),
+        ("tests/cli/test_finetune_tasks.py",),
         "highest_mean",
     ),
     Fault(
@@ -104,7 +104,7 @@ MULTITASK_FAULTS = [
         "hf_ctxmodels/downstream/multitask/run.py",
         '"sampling": listed.sampling,',
         "",
-        ("tests/scripts/test_finetune_tasks.py",),
+        ("tests/cli/test_finetune_tasks.py",),
         "uninterrupted",
     ),
     Fault(

@@ -139,7 +139,7 @@ QUANTIZE_FAULTS = [
         "hf_ctxmodels/downstream/multitask/run.py",
         "    check_trainable(opened)\n",
         "",
-        ("tests/scripts/test_finetune_tasks.py",),
+        ("tests/cli/test_finetune_tasks.py",),
         "one_screen",
     ),
     Fault(

@@ -2,7 +2,7 @@
 
 from fault import Fault
 
-_VOCABULARY, _COMMANDS = ("tests/training/test_vocabulary.py",), ("tests/scripts/test_transfer_commands.py",)
+_VOCABULARY, _COMMANDS = ("tests/training/test_vocabulary.py",), ("tests/cli/test_transfer_commands.py",)
 
 TRANSFER_FAULTS = [
     Fault(

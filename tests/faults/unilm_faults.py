@@ -104,7 +104,7 @@ UNILM_FAULTS = [
         "hf_ctxmodels/data/padding.py",
         "return target[1:] if len(target) > 1 and target[0] == start else target",
         "return target",
-        ("tests/scripts/test_finetune_writing.py",),
+        ("tests/cli/test_finetune_writing.py",),
         "batches or plain",
     ),
     Fault(
@@ -112,7 +112,7 @@ UNILM_FAULTS = [
         "hf_ctxmodels/downstream/finetuning/seq2seq_targets.py",
         '{**feature, "target_ids": feature["labels"]}',
         '{**feature, "target_ids": feature["labels"], "epoch": 0}',
-        ("tests/scripts/test_finetune_writing.py",),
+        ("tests/cli/test_finetune_writing.py",),
         "batches",
     ),
     Fault(
@@ -128,7 +128,7 @@ UNILM_FAULTS = [
         "hf_ctxmodels/downstream/tasks/seq2seq.py",
         "if self._query in row or len(found) > ends:",
         "if self._query in row or len(found) > ends + 1:",
-        ("tests/scripts/test_finetune_writing.py",),
+        ("tests/cli/test_finetune_writing.py",),
         "wrong_ends",
     ),
     Fault(
