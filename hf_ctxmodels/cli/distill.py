@@ -17,10 +17,10 @@ from accelerate import PartialState
 from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.cli.pretrain import finetuning_of, show_results
 from hf_ctxmodels.compression.distillation import Lesson, Teacher, parse_terms
-from hf_ctxmodels.compression.distillation.arguments import TeachingArguments, part
+from hf_ctxmodels.compression.distillation.arguments import DistillationArguments, select_fields
 from hf_ctxmodels.compression.distillation.opening import check_layers
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import given_flags
+from hf_ctxmodels.core.flags import non_default_fields
 from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.registry import get_family
@@ -32,7 +32,7 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 
 @dataclass(kw_only=True)
-class DistillArguments(TeachingArguments, PretrainingArguments, finetune.FinetuneArguments, TaskArguments):
+class DistillArguments(DistillationArguments, PretrainingArguments, finetune.FinetuningArguments, TaskArguments):
     """Teacher, student and data. --model is a checkpoint of the student to go on from."""
 
     task: Literal["sequence-classification", "regression", "token-classification"] | None = field(  # type: ignore[assignment]
@@ -50,9 +50,9 @@ class DistillArguments(TeachingArguments, PretrainingArguments, finetune.Finetun
             if not getattr(self, name):
                 raise CtxError(f"--{name} is missing.", location="hf-ctxmodels distill", hint="--help explains it.")
         of_text = {each.name for each in fields(PretrainingArguments)}
-        of_task = {each.name for kind in (finetune.FinetuneArguments, TaskArguments) for each in fields(kind)}
+        of_task = {each.name for kind in (finetune.FinetuningArguments, TaskArguments) for each in fields(kind)}
         other = of_text - of_task | {"unlabelled_file"} if self.task else of_task - of_text
-        if unread := sorted(given_flags(self) & other):
+        if unread := sorted(non_default_fields(self) & other):
             raise CtxError(
                 f"--{unread[0]} is not read {'with' if self.task else 'without'} --task.",
                 location="hf-ctxmodels distill",
@@ -80,10 +80,10 @@ def distill(arguments: DistillArguments, loop_arguments: LoopArguments) -> None:
     complete(arguments, teacher)
     lesson = Lesson(teacher, terms, arguments.model, arguments.student_layers)
     if arguments.task is not None:
-        task_flags = part(finetune.FinetuneArguments, arguments), part(TaskArguments, arguments)
+        task_flags = select_fields(finetune.FinetuningArguments, arguments), select_fields(TaskArguments, arguments)
         finetune.run(*task_flags, loop_arguments, learn=lesson.on_task)
         return
-    summary = pretrain(part(PretrainingArguments, arguments), loop_arguments, learn=lesson.on_text)
+    summary = pretrain(select_fields(PretrainingArguments, arguments), loop_arguments, learn=lesson.on_text)
     if PartialState().is_main_process:
         output = loop_arguments.output_dir
         print(f"{summary.model_class} of {summary.parameters:,} parameters after {summary.steps:,} steps, in {output}:")
@@ -109,7 +109,7 @@ def complete(arguments: DistillArguments, teacher: Teacher) -> None:
         return
     if arguments.family is None and arguments.model in (None, arguments.teacher):
         arguments.family = get_family(teacher.config).name
-    family = find_family(part(PretrainingArguments, arguments))
+    family = find_family(select_fields(PretrainingArguments, arguments))
     masked = [name for name, kind in family.objectives.items() if kind.auto_class == "AutoModelForMaskedLM"]
     if arguments.objective is None and not masked:
         raise CtxError(

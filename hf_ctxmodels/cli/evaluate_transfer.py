@@ -24,12 +24,12 @@ from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, exchange_lowest
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
-from hf_ctxmodels.downstream.finetuning.configuration import HowToFinetune
+from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.downstream.finetuning.language import known_languages, set_language
 from hf_ctxmodels.downstream.finetuning.run import (
-    FinetuneArguments,
     Finetuned,
-    FinetuneLoopArguments,
+    FinetuningArguments,
+    FinetuningLoopArguments,
     finetune,
 )
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
@@ -89,7 +89,7 @@ class Exchanged:
             CtxError: One is missing, or for another model.
         """
         config, others = load_config(arguments.model), [each for each in tests if each != train]
-        folders = adapters.of_languages(train, tests)
+        folders = adapters.directories_by_language(train, tests)
         check_adapters(config, folders)
         found = directories_of_languages(arguments.embeddings, others, "checkpoint with embeddings", "--embeddings")
         for source in found.values():
@@ -156,7 +156,7 @@ def table(rows: list[dict[str, Any]], trained_in: str) -> str:
 def main() -> None:
     """Fine-tune in one language, test in all; print and save the table."""
     arguments, task_arguments, loop_arguments, adapters = parse_arguments(
-        TransferArguments, TaskArguments, FinetuneLoopArguments, AdapterArguments, description=__doc__
+        TransferArguments, TaskArguments, FinetuningLoopArguments, AdapterArguments, description=__doc__
     )
     train = LanguageFile.find(arguments.train, arguments.task, "train", arguments.data_dir)
     tests = [
@@ -170,7 +170,7 @@ def main() -> None:
     languages = [each.language for each in tests]
     exchanged = Exchanged.read(arguments, adapters, train.language, languages, loop_arguments.output_dir)
     found = finetune(
-        FinetuneArguments(
+        FinetuningArguments(
             task="token-classification",
             train_file=str(train.file),
             validation_file=validation,
@@ -180,9 +180,9 @@ def main() -> None:
         ),
         task_arguments,
         loop_arguments,
-        HowToFinetune(
+        FinetuningConfig(
             FinetuningMethodArguments(freeze=arguments.freeze),
-            adapters.on_language(exchanged.adapters, train.language),
+            adapters.for_language(exchanged.adapters, train.language),
         ),
     )
     rows = [measure(found, source, loop_arguments.per_device_batch_size, exchanged) for source in tests]

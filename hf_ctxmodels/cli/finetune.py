@@ -20,11 +20,11 @@ from hf_ctxmodels.core.outputs import check_new_file
 from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
-from hf_ctxmodels.downstream.finetuning.configuration import HowToFinetune
-from hf_ctxmodels.downstream.finetuning.multitask.run import SeveralTasksArguments, Start, finetune_tasks, report
+from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
+from hf_ctxmodels.downstream.finetuning.multitask.run import MultitaskArguments, Start, finetune_tasks, report
 from hf_ctxmodels.downstream.finetuning.run import (
-    FinetuneArguments,
-    FinetuneLoopArguments,
+    FinetuningArguments,
+    FinetuningLoopArguments,
     Learn,
     finetune,
     open_model,
@@ -55,21 +55,21 @@ def table(metrics: dict[str, float], baseline: dict[str, float], ceiling: dict[s
 
 def main() -> None:
     """Fine-tune; print the metrics beside the baseline's."""
-    kinds = (FinetuneArguments, TaskArguments, FinetuneLoopArguments, SeveralTasksArguments)
+    kinds = (FinetuningArguments, TaskArguments, FinetuningLoopArguments, MultitaskArguments)
     arguments, task_arguments, loop_arguments, several, *parts = parse_arguments(
         *kinds, FinetuningMethodArguments, AdapterArguments, LowBitsArguments, description=__doc__
     )
-    how = HowToFinetune(*parts)
+    how = FinetuningConfig(*parts)
     if several.tasks is not None:
         start = start_of(arguments, how)
         report(finetune_tasks(several, task_arguments, loop_arguments, start))
         return
-    if several != SeveralTasksArguments():
+    if several != MultitaskArguments():
         raise CtxError("It belongs to --tasks.", location="--tasks_folder, --only or --keep", hint="give --tasks.")
     run(arguments, task_arguments, loop_arguments, how)
 
 
-def start_of(arguments: FinetuneArguments, how: HowToFinetune) -> Start:
+def start_of(arguments: FinetuningArguments, how: FinetuningConfig) -> Start:
     """The start of a run over several tasks, by the flags.
 
     Raises:
@@ -83,7 +83,7 @@ def start_of(arguments: FinetuneArguments, how: HowToFinetune) -> Start:
             location=", ".join(given),
             hint="leave it out, or --tasks.",
         )
-    if how.ways.freeze == "embeddings" or replace(how, ways=replace(how.ways, freeze=None)) != HowToFinetune():
+    if how.ways.freeze == "embeddings" or replace(how, ways=replace(how.ways, freeze=None)) != FinetuningConfig():
         raise CtxError(
             "Of the ways to fine-tune, several tasks take --freeze encoder alone.",
             location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --reinit_layers, --adapter or bits",
@@ -94,10 +94,10 @@ def start_of(arguments: FinetuneArguments, how: HowToFinetune) -> Start:
 
 
 def run(
-    arguments: FinetuneArguments,
+    arguments: FinetuningArguments,
     task_arguments: TaskArguments,
     loop_arguments: LoopArguments,
-    how: HowToFinetune | None = None,
+    how: FinetuningConfig | None = None,
     learn: Learn | None = None,
 ) -> None:
     """`finetune`, and what is written and printed after it."""

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.compression.int8.replace import InputRanges, RangeRecorder, replaceable
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
+from hf_ctxmodels.core.flags import flag, non_default_fields, refuse_flags
 from hf_ctxmodels.core.outputs import MODEL_FILES, TOKENIZER_FILES, check_new_directory, writing
 from hf_ctxmodels.core.screen import next_commands, progress_bar, say
 from hf_ctxmodels.downstream.adapters.writing import FOLDER
@@ -78,7 +78,7 @@ def calibrate(model: PreTrainedModel, arguments: QuantizeArguments) -> InputRang
             "Static scales come from a calibration, and no other scale does.",
         ),
         (
-            "max_length" in given_flags(arguments) and not calibrated,
+            "max_length" in non_default_fields(arguments) and not calibrated,
             "--max_length",
             "It cuts the texts of --calibration_file.",
         ),

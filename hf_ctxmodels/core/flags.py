@@ -14,7 +14,7 @@ def flag(default: object, explanation: str) -> Any:
     return field(default=default, metadata={"help": explanation})
 
 
-def given_flags(arguments: Any) -> set[str]:
+def non_default_fields(arguments: Any) -> set[str]:
     """Names of the fields of a dataclass of flags that have another value than their default."""
     found = set()
     for each in fields(arguments):

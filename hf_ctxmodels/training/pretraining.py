@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
+from hf_ctxmodels.core.flags import flag, non_default_fields, refuse_flags
 from hf_ctxmodels.core.screen import progress_bar, say
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.examples import Example, ExampleMaker
@@ -42,7 +42,7 @@ from hf_ctxmodels.training.vocabulary import TrainedPartArguments
 _BATCHES_FOR_RATES = 50
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer and the objective with
 # its options are the same.
-_COMPARED_ELSEWHERE = ("family", "config", "config_options", "model", "tokenizer", "packing")
+_UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "tokenizer", "packing")
 
 
 @dataclass(kw_only=True)
@@ -135,7 +135,7 @@ def pretrain(
         tokenizer=tokenizer,
         evaluate=evaluate,
         identity={
-            **flags_identity(arguments, _COMPARED_ELSEWHERE, files=("dataset", "translations")),
+            **flags_identity(arguments, _UNCOMPARED_FIELDS, files=("dataset", "translations")),
             "objective": name,
             "objective_options": asdict(objective.options),
             **({} if adapters is None else adapters.identity(model)),
@@ -180,7 +180,7 @@ def make_learning(
         (part and source is None, "--train", f"A part {kept}"),
         (adapters and adapters.adapter and source is None, "--adapter", f"An adapter {kept}"),
         (
-            part and adapters and given_flags(adapters),
+            part and adapters and non_default_fields(adapters),
             "--train --adapter, --adapters",
             "Below an adapter everything is frozen.",
         ),

@@ -22,7 +22,7 @@ from hf_ctxmodels.compression.low_bits.training import LowBitsArguments, start_l
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
 from hf_ctxmodels.downstream.adapters.arguments import TASK_KIND, AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
-from hf_ctxmodels.downstream.finetuning.configuration import HowToFinetune
+from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
 
@@ -189,7 +189,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
 
 def test_errors() -> None:
     with pytest.raises(CtxError, match="Kept features"):  # before anything is computed
-        HowToFinetune(
+        FinetuningConfig(
             FinetuningMethodArguments(freeze="encoder", cache_features="features"),
             low_bits=LowBitsArguments(quantize_bits=[4]),
         )

@@ -9,7 +9,7 @@ Kind = TypeVar("Kind")
 
 
 @dataclass(kw_only=True)
-class TeachingArguments:
+class DistillationArguments:
     """Who teaches, and what is learned."""
 
     teacher: str = flag("", "Directory or Hub id of the teacher, with its tokenizer; for a task, a fine-tuned model.")
@@ -26,6 +26,6 @@ class TeachingArguments:
     )
 
 
-def part(kind: type[Kind], arguments: Any) -> Kind:
+def select_fields(kind: type[Kind], arguments: Any) -> Kind:
     """The fields of one dataclass among those of `arguments`, as that dataclass."""
     return kind(**{each.name: getattr(arguments, each.name) for each in fields(kind)})  # type: ignore[arg-type]

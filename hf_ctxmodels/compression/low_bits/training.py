@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.compression.low_bits.quantizer import packed_model, quantizable, train_with_bits
 from hf_ctxmodels.compression.low_bits.sensitivity import layers_of, mix_bits, sensitivities
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
+from hf_ctxmodels.core.flags import flag, non_default_fields, refuse_flags
 from hf_ctxmodels.core.inspecting import inspecting
 from hf_ctxmodels.core.outputs import writing
 from hf_ctxmodels.core.screen import say
@@ -43,7 +43,7 @@ class LowBitsArguments:
     )
 
     def __post_init__(self) -> None:
-        given = sorted(given_flags(self) - {"quantize_bits"})
+        given = sorted(non_default_fields(self) - {"quantize_bits"})
         rules = ((not self.quantize_bits, f"--{name}", "It belongs to --quantize_bits.") for name in given)
         refuse_flags(rules, "give --quantize_bits, or leave it out.")
 

@@ -96,7 +96,7 @@ class AdapterArguments:
         """Values that must be equal when the run is resumed, see `adapter_identity`."""
         return adapter_identity(model)
 
-    def of_languages(self, train: str, tests: Iterable[str]) -> dict[str, str]:
+    def directories_by_language(self, train: str, tests: Iterable[str]) -> dict[str, str]:
         """Language -> folder of its adapter, from `--adapters en=DIR,de=DIR`; none without these flags.
 
         Raises:
@@ -104,7 +104,7 @@ class AdapterArguments:
         """
         return directories_of_languages(self.adapters, (train, *tests), "adapter", "--adapters")
 
-    def on_language(self, folders: dict[str, str], language: str) -> "AdapterArguments":
+    def for_language(self, folders: dict[str, str], language: str) -> "AdapterArguments":
         """The flags for training in a language."""
         return replace(self, adapters=folders.get(language))
 

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, given_flags, refuse_flags
+from hf_ctxmodels.core.flags import flag, non_default_fields, refuse_flags
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.downstream.finetuning.anchoring import ElasticWeightConsolidation, L2ToStart
 from hf_ctxmodels.downstream.finetuning.features import cache_features
@@ -25,7 +25,7 @@ from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_plans_fo
 from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
 from hf_ctxmodels.training.vocabulary import freeze_vocabulary
 
-WHERE_THINGS_LIE = ("cache_features", "fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
+UNCOMPARED_FIELDS = ("cache_features", "fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
 """Flags that a resumed run may have others of; what a file of Fisher information holds is compared."""
 
 
@@ -88,7 +88,7 @@ class FinetuningMethodArguments:
     reset_head: bool = flag(False, "Draw a head anew that the checkpoint already has, from an earlier task.")
 
     def __post_init__(self) -> None:
-        given = given_flags(self)
+        given = non_default_fields(self)
         rules = (
             (
                 self.cache_features and self.freeze != "encoder",
@@ -184,7 +184,7 @@ class FinetuningMethodArguments:
         with accelerator.main_process_first():
             if not Path(file).exists():
                 self._compute_fisher(file, source or "", accelerator.is_main_process)
-            elif given_flags(self) & {"fisher_labels", "fisher_examples", "fisher_text"}:
+            elif non_default_fields(self) & {"fisher_labels", "fisher_examples", "fisher_text"}:
                 say(f"using {file} as it is: {fisher_facts(file)}", accelerator.is_main_process)
         return [ElasticWeightConsolidation(model, self.anchor_weight, file, self.anchor_head_weight)]
 

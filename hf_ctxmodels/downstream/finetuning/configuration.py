@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import refuse_flags
 from hf_ctxmodels.downstream.adapters.arguments import TASK_KIND, AdapterArguments, adapter_identity
-from hf_ctxmodels.downstream.finetuning.arguments import WHERE_THINGS_LIE, FinetuningMethodArguments
+from hf_ctxmodels.downstream.finetuning.arguments import UNCOMPARED_FIELDS, FinetuningMethodArguments
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.method import FinetuningMethod
@@ -35,7 +35,7 @@ class QuantizationAwareTraining(Protocol):
 
 
 @dataclass(frozen=True)
-class HowToFinetune:
+class FinetuningConfig:
     """What may differ from plain fine-tuning.
 
     Attributes:
@@ -87,7 +87,7 @@ class HowToFinetune:
     def identity(self, model: Any) -> dict[str, Any]:
         """What must be equal when the run is resumed."""
         return {
-            **flags_identity(self.ways, WHERE_THINGS_LIE),
+            **flags_identity(self.ways, UNCOMPARED_FIELDS),
             **adapter_identity(model),
             **({} if self.low_bits is None else self.low_bits.identity()),
         }

@@ -16,7 +16,7 @@ from hf_ctxmodels.core.flags import flag, refuse_flags
 from hf_ctxmodels.core.generation import check_generates
 from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
-from hf_ctxmodels.downstream.finetuning.configuration import HowToFinetune
+from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels
 from hf_ctxmodels.downstream.finetuning.language import set_language
 from hf_ctxmodels.downstream.finetuning.loss_normalization import count_loss_targets
@@ -42,11 +42,11 @@ from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
 from hf_ctxmodels.training.pretraining import Learner
 
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
-COMPARED_ELSEWHERE = ("family", "config", "config_options", "model", "task_name", "tokenizer", "predictions_file")
+UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "task_name", "tokenizer", "predictions_file")
 
 
 @dataclass
-class FinetuneArguments:
+class FinetuningArguments:
     """What to fine-tune, on what."""
 
     task: Literal[
@@ -89,7 +89,7 @@ class FinetuneArguments:
 
 
 @dataclass
-class FinetuneLoopArguments(LoopArguments):
+class FinetuningLoopArguments(LoopArguments):
     """The loop's flags with the defaults of fine-tuning (Devlin et al. 2019, appendix A.3): 3 epochs at 5e-5."""
 
     learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate."})
@@ -104,7 +104,7 @@ class FinetuneLoopArguments(LoopArguments):
 
 
 def open_parts(
-    arguments: FinetuneArguments, task: Task[Any], own: bool = False
+    arguments: FinetuningArguments, task: Task[Any], own: bool = False
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of the checkpoint, or of a new model; `own` opens it by a family of the package.
 
@@ -148,7 +148,7 @@ def open_parts(
     return config, tokenizer
 
 
-def _refuse_flags_of_new_models(arguments: FinetuneArguments) -> None:
+def _refuse_flags_of_new_models(arguments: FinetuningArguments) -> None:
     """Raise CtxError for flags beside --model that a checkpoint answers by itself."""
     beside = (
         ("tokenizer", "A checkpoint is opened with the tokenizer beside it."),
@@ -177,7 +177,7 @@ def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -
 
 
 def fit_parts(
-    arguments: FinetuneArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+    arguments: FinetuningArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Make tokenizer and configuration fit each other and the task; raises CtxError where they cannot."""
     length = task.arguments.max_length
@@ -189,7 +189,7 @@ def fit_parts(
 
 
 def open_model(
-    arguments: FinetuneArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+    arguments: FinetuningArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     """The checkpoint's model with the task's head and embeddings of all tokens, or a new one.
 
@@ -293,7 +293,7 @@ class Finetuned:
     ceiling: dict[str, float]
     result: TrainingResult
 
-    def save_summary(self, arguments: FinetuneArguments) -> None:
+    def save_summary(self, arguments: FinetuningArguments) -> None:
         """Leave `TrainingSummary` in the output directory, with the baseline of the main metric and the ceilings."""
         main_metric, value = next(iter(self.baseline.items()))
         self.result.metrics[f"baseline_{main_metric}"] = value
@@ -311,10 +311,10 @@ Learn = Callable[[Task[Any], list[Any], Encoded, Learner, PreTrainedTokenizerBas
 
 
 def finetune(
-    arguments: FinetuneArguments,
+    arguments: FinetuningArguments,
     task_arguments: TaskArguments,
     loop_arguments: LoopArguments,
-    how: HowToFinetune | None = None,
+    how: FinetuningConfig | None = None,
     learn: Learn | None = None,
 ) -> Finetuned:
     """Read, train, evaluate and save; `learn` puts something else in the model's place in the loop, as distillation.
@@ -323,7 +323,7 @@ def finetune(
         CtxError: Files, model, tokenizer and flags do not fit.
     """
     require_task(arguments)
-    how = how or HowToFinetune()
+    how = how or FinetuningConfig()
     task = TASKS[arguments.task](task_arguments)
     task.refuse_unread_flags()
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
@@ -365,7 +365,7 @@ def finetune(
         methods=methods,
         identity={
             **how.identity(model),
-            **flags_identity(arguments, COMPARED_ELSEWHERE, files=("train_file", "validation_file", "unlabelled_file")),
+            **flags_identity(arguments, UNCOMPARED_FIELDS, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
             **learner.identity,
         },

@@ -32,7 +32,7 @@ from hf_ctxmodels.training.recipe import find_packaged
 
 
 @dataclass
-class SeveralTasksArguments:
+class MultitaskArguments:
     """Several tasks on one encoder (Liu et al. 2019): a list of them in place of --task and its files."""
 
     tasks: str | None = flag(
@@ -224,7 +224,7 @@ class TunedTasks:
 
 
 def finetune_tasks(
-    several: SeveralTasksArguments, defaults: TaskArguments, loop: LoopArguments, start: Start
+    several: MultitaskArguments, defaults: TaskArguments, loop: LoopArguments, start: Start
 ) -> TunedTasks:
     """Read, train, evaluate and save.
 
