@@ -83,13 +83,16 @@ def start_of(arguments: FinetuningArguments, how: FinetuningConfig) -> Start:
             location=", ".join(given),
             hint="leave it out, or --tasks.",
         )
-    if how.ways.freeze == "embeddings" or replace(how, ways=replace(how.ways, freeze=None)) != FinetuningConfig():
+    if (
+        how.methods.freeze == "embeddings"
+        or replace(how, methods=replace(how.methods, freeze=None)) != FinetuningConfig()
+    ):
         raise CtxError(
-            "Of the ways to fine-tune, several tasks take --freeze encoder alone.",
+            "Of the methods to fine-tune, several tasks take --freeze encoder alone.",
             location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --reinit_layers, --adapter or bits",
             hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
         )
-    where, frozen = arguments.model or str(arguments.family), how.ways.freeze is not None
+    where, frozen = arguments.model or str(arguments.family), how.methods.freeze is not None
     return Start(partial(open_parts, arguments, own=True), partial(open_model, arguments), where, frozen)
 
 

@@ -39,7 +39,7 @@ class FinetuningConfig:
     """What may differ from plain fine-tuning.
 
     Attributes:
-        ways: Which weights are trained when, and what holds them near their start.
+        methods: Which weights are trained when, and what holds them near their start.
         adapters: Bottleneck adapters.
         low_bits: Weights of few bits.
 
@@ -47,19 +47,19 @@ class FinetuningConfig:
         CtxError: They do not go together.
     """
 
-    ways: FinetuningMethodArguments = field(default_factory=FinetuningMethodArguments)
+    methods: FinetuningMethodArguments = field(default_factory=FinetuningMethodArguments)
     adapters: AdapterArguments = field(default_factory=AdapterArguments)
     low_bits: QuantizationAwareTraining | None = None
 
     def __post_init__(self) -> None:
         rules = (
             (
-                self.adapters.adapter is not None and self.ways.reinit_layers,
+                self.adapters.adapter is not None and self.methods.reinit_layers,
                 "--adapter with --reinit_layers",
                 "Below an adapter the encoder is frozen: layers that are drawn anew would stay as they are drawn.",
             ),
             (
-                self.ways.cache_features and self.low_bits is not None and self.low_bits.quantize_bits,
+                self.methods.cache_features and self.low_bits is not None and self.low_bits.quantize_bits,
                 "--cache_features with --quantize_bits",
                 "Kept features are those of the encoder in single precision.",
             ),
@@ -80,14 +80,14 @@ class FinetuningConfig:
         Raises:
             CtxError: The flags do not fit the model, or do not go together.
         """
-        methods = self.ways.prepare(model, source, loop, accelerator)
-        self.adapters.apply(model, TASK_KIND, frozen=bool(self.ways.freeze or methods))
+        methods = self.methods.prepare(model, source, loop, accelerator)
+        self.adapters.apply(model, TASK_KIND, frozen=bool(self.methods.freeze or methods))
         return methods
 
     def identity(self, model: Any) -> dict[str, Any]:
         """What must be equal when the run is resumed."""
         return {
-            **flags_identity(self.ways, UNCOMPARED_FIELDS),
+            **flags_identity(self.methods, UNCOMPARED_FIELDS),
             **adapter_identity(model),
             **({} if self.low_bits is None else self.low_bits.identity()),
         }

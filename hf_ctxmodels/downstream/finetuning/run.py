@@ -331,7 +331,7 @@ def finetune(
     config, tokenizer = open_parts(arguments, task, own=learn is not None)
     fit_parts(arguments, task, config, tokenizer)
     task.configure(config, training, validation)
-    how.ways.configure(config)
+    how.methods.configure(config)
     accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
     shown = accelerator.is_main_process
     say(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
@@ -346,7 +346,7 @@ def finetune(
     smooth_labels(model, training_smoothing(task, config))
     collate = task.collator(tokenizer)
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer)
-    how.ways.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
+    how.methods.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
     check_trainable(model)
     if how.low_bits is not None:
         how.low_bits.start(model, encoded.features, collate, loop_arguments.per_device_batch_size, accelerator)
